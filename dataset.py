@@ -1,0 +1,335 @@
+"""
+What a dataset is: a folder data/<name>/ with the token ids train.bin and val.bin (little-endian, no header) and
+meta.json, which tells the tokenizer, the dtype and the counts. nanoGPT's folders, with meta.pkl or without, are read too.
+
+    meta.json: {"tokenizer": {"kind": "char", "chars": "..."} or {"kind": "byte"} or {"kind": "tiktoken", "name", "pat_str",
+                "special_tokens"} (its merges beside it, in tokenizer.tiktoken), "vocab_size", "end_of_text": id or null,
+                "dtype", "splits": {"train": {"tokens", "bytes", "documents", "sha256"}, ...}, "source", "command"}
+
+Only numpy here: prepare.py uses this file too and need not wait for torch.
+"""
+
+import base64
+import functools
+import json
+import os
+import pickle
+
+import numpy as np
+
+from configurator import fail
+
+END_OF_TEXT = '<|endoftext|>'
+DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
+KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare')  # the sets that prepare.py makes by name
+
+# -----------------------------------------------------------------------------
+# tokenizers. Each has n_vocab, end_of_text (an id or None), encode(text) -> ids, encode_prompt(text), which also knows
+# <|endoftext|>, decode(ids) -> text, byte_lengths() -> bytes of text per id, and state(), all of it in plain types
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text; id 256 stands before each document."""
+    n_vocab, end_of_text = 257, 256
+
+    def encode(self, text):
+        return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
+
+    def encode_prompt(self, text):
+        parts = [self.encode(part).tolist() for part in text.split(END_OF_TEXT)]
+        return sum(([self.end_of_text] + part for part in parts[1:]), parts[0])
+
+    def decode(self, ids):
+        return b''.join(bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids).decode('utf-8', 'replace')
+
+    def byte_lengths(self):
+        return np.array([1] * 256 + [0])
+
+    def state(self):
+        return {'kind': 'byte'}
+
+
+class CharTokenizer:
+    """One id per character that occurs in the text, in sorted order, as nanoGPT's shakespeare_char."""
+    end_of_text = None
+
+    def __init__(self, chars):
+        self.chars, self.n_vocab = list(chars), len(chars)
+        self.table = np.full(0x110000, -1, dtype=np.int32)  # code point -> id
+        self.table[[ord(c) for c in self.chars if len(c) == 1]] = [i for i, c in enumerate(self.chars) if len(c) == 1]
+
+    def encode(self, text):
+        ids = self.table[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
+        if (ids < 0).any():
+            unknown = text[int(np.argmax(ids < 0))]
+            raise ValueError(f"character {unknown!r} is not in the vocabulary of {self.n_vocab} characters")
+        return ids
+
+    def encode_prompt(self, text):
+        return self.encode(text).tolist()
+
+    def decode(self, ids):
+        return ''.join(self.chars[i] for i in ids)
+
+    def byte_lengths(self):
+        return np.array([len(c.encode('utf-8', 'surrogatepass')) for c in self.chars])
+
+    def state(self):
+        return {'kind': 'char', 'chars': ''.join(self.chars) if all(len(c) == 1 for c in self.chars) else self.chars}
+
+
+class TiktokenTokenizer:
+    """GPT-2's BPE and the other tiktoken encodings."""
+
+    def __init__(self, encoding):
+        self.encoding, self.n_vocab = encoding, encoding.n_vocab
+        self.end_of_text = encoding._special_tokens.get(END_OF_TEXT)
+
+    def encode(self, text):
+        # nothing is special in a corpus: text that merely contains <|endoftext|> is text
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
+
+    def encode_prompt(self, text):
+        return self.encoding.encode(text, allowed_special={END_OF_TEXT}, disallowed_special=())
+
+    def decode(self, ids):
+        return self.encoding.decode(ids)
+
+    def byte_lengths(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        for token, rank in self.encoding._mergeable_ranks.items():
+            lengths[rank] = len(token)
+        return lengths
+
+    def state(self):
+        e = self.encoding
+        return {'kind': 'tiktoken', 'name': e.name, 'pat_str': e._pat_str, 'special_tokens': dict(e._special_tokens),
+                'ranks': b''.join(base64.b64encode(token) + b' %d\n' % rank for token, rank in e._mergeable_ranks.items())}
+
+
+def make_tokenizer(state):
+    """The tokenizer that `state` describes: a state() of above, or meta.json's, or {'kind': 'tiktoken', 'name': 'gpt2'}."""
+    if state['kind'] == 'byte':
+        return ByteTokenizer()
+    if state['kind'] == 'char':
+        return CharTokenizer(state['chars'])
+    if state['kind'] != 'tiktoken':
+        fail(f"unknown kind of tokenizer ({state['kind']!r}). this flatgpt knows byte, char and tiktoken")
+    try:
+        import tiktoken
+    except ImportError:
+        fail(f"the tokenizer {state['name']} needs a package that is not installed (tiktoken). pip install tiktoken")
+    if 'ranks' not in state:
+        return TiktokenTokenizer(get_encoding(tiktoken, state['name']))
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in state['ranks'].splitlines())}
+    return TiktokenTokenizer(tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
+                                               special_tokens=state['special_tokens']))
+
+
+def get_encoding(tiktoken, name):
+    """tiktoken's own encoding `name`, from its cache or the network; where neither has it, say which file to put where."""
+    if name not in tiktoken.list_encoding_names():
+        fail(f"no such tokenizer ({name}). char, byte or one of tiktoken's: {', '.join(sorted(tiktoken.list_encoding_names()))}")
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as e:  # every error of the requests package is one
+        import hashlib
+        import tempfile
+        url = getattr(getattr(e, 'request', None), 'url', None)
+        if url is None:
+            raise
+        base = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
+        urls = [base + 'vocab.bpe', base + 'encoder.json'] if name == 'gpt2' else [url]
+        folder = (os.environ.get('TIKTOKEN_CACHE_DIR') or os.environ.get('DATA_GYM_CACHE_DIR')
+                  or os.path.join(tempfile.gettempdir(), 'data-gym-cache'))
+        where = ' and '.join(f"{u} as {os.path.join(folder, hashlib.sha1(u.encode()).hexdigest())}" for u in urls)
+        fail(f"tokenizer {name} is neither in tiktoken's cache nor can it be fetched ({type(e).__name__}). on a machine with a "
+             f"network, download {where} (TIKTOKEN_CACHE_DIR names another folder), or use --tokenizer=byte")
+
+
+# -----------------------------------------------------------------------------
+# reading a folder
+
+
+class Dataset:
+    """The folder data_dir/name: its tokenizer's state, vocab_size, and its splits as Tokens; val is None where there is none."""
+
+    def __init__(self, name, data_dir=None):
+        data_dir = data_dir or DATA_DIR
+        self.name, self.folder = name, os.path.join(data_dir, name)
+        if name != os.path.basename(name) or name in ('', '.', '..'):
+            fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is not in {data_dir}")
+        if not os.path.exists(os.path.join(self.folder, 'train.bin')):
+            fail(missing(name, data_dir))
+        self.meta = read_meta(self.folder)
+        self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
+        # BPE vocabularies are padded as in nanoGPT (50257 -> 50304); characters and bytes are small enough as they are
+        pad = 64 if self.tokenizer_state['kind'] == 'tiktoken' else 1
+        self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
+        self.train = Tokens(self.folder, 'train', self.meta)
+        self.val = Tokens(self.folder, 'val', self.meta) if os.path.exists(os.path.join(self.folder, 'val.bin')) else None
+
+    def tokenizer(self):
+        return make_tokenizer(self.tokenizer_state)
+
+
+def missing(name, data_dir):
+    """What to say when there is no data_dir/name/train.bin."""
+    if os.path.exists(os.path.join(data_dir, name, 'val.bin')):
+        return f"no train.bin in {os.path.join(data_dir, name)}. run prepare.py for it again"
+    make = f"python prepare.py {name}" if name in KNOWN else f"python prepare.py {name} --input=FILE_OR_FOLDER"
+    have = sorted(d for d in (os.listdir(data_dir) if os.path.isdir(data_dir) else [])
+                  if os.path.exists(os.path.join(data_dir, d, 'train.bin')))
+    there = f"there is: {', '.join(have)}" if have else "there is none yet"
+    return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on a laptop: "
+            "bash runs/quickstart.sh")
+
+
+def read_meta(folder):
+    """meta.json; or the same made of nanoGPT's meta.pkl; or, with neither, what nanoGPT assumes: GPT-2 tokens, uint16."""
+    path = os.path.join(folder, 'meta.json')
+    if os.path.exists(path):
+        try:
+            with open(path, encoding='utf-8') as f:
+                meta = json.load(f)
+            if meta.get('unfinished'):
+                fail(f"{folder} is not finished. run its command again: {meta.get('command', 'python prepare.py ...')}")
+            assert meta['tokenizer']['kind'] and int(meta['vocab_size']) > 0 and meta['dtype'] in ('uint16', 'uint32')
+            assert all(int(split['tokens']) > 0 for split in meta['splits'].values())
+            return meta
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as e:
+            fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
+    path = os.path.join(folder, 'meta.pkl')
+    if not os.path.exists(path):
+        return {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256,
+                'dtype': 'uint16', 'splits': {}}
+    try:
+        with open(path, 'rb') as f:
+            old = PlainUnpickler(f).load()
+        size, itos = int(old['vocab_size']), old['itos']
+        chars = [itos[i] for i in range(size)]
+        assert all(isinstance(c, str) for c in chars)
+    except Exception as e:  # whatever a strange pickle may raise
+        fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this dataset again")
+    return {'tokenizer': {'kind': 'char', 'chars': chars}, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Dicts, lists, strings and numbers need no class; a pickle that asks for one wants to run code."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+
+
+def read_tokenizer_state(folder, meta):
+    """meta's tokenizer with its merges, which lie in a file of their own: all that a checkpoint must know to be sampled."""
+    state = dict(meta['tokenizer'])
+    if 'ranks_file' in state:
+        path = os.path.join(folder, os.path.basename(state.pop('ranks_file')))
+        try:
+            with open(path, 'rb') as f:
+                state['ranks'] = f.read()
+        except OSError as e:
+            fail(f"the tokenizer's file cannot be read ({path}: {e.strerror}). run prepare.py for this dataset again")
+    return state
+
+
+class Tokens:
+    """The token ids of one split, read window by window. The file is not mapped: a mapped file counts as our memory while
+    it is read, and kills the process if it is cut short; a read does neither and costs two microseconds more."""
+
+    def __init__(self, folder, split, meta):
+        self.path, self.dtype = os.path.join(folder, split + '.bin'), np.dtype(meta['dtype']).newbyteorder('<')
+        self.vocab_size = meta['vocab_size']
+        size = os.path.getsize(self.path)
+        expected = meta['splits'].get(split, {}).get('tokens', size // self.dtype.itemsize) * self.dtype.itemsize
+        if size != expected or size == 0:
+            fail(f"{self.path} has {size:,} bytes and should have {expected or 'some':,}. run prepare.py for this dataset again"
+                 if expected else f"{self.path} is empty. run prepare.py for this dataset again")
+        if size % self.dtype.itemsize:
+            fail(f"{self.path} has {size:,} bytes, not a multiple of {self.dtype.itemsize}. run prepare.py for this dataset again")
+        self.file = open(self.path, 'rb', buffering=0)
+        self.n = size // self.dtype.itemsize
+        # a wrong vocabulary should show before the model is built; each batch is looked at as well
+        self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
+
+    def windows(self, starts, length):
+        """The `length` ids from each of `starts` on, (len(starts), length) as int64; behind the last one comes the first."""
+        out = np.empty((len(starts), length), dtype=self.dtype)
+        for row, start in zip(out, starts):
+            ahead = min(length, self.n - int(start))
+            self.read(row[:ahead], int(start))
+            if ahead < length:
+                self.read(row[ahead:], 0)
+        if out.size and out.max() >= self.vocab_size:
+            fail(f"{self.path} holds the token id {out.max()}, but its vocabulary has only {self.vocab_size} ids. it was made with "
+                 "another tokenizer than its meta file says: run prepare.py for this dataset again")
+        return out.astype(np.int64)
+
+    def read(self, row, start):
+        self.file.seek(start * self.dtype.itemsize)
+        if self.file.readinto(row.view(np.uint8)) != row.nbytes:
+            fail(f"{self.path} became shorter while it was read. restore it, then go on with --init_from=resume")
+
+    def n_windows(self, block_size):
+        """How many windows of block_size ids and the one that follows lie side by side from the start on, overlapping by that one."""
+        return (self.n - 1) // block_size
+
+    def check_length(self, block_size):
+        """A problem to report if not even one such window fits, else None."""
+        if self.n_windows(block_size) < 1:
+            return f"{self.path} has {self.n:,} tokens, too few for one window. use --block_size={max(1, self.n - 1)} or less, or more text"
+
+
+# -----------------------------------------------------------------------------
+# the order of the samples: a pure function of (seed, number), so it needs no state, does not depend on the number of
+# processes, and is the same after a resume
+
+
+def hash64(*numbers):
+    """Mix whole numbers (ints or arrays of them) into an array of 64 well-stirred bits each (splitmix64's finalizer)."""
+    x = np.zeros(1, dtype=np.uint64)
+    for number in numbers:
+        x = x + np.asarray(number, dtype=np.uint64) + np.uint64(0x9e3779b97f4a7c15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
+        x = x ^ (x >> np.uint64(31))
+    return x
+
+
+def permute(numbers, n, key):
+    """Where a permutation of range(n) that `key` chooses sends `numbers` (both uint64 arrays). It is computed, not stored,
+    so ten billion blocks cost what a thousand cost: a Feistel network on the next power of two, walked until it is below n."""
+    bits = max(2, int(n - 1).bit_length())
+    low_bits = np.uint64(bits // 2)
+    low_mask, high_mask = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
+
+    def once(x, key):
+        low, high = x & low_mask, x >> low_bits
+        for i in range(4):  # each half is changed by a hash of the other: invertible, whatever the hash
+            high = high ^ (hash64(key, 2 * i, low) & high_mask)
+            low = low ^ (hash64(key, 2 * i + 1, high) & low_mask)
+        return (high << low_bits) | low
+
+    x = once(numbers, key)
+    while (outside := x >= n).any():
+        x[outside] = once(x[outside], key[outside])
+    return x
+
+
+CHUNK = 4096  # samples per call: computing many at once costs a quarter of a microsecond each
+
+
+@functools.lru_cache(maxsize=4)
+def chunk_of_starts(seed, chunk, n_tokens, block_size):
+    numbers = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
+    n_blocks = np.uint64(n_tokens // block_size)
+    epochs, blocks = numbers // n_blocks, numbers % n_blocks
+    offsets = hash64(seed, 1, epochs) % np.uint64(block_size)
+    return (offsets + permute(blocks, n_blocks, hash64(seed, 2, epochs)) * np.uint64(block_size)) % np.uint64(n_tokens)
+
+
+def train_starts(seed, numbers, n_tokens, block_size):
+    """Where the training samples `numbers` (an iterable of ints) start. An epoch is the data as a ring, cut into blocks from
+    a fresh offset on and taken in a fresh order: each token is the target at most once in an epoch."""
+    return [int(chunk_of_starts(seed, i // CHUNK, n_tokens, block_size)[i % CHUNK]) for i in numbers]
