@@ -241,15 +241,14 @@ class Tokens:
     def __init__(self, folder, split, meta):
         self.path, self.dtype = os.path.join(folder, split + '.bin'), np.dtype(meta['dtype']).newbyteorder('<')
         self.vocab_size = meta['vocab_size']
-        size = os.path.getsize(self.path)
-        expected = meta['splits'].get(split, {}).get('tokens', size // self.dtype.itemsize) * self.dtype.itemsize
-        if size != expected or size == 0:
-            fail(f"{self.path} has {size:,} bytes and should have {expected or 'some':,}. run prepare.py for this dataset again"
-                 if expected else f"{self.path} is empty. run prepare.py for this dataset again")
-        if size % self.dtype.itemsize:
-            fail(f"{self.path} has {size:,} bytes, not a multiple of {self.dtype.itemsize}. run prepare.py for this dataset again")
+        size, width = os.path.getsize(self.path), self.dtype.itemsize
+        expected = meta['splits'][split]['tokens'] * width if split in meta['splits'] else None
+        wrong = ("is empty" if size == 0 else f"has {size:,} bytes, not a multiple of {width}" if size % width else
+                 f"has {size:,} bytes, not the {expected:,} that it was made with" if expected not in (None, size) else None)
+        if wrong:
+            fail(f"{self.path} {wrong}. run prepare.py for this dataset again")
         self.file = open(self.path, 'rb', buffering=0)
-        self.n = size // self.dtype.itemsize
+        self.n = size // width
         # a wrong vocabulary should show before the model is built; each batch is looked at as well
         self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
 

@@ -1,0 +1,182 @@
+"""
+How a run folder is written and read. A checkpoint is one file of plain types: nanoGPT's six keys (model, optimizer,
+model_args, iter_num, best_val_loss, config) and what an exact resume and an offline sample.py need besides.
+
+    out_dir/ckpt_00000500.pt   the state after 500 iterations; the last few of them stay
+    out_dir/ckpt.pt            the newest one, or the best one with always_save_checkpoint=False; ckpt_best.pt the best one
+
+    model, tokenizer = checkpoint.load('out')
+"""
+
+import csv
+import dataclasses
+import os
+import pickle
+import re
+import shutil
+
+import torch
+
+import dataset
+from configurator import fail
+from model import GPT, GPTConfig
+
+NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
+
+
+def numbered(out_dir):
+    """The paths of out_dir's numbered checkpoints, oldest first."""
+    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    return [os.path.join(out_dir, name) for name in sorted(filter(NUMBERED.fullmatch, names), key=lambda n: (len(n), n))]
+
+
+def newest(out_dir):
+    """The path of the checkpoint to resume from: the newest numbered one, else a ckpt.pt as nanoGPT leaves it, else None."""
+    single = os.path.join(out_dir, 'ckpt.pt')
+    return (numbered(out_dir) or [single if os.path.exists(single) else None])[-1]
+
+
+def save(out_dir, state, links, keep):
+    """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it;
+    keep the last `keep`. Returns False, writing nothing, if a weight is not finite."""
+    if not all(torch.isfinite(p).all() for p in state['model'].values()):
+        return False
+    path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
+    with open(path + '.tmp', 'wb') as f:  # a kill, at whatever instant, leaves the older files as they were
+        torch.save(state, f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + '.tmp', path)
+    for name in links:
+        link(path, os.path.join(out_dir, name))
+    for old in numbered(out_dir)[:-keep]:
+        os.remove(old)
+    return True
+
+
+def link(path, name):
+    """Let `name` be another name of the file `path` (it outlives the number), or a copy where the file system has no links."""
+    if os.path.exists(name + '.tmp'):
+        os.remove(name + '.tmp')
+    try:
+        os.link(path, name + '.tmp')
+    except OSError:
+        shutil.copyfile(path, name + '.tmp')
+    os.replace(name + '.tmp', name)
+
+
+def clear(out_dir):
+    """Remove the checkpoints and the log of an earlier run."""
+    for name in os.listdir(out_dir):
+        if NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv') or name.endswith('.pt.tmp'):
+            os.remove(os.path.join(out_dir, name))
+
+
+def read(path):
+    """The checkpoint at `path`, ours or nanoGPT's, as a dict on the CPU. Nothing in the file is executed."""
+    try:
+        state = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+    except FileNotFoundError:
+        fail(f"no checkpoint at {path}. train first, or name another with --out_dir or --init_from")
+    except pickle.UnpicklingError as e:
+        wants = re.search(r'GLOBAL ([\w.]+)', str(e))
+        fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
+             "would run code. save it again with plain dicts only")
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
+        fail(f"{path} cannot be read ({str(e).strip().splitlines()[0][:120]}). take an older checkpoint, if there is one")
+    try:
+        # nanoGPT saves the compiled model's names
+        state['model'] = {name.removeprefix('_orig_mod.').removeprefix('module.'): p for name, p in state['model'].items()}
+        check_model_args(state['model_args'], state['model'])
+        state['iter_num'], state['best_val_loss'] = int(state.get('iter_num', 0)), float(state.get('best_val_loss', float('inf')))
+        state['config'] = dict(state.get('config', {}))
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that train.py wrote")
+    return state
+
+
+def check_model_args(args, weights):
+    """Raise ValueError where model_args are not what the weights have: a model is built from them, however large they say."""
+    types = {field.name: field.type for field in dataclasses.fields(GPTConfig)}
+    for name, value in args.items():
+        if name not in types:
+            raise ValueError(f"unknown model argument {name}")
+        if type(value) is not types[name] and not (types[name] is float and type(value) is int):
+            raise ValueError(f"{name} is {value!r}")
+    wte, wpe = weights['transformer.wte.weight'], weights['transformer.wpe.weight']
+    layers = sum(name.endswith('.attn.c_attn.weight') for name in weights)
+    have = dict(vocab_size=wte.shape[0], n_embd=wte.shape[1], block_size=wpe.shape[0], n_layer=layers)
+    for name, value in have.items():
+        if args[name] != value:
+            raise ValueError(f"{name} is {args[name]}, its weights have {value}")
+
+
+def build(state, dropout=0.0):
+    """The GPT of a checkpoint, with its weights, on the CPU."""
+    with torch.device('meta'):  # no time for random numbers that are overwritten at once
+        model = GPT(GPTConfig(**{**state['model_args'], 'dropout': dropout}))
+    model.to_empty(device='cpu')
+    model.transformer.wte.weight = model.lm_head.weight  # to_empty gave each its own memory
+    missing, unexpected = model.load_state_dict(state['model'], strict=False)
+    unexpected = [name for name in unexpected if not name.endswith('.attn.bias')]  # the causal mask of nanoGPT's early days
+    if missing or unexpected:
+        fail(f"the checkpoint's weights do not fit its model_args (missing {missing[:3]}, unexpected {unexpected[:3]})")
+    return model
+
+
+def tokenizer_state(state, dataset_name=None, data_dir=None):
+    """What a checkpoint's tokens mean: it says so itself; of nanoGPT's, the folder of its dataset does."""
+    if dataset_name is None and state.get('tokenizer'):
+        return state['tokenizer']
+    name = dataset_name or str(state['config'].get('dataset', ''))
+    folder = os.path.join(data_dir or dataset.DATA_DIR, name)
+    if name and name == os.path.basename(name) and os.path.isdir(folder):  # a name, never a path: the file may be a stranger's
+        meta = dataset.read_meta(folder)
+        if meta['vocab_size'] <= state['model_args']['vocab_size'] < meta['vocab_size'] + 64:
+            return dataset.read_tokenizer_state(folder, meta)
+        fail(f"dataset {name} has {meta['vocab_size']} tokens, the checkpoint {state['model_args']['vocab_size']}. name the one it "
+             "was trained on with --dataset=NAME")
+    if state['model_args']['vocab_size'] in (50257, 50304):  # as nanoGPT assumes
+        return {'kind': 'tiktoken', 'name': 'gpt2'}
+    fail(f"the checkpoint does not tell its tokenizer and data/{name or '?'} is not there. name its dataset with --dataset=NAME")
+
+
+def load(path='out', dataset_name=None, data_dir=None):
+    """(model, tokenizer) of a run folder (its ckpt.pt) or of a checkpoint file, on the CPU and in eval mode."""
+    if os.path.isdir(path) or not path.endswith('.pt'):
+        ckpt = os.path.join(path, 'ckpt.pt')
+        path = ckpt if os.path.exists(ckpt) else newest(path) or ckpt
+    state = read(path)
+    return build(state).eval(), dataset.make_tokenizer(tokenizer_state(state, dataset_name, data_dir))
+
+
+class Log:
+    """log.csv of a run, a row per logged or evaluated iteration, and the same to wandb's `run` if there is one. A resume at
+    `start` first drops the rows from there on: they are written again, once."""
+    columns = ('iter', 'loss', 'train_loss', 'val_loss', 'lr', 'grad_norm', 'tokens', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'seconds')
+    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's names for the latter two
+
+    def __init__(self, out_dir, start, run=None, enabled=True):
+        self.file, self.run = None, run
+        if not enabled:
+            return
+        path, rows = os.path.join(out_dir, 'log.csv'), []
+        if os.path.exists(path):
+            with open(path, newline='', encoding='utf-8') as f:
+                rows = [row for row in csv.DictReader(f) if row['iter'].isdigit() and int(row['iter']) < start and None not in row.values()]
+        with open(path + '.tmp', 'w', newline='', encoding='utf-8') as f:
+            writer = csv.DictWriter(f, self.columns, extrasaction='ignore', lineterminator='\n')
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(path + '.tmp', path)
+        self.file = open(path, 'a', newline='', encoding='utf-8')
+        self.writer = csv.DictWriter(self.file, self.columns, lineterminator='\n')
+
+    def write(self, row):
+        """`row`: {column: number}, missing and None ones stay empty; a row that says nothing but its `iter` is not written."""
+        row = {name: value for name, value in row.items() if value is not None}
+        if self.file and len(row) > 1:
+            self.writer.writerow(row)
+            self.file.flush()
+        if self.run and len(row) > 1:
+            self.run.log({self.in_wandb.get(name, name): value for name, value in row.items()})

@@ -1,0 +1,37 @@
+# A miniature character-level GPT on Shakespeare: good for debugging, and for a first look on a GPU. nanoGPT's configuration.
+#
+#   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
+#   launch   python train.py config/train_shakespeare_char.py
+#   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
+#   loss     1.4697 for validation, best around iteration 1,750, after which it overfits (nanoGPT's README, one A100, 3 minutes)
+#
+# On a laptop's CPU make it smaller, as nanoGPT's README does: about 1.88 after 2,000 iterations
+#   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64
+#     --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
+
+out_dir = 'out-shakespeare-char'
+dataset = 'shakespeare_char'
+
+batch_size = 64
+block_size = 256  # context of up to 256 characters
+gradient_accumulation_steps = 1
+
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2  # a small dataset, seen many times
+
+learning_rate = 1e-3  # baby networks can afford a higher one
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99  # a bit larger, as there are few tokens in an iteration
+warmup_iters = 100
+
+eval_interval = 250  # often, because it overfits
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False  # only when the validation loss improves
+
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt'

@@ -1,0 +1,61 @@
+"""
+Record what nanoGPT itself computes, for the tests to hold ours against: tests/reference/nanogpt.json.
+
+    $ python dev/record_nanogpt.py PATH_TO_A_CHECKOUT_OF_NANOGPT
+
+The weights are sines of their index, so that no random generator has to agree.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+
+import torch
+
+SHAPES = {  # small ones, with and without bias, one whose vocabulary and heads are odd
+    'bias': dict(block_size=32, vocab_size=65, n_layer=3, n_head=4, n_embd=64, dropout=0.0, bias=True),
+    'no_bias': dict(block_size=32, vocab_size=65, n_layer=3, n_head=4, n_embd=64, dropout=0.0, bias=False),
+    'odd': dict(block_size=17, vocab_size=101, n_layer=2, n_head=3, n_embd=48, dropout=0.0, bias=True),
+}
+
+
+def fill(model):
+    """Weights as a function of their place: N(0, 0.1)-like in size, norms near one."""
+    with torch.no_grad():
+        for k, (name, p) in enumerate(sorted(model.named_parameters())):
+            wave = torch.sin(torch.arange(p.numel(), dtype=torch.float64) * (0.7 + 0.1 * (k % 7)) + k).view(p.shape)
+            p.copy_((1 + 0.1 * wave) if 'ln_' in name and name.endswith('weight') else 0.1 * wave)
+
+
+def tokens(config):
+    """idx and targets (2, T) that are a function of their place, too; one target is left out."""
+    places = torch.arange(2 * (config.block_size + 1)).view(2, -1)
+    ids = (places * 7919 + 13) % config.vocab_size
+    targets = ids[:, 1:].clone()
+    targets[0, 3] = -1
+    return ids[:, :-1], targets
+
+
+def measure(model):
+    """What the model says of these tokens with these weights, as plain numbers."""
+    fill(model)
+    idx, targets = tokens(model.config)
+    logits, loss = model(idx, targets)
+    loss.backward()
+    grads = {name: p.grad.norm().item() for name, p in model.named_parameters()}
+    last = model(idx)[0]
+    return {'loss': loss.item(), 'logits': logits[1, -1].tolist(), 'last': last[0, 0].tolist(), 'grads': grads,
+            'names': list(model.state_dict())}
+
+
+if __name__ == '__main__':
+    spec = importlib.util.spec_from_file_location('nanogpt_model', os.path.join(sys.argv[1], 'model.py'))
+    nanogpt = importlib.util.module_from_spec(spec)
+    sys.modules['nanogpt_model'] = nanogpt
+    spec.loader.exec_module(nanogpt)
+    record = {name: measure(nanogpt.GPT(nanogpt.GPTConfig(**shape))) for name, shape in SHAPES.items()}
+    path = os.path.join(os.path.dirname(__file__), '..', 'tests', 'reference', 'nanogpt.json')
+    with open(path, 'w') as f:
+        json.dump({'torch': str(torch.__version__), **record}, f)
+    print(f"wrote {os.path.normpath(path)}")

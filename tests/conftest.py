@@ -1,0 +1,108 @@
+"""What the tests share: the scripts run in this process (importing torch takes seconds) or, where that matters, in their own."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(REPO), str(REPO / 'dev')]
+os.environ.setdefault('OMP_NUM_THREADS', '2')
+
+TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
+        '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
+        '--learning_rate=1e-2']
+TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
+
+
+class Result:
+    def __init__(self, status, out, err, script=None):
+        self.status, self.out, self.err, self.globals = status, out, err, script or {}
+
+    def losses(self):
+        """{iteration: loss} as printed."""
+        return {int(line.split(':')[0][5:]): float(line.split('loss ')[1].split(',')[0])
+                for line in self.out.splitlines() if line.startswith('iter ')}
+
+
+@pytest.fixture
+def script(capsys, monkeypatch):
+    """script('train.py', '--max_iters=3') -> Result: runs in this process."""
+    def run(name, *args):
+        monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        capsys.readouterr()
+        status, found = 0, None
+        try:
+            found = runpy.run_path(str(REPO / name), run_name='__main__')
+        except SystemExit as e:
+            status = e.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err, found)
+    return run
+
+
+def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
+    """The same in a process of its own, or under a launcher such as torchrun; returns a Result."""
+    done = subprocess.run([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
+                          env={**os.environ, **(env or {})}, capture_output=True, text=True)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def torchrun(n, name, *args, **kwargs):
+    launcher = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
+    return own_process(name, *args, launcher=launcher, env={'OMP_NUM_THREADS': '1'}, **kwargs)
+
+
+def make_dataset(data_dir, name='tiny', text=TEXT, val=True):
+    """A character dataset, written by hand."""
+    folder = Path(data_dir) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    chars = sorted(set(text))
+    ids = np.array([chars.index(c) for c in text], dtype='<u2')
+    cut = len(ids) * 9 // 10 if val else len(ids)
+    splits = {'train': ids[:cut], **({'val': ids[cut:]} if val else {})}
+    for split, part in splits.items():
+        part.tofile(folder / f'{split}.bin')
+    (folder / 'meta.json').write_text(json.dumps({
+        'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': len(chars), 'end_of_text': None, 'dtype': 'uint16',
+        'splits': {split: {'tokens': len(part)} for split, part in splits.items()}}))
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The flags of a run of a second or two, on a dataset of its own, into tmp_path/out."""
+    make_dataset(tmp_path / 'data')
+    return [*TINY, f"--data_dir={tmp_path / 'data'}", '--dataset=tiny', f"--out_dir={tmp_path / 'out'}"]
+
+
+@pytest.fixture
+def test_data():
+    """The folder with real texts that FLATGPT_TEST_DATA names."""
+    folder = os.environ.get('FLATGPT_TEST_DATA')
+    if not folder or not os.path.isdir(folder):
+        pytest.skip('real texts: FLATGPT_TEST_DATA names no folder')
+    return Path(folder)
+
+
+@pytest.fixture
+def gpt2(monkeypatch):
+    """tiktoken's GPT-2 encoding, from the cache that came with the test data or is on this machine."""
+    folder = os.environ.get('FLATGPT_TEST_DATA')
+    if folder and 'TIKTOKEN_CACHE_DIR' not in os.environ and os.path.isdir(os.path.join(folder, 'tiktoken_cache')):
+        monkeypatch.setenv('TIKTOKEN_CACHE_DIR', os.path.join(folder, 'tiktoken_cache'))
+    import tiktoken
+    try:
+        return tiktoken.get_encoding('gpt2')
+    except OSError:
+        pytest.skip("GPT-2's vocabulary: neither in TIKTOKEN_CACHE_DIR nor to be fetched")

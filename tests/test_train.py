@@ -1,0 +1,356 @@
+"""The loop does what it says: the same numbers whatever is logged, evaluated, split or interrupted."""
+
+import csv
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPO, TEXT, make_dataset, own_process
+
+import checkpoint
+
+
+def rows(folder):
+    with open(Path(folder) / 'log.csv', newline='') as f:
+        return list(csv.DictReader(f))
+
+
+def weights(folder, name='ckpt.pt'):
+    return checkpoint.read(str(Path(folder) / name))['model']
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_it_learns(script, tiny, tmp_path):
+    result = script('train.py', *tiny, '--max_iters=150', '--eval_interval=50', '--batch_size=16')
+    assert result.status == 0
+    first, last = (float(r['val_loss']) for r in rows(tmp_path / 'out') if r['iter'] in ('0', '150'))
+    assert abs(first - 3.1) < 0.5 and last < 1.7  # ln(vocabulary) at first; digits and three words soon after
+
+
+def test_the_console_and_the_log_say_what_scripts_look_for(script, tiny, tmp_path):
+    result = script('train.py', *tiny)
+    assert result.status == 0
+    assert re.search(r'^step 3: train loss \d\.\d{4}, val loss \d\.\d{4}$', result.out, re.M)
+    assert re.search(r'^iter 2: loss \d\.\d{4}, time \d+\.\d\dms, .*lr .*grad norm .*tok/s, epoch', result.out, re.M)
+    assert '64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process' in result.out
+    assert 'ln(' in result.out and 'parameters' in result.out and 'mfu' not in result.out
+    log = rows(tmp_path / 'out')
+    assert [r['iter'] for r in log] == ['0', '1', '2', '3', '4', '5', '6']
+    assert all(r['loss'] for r in log[:-1]) and not log[-1]['loss'] and [bool(r['val_loss']) for r in log] == [True, False, False, True, False, False, True]
+    assert [int(r['tokens']) for r in log[:-1]] == [64 * (i + 1) for i in range(6)]
+    assert 'mfu' in script('train.py', *tiny, '--overwrite', '--peak_flops=1e12').out
+
+
+def test_neither_evaluating_nor_logging_changes_the_training(script, tiny, tmp_path):
+    want = script('train.py', *tiny, '--dropout=0.1').losses()
+    reference = weights(tmp_path / 'out')
+    for extra in (['--eval_interval=2', '--eval_iters=3'], ['--eval_interval=0'], ['--log_interval=2', '--save_interval=2'], ['--always_save_checkpoint=False']):
+        got = script('train.py', *tiny, '--dropout=0.1', '--overwrite', *extra).losses()
+        assert all(want[i] == loss for i, loss in got.items()) and len(got) >= 3
+        assert same(weights(tmp_path / 'out', sorted(p.name for p in (tmp_path / 'out').glob('ckpt_0*'))[-1]), reference), extra
+
+
+def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny, tmp_path):
+    norms, params = [], []
+    for args in (['--batch_size=8', '--gradient_accumulation_steps=1'], ['--batch_size=2', '--gradient_accumulation_steps=4'],
+                 ['--batch_size=2', '--total_batch_size=128', '--gradient_accumulation_steps=99']):
+        script('train.py', *tiny, '--overwrite', '--grad_clip=0', '--max_iters=4', *args)
+        norms.append([float(r['grad_norm']) for r in rows(tmp_path / 'out')[:-1]])
+        params.append(weights(tmp_path / 'out'))
+    for other in (1, 2):
+        assert norms[other] == pytest.approx(norms[0], rel=1e-4)
+        for k in params[0]:
+            torch.testing.assert_close(params[other][k], params[0][k], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize('cut', [1, 3, 4])
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut):
+    through, parts = tmp_path / 'through', tmp_path / 'parts'
+    flags = [*tiny, '--dropout=0.1', '--max_iters=7']
+    script('train.py', *flags, f'--out_dir={through}')
+    script('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
+    result = script('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', '--dtype=float32', f"--data_dir={tmp_path / 'data'}")
+    assert result.status == 0 and f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
+    a, b = (checkpoint.read(str(p / 'ckpt_00000007.pt')) for p in (through, parts))
+    assert same(a['model'], b['model'])
+    for k, state in a['optimizer']['state'].items():
+        assert all(torch.equal(state[name], b['optimizer']['state'][k][name]) for name in state)
+    apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder)]
+    assert apart_from_times(through) == apart_from_times(parts)
+
+
+def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tiny, tmp_path):
+    args = [sys.executable, str(REPO / 'train.py'), *tiny, '--max_iters=100000', '--eval_interval=0', '--log_interval=5']
+    p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in p.stdout:
+        if line.startswith('iter 20'):
+            p.send_signal(signal.SIGINT)
+            break
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 128 + signal.SIGINT and 'Traceback' not in err
+    assert re.search(r'stopped by SIGINT after (\d+) iterations.*python train.py --init_from=resume --out_dir=', out)
+    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    assert state['iter_num'] >= 20 and not list((tmp_path / 'out').glob('*.tmp'))
+
+
+def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tiny, tmp_path):
+    for delay in (0.0, 0.07, 0.2):
+        args = [sys.executable, str(REPO / 'train.py'), *tiny, '--max_iters=100000', '--save_interval=1', '--eval_interval=0', '--overwrite']
+        p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in p.stdout:
+            if line.startswith('iter 5:'):
+                time.sleep(delay)
+                p.kill()
+                break
+        p.wait()
+        files = sorted((tmp_path / 'out').glob('ckpt*.pt'))
+        assert len(files) >= 2
+        for path in files:
+            assert checkpoint.read(str(path))['iter_num'] >= 4
+
+
+def test_checkpoints_are_numbered_and_linked(script, tiny, tmp_path):
+    script('train.py', *tiny, '--max_iters=9', '--save_interval=2', '--eval_interval=3')
+    names = sorted(p.name for p in (tmp_path / 'out').glob('ckpt*'))
+    assert names == ['ckpt.pt', 'ckpt_00000008.pt', 'ckpt_00000009.pt', 'ckpt_best.pt']
+    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    assert state['iter_num'] == 9 and set(['model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config']) <= set(state)
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(tmp_path / 'out' / 'ckpt.pt')) == []
+    best = checkpoint.read(str(tmp_path / 'out' / 'ckpt_best.pt'))
+    vals = {int(r['iter']): float(r['val_loss']) for r in rows(tmp_path / 'out') if r['val_loss'] and r['iter'] != '0'}
+    assert vals[best['iter_num']] == min(vals.values()) == pytest.approx(best['best_val_loss'])
+
+
+def test_with_always_save_off_the_named_checkpoint_is_the_best(script, tiny, tmp_path):
+    # a learning rate that soon does harm: the last is not the best
+    script('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3', '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
+    state, log = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt')), rows(tmp_path / 'out')
+    vals = {int(r['iter']): float(r['val_loss']) for r in log if r['val_loss'] and r['iter'] != '0'}
+    assert state['iter_num'] == min(vals, key=vals.get) < 40 and state['best_val_loss'] == pytest.approx(min(vals.values()))
+    assert checkpoint.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 40, 'resume takes the newest one'
+
+
+def test_exactly_max_iters_updates_are_made_and_the_last_weights_evaluated(script, tiny, tmp_path):
+    result = script('train.py', *tiny, '--max_iters=5', '--eval_interval=100')
+    assert len(result.losses()) == 5 and 'step 5:' in result.out
+    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 5
+
+
+def test_eval_only_writes_nothing_and_never_trains(script, tiny, tmp_path):
+    script('train.py', *tiny)
+    before = {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()}
+    result = script('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
+    assert result.status == 0 and not result.losses() and 'loss' in result.out
+    assert {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()} == before
+    assert script('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}").status == 0 and not (tmp_path / 'new').exists()
+
+
+def test_a_done_run_says_so_and_can_be_extended(script, tiny, tmp_path):
+    script('train.py', *tiny)
+    result = script('train.py', *tiny, '--init_from=auto')
+    assert result.status == 0 and 'is done' in result.out and not result.losses()
+    result = script('train.py', *tiny, '--init_from=auto', '--max_iters=8')
+    assert list(result.losses()) == [6, 7] and [r['iter'] for r in rows(tmp_path / 'out')] == [str(i) for i in range(9)]
+    assert script('train.py', *tiny, '--init_from=auto', f"--out_dir={tmp_path / 'fresh'}").losses().keys() == set(range(6))
+
+
+def test_a_resume_needs_no_flags_and_flags_override_it(script, tiny, tmp_path):
+    script('train.py', *tiny, '--beta2=0.9')
+    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
+    result = script('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
+    assert result.status == 0 and 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
+    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    groups = state['optimizer']['param_groups']
+    assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
+    assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
+
+
+def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
+    script('train.py', *tiny)
+    old = str(tmp_path / 'out' / 'ckpt.pt')
+    result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
+    assert result.status == 0 and 'iter 0:' in result.out
+    assert checkpoint.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
+    result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
+    assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
+
+
+def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny):
+    size = len(TEXT) * 9 // 10
+    for flag, want in (('--max_tokens=300', 5), ('--max_epochs=0.01', -(-size // 16 * 16 // 6400)), ('--tokens_per_param=0.01', None)):
+        result = script('train.py', *tiny, flag, '--overwrite', '--warmup_iters=0')
+        budget = int(re.search(r'budget +([\d,]+) iterations', result.out)[1].replace(',', ''))
+        assert result.status == 0 and len(result.losses()) == budget
+        if want:
+            assert budget == want
+        else:
+            n_params = int(re.search(r'([\d,]+) parameters', result.out)[1].replace(',', ''))
+            assert budget == -(-n_params // 100 // 64) or budget == -(-n_params // 6400)
+
+
+def test_a_dataset_without_val_trains_and_says_so(script, tiny, tmp_path):
+    make_dataset(tmp_path / 'data', 'noval', val=False)
+    result = script('train.py', *tiny, '--dataset=noval')
+    assert result.status == 0 and 'no val.bin' in result.out and 'val loss' not in result.out and (tmp_path / 'out' / 'ckpt.pt').exists()
+
+
+def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
+    result = script('train.py', *tiny, '--eval_only', '--eval_iters=3')
+    found = result.globals
+    model, data = found['model'].eval(), found['data']
+    ids = torch.tensor(data.val.windows([0], 12 * 16 + 1)[0])
+    x, y = ids[:-1].view(12, 16), ids[1:].view(12, 16)
+    with torch.no_grad():
+        want = model(x, y)[1].item()
+    assert found['evaluation']['val'] == pytest.approx(want, rel=1e-5)
+    # the same windows whatever the batch size, and all of the split with 0
+    a = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=4').globals['evaluation']['val']
+    b = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=3').globals['evaluation']['val']
+    assert a == pytest.approx(b, rel=1e-6)
+    make_dataset(tmp_path / 'data', 'small', TEXT[:6000] + TEXT[-3000:])
+    result = script('train.py', *tiny, '--eval_only', '--eval_iters=0', '--dataset=small')
+    model, data, whole = result.globals['model'].eval(), result.globals['data'], result.globals['evaluation']['val']
+    n = data.val.n_windows(16)
+    ids = torch.tensor(data.val.windows([0], n * 16 + 1)[0])
+    with torch.no_grad():
+        want = model(ids[:-1].view(n, 16), ids[1:].view(n, 16))[1].item()
+    assert whole == pytest.approx(want, rel=1e-5)
+
+
+def test_the_learning_rate_follows_the_schedule(script, tiny):
+    def lrs(*args):
+        get_lr = script('train.py', *tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args).globals['get_lr']
+        return [get_lr(it) for it in range(24)]
+    cosine, linear, constant = lrs(), lrs('--lr_schedule=linear', '--min_lr=0'), lrs('--decay_lr=False')
+    assert cosine[:4] == linear[:4] == constant[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert cosine[4] == linear[4] == 1 and set(constant[4:]) == {1}
+    assert cosine[12] == pytest.approx(0.55) and linear[12] == pytest.approx(0.5)
+    assert cosine[20:] == [0.1] * 4 and linear[20:] == [0] * 4
+
+
+def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
+    """A checkpoint as nanoGPT writes it: six keys, the compiled model's names, a loss that is a tensor."""
+    from model import GPT, GPTConfig
+    from optim import create_optimizer
+    args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
+    torch.manual_seed(3)
+    model = GPT(GPTConfig(**args))
+    optimizer = create_optimizer(model, 1e-3, 0.1, (0.9, 0.95), 1e-8)
+    idx = torch.randint(vocab_size, (2, 16))
+    model(idx, idx)[1].backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    for group in state['param_groups']:
+        group['fused'] = None
+    config = dict(out_dir='out', eval_interval=3, eval_iters=2, log_interval=1, eval_only=False, always_save_checkpoint=True, init_from='scratch',
+                  wandb_log=False, wandb_project='owt', wandb_run_name='gpt2', dataset='old', gradient_accumulation_steps=1, batch_size=4, block_size=16,
+                  n_layer=2, n_head=2, n_embd=32, dropout=0.0, bias=False, learning_rate=1e-3, max_iters=3, weight_decay=0.1, beta1=0.9, beta2=0.95,
+                  grad_clip=1.0, decay_lr=True, warmup_iters=1, lr_decay_iters=10, min_lr=1e-4, backend='nccl', device='cuda', dtype='float16', compile=True)
+    torch.save({'model': {prefix + k: v for k, v in model.state_dict().items()}, 'optimizer': state, 'model_args': args, 'iter_num': 1,
+                'best_val_loss': torch.tensor(3.2), 'config': config}, path)
+    return model
+
+
+def test_nanogpts_own_files_work_as_they_are(script, tmp_path):
+    folder = make_dataset(tmp_path / 'data', 'old')
+    meta = json.loads((folder / 'meta.json').read_text())
+    (folder / 'meta.json').unlink()
+    chars = meta['tokenizer']['chars']
+    with open(folder / 'meta.pkl', 'wb') as f:
+        pickle.dump({'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}, f)
+    out = tmp_path / 'out'
+    out.mkdir()
+    model = nanogpt_checkpoint(out / 'ckpt.pt', len(chars))
+    place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
+    result = script('sample.py', *place, '--start=1 times', '--num_samples=2', '--max_new_tokens=20', '--temperature=0')
+    assert result.status == 0 and result.out.count('1 times') == 2
+    loaded, tokenizer = checkpoint.load(str(out), data_dir=str(tmp_path / 'data'))
+    assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
+    result = script('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
+    assert result.status == 0 and list(result.losses()) == [1, 2], result.err
+    assert checkpoint.read(str(out / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
+    # and nanoGPT's sample.py finds what it looks for in ours
+    raw = torch.load(out / 'ckpt.pt', weights_only=True)
+    assert set(raw['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size', 'dropout'} and raw['config']['dataset'] == 'old'
+
+
+def test_nanogpts_config_files_work_as_they_are(script, tiny, tmp_path):
+    (tmp_path / 'train_gpt2.py').write_text("wandb_log = False\nwandb_project = 'owt'\nwandb_run_name='gpt2-124M'\nbatch_size = 12\nblock_size = 1024\n"
+        "gradient_accumulation_steps = 5 * 8\nmax_iters = 600000\nlr_decay_iters = 600000\neval_interval = 1000\neval_iters = 200\nlog_interval = 10\nweight_decay = 1e-1\n")
+    (tmp_path / 'finetune.py').write_text("import time\nout_dir = 'x'\nwandb_run_name = 'ft-' + str(time.time())\ndecay_lr = False\nlearning_rate = 3e-5\n")
+    result = script('train.py', tmp_path / 'train_gpt2.py', tmp_path / 'finetune.py', *tiny, '--eval_only')
+    assert result.status == 0 and result.globals['wandb_run_name'].startswith('ft-') and result.globals['lr_schedule'] == 'constant'
+
+
+def test_float16_has_its_scaler_in_the_checkpoint(script, tiny, tmp_path, monkeypatch):
+    import parallel
+    monkeypatch.setattr(parallel, 'choose_dtype', lambda dtype, device: ('float16', 'for the test'))  # on a CPU train.py refuses it
+    assert script('train.py', *tiny, '--max_iters=4').status == 0
+    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    assert state['scaler']['_growth_tracker'] == 4 and state['scaler']['scale'] > 1
+    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=6')
+    assert result.globals['scaler'].state_dict()['_growth_tracker'] == 6
+
+
+def test_bfloat16_trains_and_resumes_as_well(script, tiny, tmp_path):
+    flags = [*tiny, '--dtype=bfloat16']
+    script('train.py', *flags)
+    want = weights(tmp_path / 'out')
+    script('train.py', *flags, f"--out_dir={tmp_path / 'b'}", '--max_iters=3', '--lr_decay_iters=6')
+    script('train.py', *flags, f"--out_dir={tmp_path / 'b'}", '--init_from=resume')
+    assert same(want, weights(tmp_path / 'b')) and want['lm_head.weight'].dtype == torch.float32
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoint(script, tiny, tmp_path):
+    script('train.py', *tiny)
+    good = weights(tmp_path / 'out')
+    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=500', '--learning_rate=1e30', '--min_lr=1e30', '--grad_clip=0', '--eval_interval=100')
+    assert result.status == 3 and 'ckpt_00000006.pt' in result.out + result.err
+    assert same(weights(tmp_path / 'out'), good)
+
+
+def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_path):
+    pytest.importorskip('wandb')
+    env = {'WANDB_MODE': 'offline', 'WANDB_DIR': str(tmp_path), 'WANDB_SILENT': 'true'}
+    code = 'import runpy, sys, wandb; sys.path.insert(0, {repo!r}); sys.argv = {argv!r}\n' \
+           'real = wandb.init\n' \
+           'def init(**kw):\n    run = real(**kw); log = run.log; run.log = lambda row: (print("LOGGED", run.id, sorted(row)), log(row)); return run\n' \
+           'wandb.init = init\nrunpy.run_path({path!r}, run_name="__main__")'
+    seen = []
+    for extra in ([], ['--init_from=resume', '--max_iters=8']):
+        argv = ['train.py', *tiny, '--wandb_log=True', *extra]
+        done = subprocess.run([sys.executable, '-c', code.format(repo=str(REPO), argv=argv, path=str(REPO / 'train.py'))], cwd=tmp_path,
+                              env={**os.environ, **env}, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        seen.append([line for line in done.stdout.splitlines() if line.startswith('LOGGED')])
+    assert all(key in seen[0][0] for key in ("'iter'", "'train/loss'", "'val/loss'", "'lr'", "'grad_norm'", "'tokens_per_second'"))
+    assert len({line.split()[1] for part in seen for line in part}) == 1 and len(seen[1]) >= 2
+    assert list((tmp_path / 'wandb').glob('offline-run-*/*.wandb'))
+
+
+def test_scripts_work_from_any_folder(tiny, tmp_path):
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    result = own_process('train.py', 'config/train_shakespeare_char.py', *[f for f in tiny if 'out_dir' not in f], '--out_dir=here', cwd=elsewhere)
+    assert result.status == 0, result.err
+    assert (elsewhere / 'here' / 'ckpt.pt').exists()
+
+
+def test_compile_falls_back_or_explains(tiny, tmp_path):
+    env = {'CXX': '/nonexistent/g++', 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'cache')}
+    result = own_process('train.py', *tiny, '--compile=True', env=env)
+    assert result.status == 2 and 'error: compile=True' in result.err and '--compile=False' in result.err and 'Traceback' not in result.err
+    assert not (tmp_path / 'out').exists()
+    result = own_process('train.py', *tiny, '--compile=auto', env=env)
+    assert result.status == 0 and 'compile off' in result.out

@@ -1,0 +1,419 @@
+"""
+Train a GPT, on a laptop or on a cluster. The knobs below are the manual.
+
+    $ python train.py config/quickstart.py                                    # a laptop, no GPU
+    $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
+    $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight GPUs of one machine
+
+Two machines, with 10.0.0.1 for the address of the first; this line there, and with --node_rank=1 on the second:
+    $ torchrun --nnodes=2 --node_rank=0 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py config/train_gpt2.py
+(If your cluster has no InfiniBand, prepend NCCL_IB_DISABLE=1.)
+"""
+
+from configurator import configure, fail, inherit, out_of_range
+
+# -----------------------------------------------------------------------------
+# The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.
+# files
+out_dir = 'out'  # the run's folder: checkpoints and log.csv
+init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH: a checkpoint's weights, a new run
+overwrite = False  # True: 'scratch' deletes the run that out_dir holds
+always_save_checkpoint = True  # False: save only when the validation loss improved, and at the end; ckpt.pt is then the best
+save_interval: int = None  # iterations between checkpoints. None: one with each evaluation
+keep_checkpoints = 2  # how many of the numbered ones stay; the best one stays besides
+# data
+dataset = 'openwebtext'  # the folder data/<dataset>, made by prepare.py
+data_dir: str = None  # where the datasets lie. None: data/ beside this file
+batch_size = 12  # sequences per micro-batch and process: what fits into memory
+block_size = 1024  # tokens per sequence
+gradient_accumulation_steps = 5 * 8  # micro-batches per iteration, over all processes: 12 x 1024 x 40 = 491,520 tokens
+total_batch_size: int = None  # tokens per iteration, over all processes; if set, the accumulation steps are computed from it
+seed = 1337  # of the initial weights, the order of the data, and dropout
+# model
+n_layer = 12
+n_head = 12
+n_embd = 768
+dropout = 0.0  # 0 is good for pre-training; for small data or finetuning try 0.1 and more
+bias = False  # in Linear and LayerNorm
+# optimizer
+learning_rate = 6e-4  # its peak
+weight_decay = 1e-1  # on matrices and embeddings, not on biases and norms
+beta1 = 0.9
+beta2 = 0.95
+adam_eps = 1e-8
+grad_clip = 1.0  # the largest norm of the gradient; 0: any
+# budget and schedule
+max_iters = 600000  # updates to make; or one of the next three instead
+max_tokens: int = None  # tokens to train on
+max_epochs: float = None  # passes over the data, fractions too
+tokens_per_param: float = None  # tokens per parameter of the model; 20 is Chinchilla's
+lr_schedule = 'cosine'  # after the warm-up: 'cosine' or 'linear' down to min_lr, or 'constant'
+decay_lr = True  # False: 'constant'
+warmup_iters = 2000  # the learning rate rises linearly
+lr_decay_iters: int = None  # where min_lr is reached and kept. None: at the end
+min_lr: float = None  # None: learning_rate / 10
+# evaluation and logging
+eval_interval = 2000  # iterations between evaluations; 0: only of the last weights
+eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of the split
+eval_tokens: int = None  # tokens per evaluation instead: comparable between batch sizes
+eval_only = False  # evaluate once, write nothing, exit
+log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
+wandb_log = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
+wandb_project = 'owt'
+wandb_run_name = 'gpt2'
+# system
+device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: the GPU if there is one
+dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a gradient scaler); auto: bfloat16 where the hardware has it
+compile: bool | str = 'auto'  # torch.compile: True, False; auto: on a GPU, if it works there
+matmul_precision = 'high'  # of float32 products: 'highest', 'high' (TF32 on NVIDIA GPUs), 'medium'
+peak_flops: float = None  # FLOP/s that MFU is a share of. None: from a table of GPUs in model.py
+backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
+ddp_timeout = 600  # seconds that a process waits for the others
+# -----------------------------------------------------------------------------
+knobs, given = configure(globals())
+
+import math  # only now: --help and a mistyped knob are answered without waiting for torch
+import importlib.util
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+
+import torch
+
+import checkpoint
+from dataset import Dataset, hash64, train_starts
+from model import GPT, GPTConfig
+from optim import create_optimizer, load_optimizer_state
+from parallel import Processes, choose_compile, choose_dtype, compile_model
+
+procs = Processes(device, backend, ddp_timeout)
+device, master = procs.device, procs.is_main
+
+# -----------------------------------------------------------------------------
+# where to start: nothing, a run to go on with, or the weights of a checkpoint
+
+if init_from in ('resume', 'auto'):
+    path = checkpoint.newest(out_dir)
+    if path is None and init_from == 'resume':
+        fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
+elif init_from == 'scratch':
+    path = None
+    if checkpoint.newest(out_dir) and not overwrite and not eval_only:
+        fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
+elif os.path.exists(init_from):
+    path = os.path.join(init_from, 'ckpt.pt') if os.path.isdir(init_from) else init_from
+elif init_from.startswith('gpt2'):
+    fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
+else:
+    fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto or the path of a checkpoint")
+saved = checkpoint.read(path) if path else None
+resuming = saved is not None and init_from in ('resume', 'auto')
+if resuming:
+    # the run's own knobs hold, unless given now; these are about this machine and this launch, or name places
+    changed = inherit(globals(), knobs, given, saved['config'], never=(
+        'out_dir', 'init_from', 'overwrite', 'data_dir', 'eval_only', 'log_interval', 'wandb_log', 'always_save_checkpoint',
+        'save_interval', 'keep_checkpoints', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision'))
+    procs.print(f"resuming from {path}, after {saved['iter_num']:,} iterations")
+    for name, (old, new) in changed.items():
+        procs.print(f"  {name}: {old} -> {new}")
+if saved:
+    for name in ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size'):
+        own = saved['model_args'][name]
+        if name == 'block_size' and not resuming and block_size < own:
+            continue  # cropped below
+        if globals()[name] != own and (name in given):
+            procs.print(f"note: {name}={globals()[name]} is ignored, the checkpoint has {own}")
+        globals()[name] = knobs[name] = own
+
+# -----------------------------------------------------------------------------
+# what follows from the knobs. All mistakes at once, and before anything is built
+
+problems = out_of_range(
+    knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
+    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout',
+    from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate min_lr weight_decay grad_clip',
+    below_one='dropout beta1 beta2', words=dict(lr_schedule='cosine linear constant', matmul_precision='highest high medium'))
+if wandb_log and importlib.util.find_spec('wandb') is None:
+    problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
+if len(budgets := [name for name in ('max_tokens', 'max_epochs', 'tokens_per_param') if knobs[name] is not None]) > 1:
+    problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
+if os.path.exists(out_dir) and not os.path.isdir(out_dir):
+    problems.append(f"out_dir is a file ({out_dir}). name a folder with --out_dir")
+if problems:
+    fail(*problems)
+if n_embd % n_head != 0:
+    problems.append(f"n_embd={n_embd} is not a multiple of n_head={n_head}. use --n_embd={n_embd // n_head * n_head or n_head} or "
+                    f"--n_embd={(n_embd // n_head + 1) * n_head}")
+if total_batch_size:
+    step = batch_size * block_size * procs.world_size
+    gradient_accumulation_steps = total_batch_size // step * procs.world_size
+    if total_batch_size % step != 0:
+        problems.append(f"total_batch_size={total_batch_size} is not a multiple of batch_size x block_size x processes = {batch_size} x "
+                        f"{block_size} x {procs.world_size} = {step}. nearest: {total_batch_size // step * step or step} or "
+                        f"{(total_batch_size // step + 1) * step}")
+elif gradient_accumulation_steps % procs.world_size != 0:
+    low = gradient_accumulation_steps // procs.world_size * procs.world_size
+    problems.append(f"gradient_accumulation_steps={gradient_accumulation_steps} counts over all processes and is not a multiple of their "
+                    f"number {procs.world_size}. nearest: {low or procs.world_size} or {low + procs.world_size}")
+if problems:
+    fail(*problems)
+accumulation = gradient_accumulation_steps // procs.world_size  # micro-batches of this process in an iteration
+samples_per_iter = gradient_accumulation_steps * batch_size
+tokens_per_iter = samples_per_iter * block_size
+
+data = Dataset(dataset, data_dir)
+splits = {name: tokens for name, tokens in (('train', data.train), ('val', data.val)) if tokens is not None}
+problems += filter(None, (tokens.check_length(block_size) for tokens in splits.values()))
+samples_per_epoch = max(1, data.train.n // block_size)
+vocab_size = saved['model_args']['vocab_size'] if saved else data.vocab_size
+if saved:
+    theirs = saved.get('tokenizer')
+    if not data.meta['vocab_size'] <= vocab_size <= data.vocab_size or (theirs is not None and theirs != data.tokenizer_state):
+        problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {vocab_size} there). "
+                        "train on a dataset made with the checkpoint's tokenizer, or from scratch")
+model_args = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, bias=bias, vocab_size=vocab_size, dropout=dropout)
+with torch.device('meta'):  # to count only: no memory is used
+    n_params = GPT(GPTConfig(**model_args)).get_num_params(non_embedding=False)
+budget = {'max_tokens': lambda: max_tokens, 'max_epochs': lambda: max_epochs * samples_per_epoch * block_size,
+          'tokens_per_param': lambda: tokens_per_param * n_params}
+for name in budgets:
+    max_iters = math.ceil(budget[name]() / tokens_per_iter)
+lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
+min_lr = learning_rate / 10 if min_lr is None else min_lr
+lr_schedule = lr_schedule if decay_lr else 'constant'
+if lr_schedule != 'constant' and 0 < lr_decay_iters <= warmup_iters and not eval_only:
+    problems.append(f"warmup_iters={warmup_iters} leaves nothing of lr_decay_iters={lr_decay_iters}. use --warmup_iters={lr_decay_iters // 20}")
+if lr_schedule != 'constant' and min_lr > learning_rate:
+    problems.append(f"min_lr={min_lr} is above learning_rate={learning_rate}. use --min_lr={learning_rate / 10:g}")
+if problems:
+    fail(*problems)
+dtype, why_dtype = choose_dtype(dtype, device)
+compiling, why_compile = choose_compile(compile, device)
+
+procs.print(f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else
+            " and no val.bin: no validation loss, no best checkpoint"))
+procs.print(f"model     {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {vocab_size:,}: {n_params:,} parameters")
+procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
+            f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
+procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
+            f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter")
+procs.print(f"schedule  {lr_schedule}, {learning_rate:g} after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
+            (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
+            ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
+procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
+procs.print(f"expect    a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; "
+            f"checkpoints of {12 * n_params / 1e9:.2f} GB in {out_dir}")
+
+# -----------------------------------------------------------------------------
+# data
+
+def get_batch(it, micro):
+    """Micro-batch `micro` of this process in iteration `it`: x, y of shape (batch_size, block_size). A function of the two
+    numbers alone, and the batch of an iteration is the same however many processes share it."""
+    first = ((it * procs.world_size + procs.rank) * accumulation + micro) * batch_size
+    starts = train_starts(seed, range(first, first + batch_size), data.train.n, block_size)
+    return to_device(data.train.windows(starts, block_size + 1))
+
+
+def to_device(windows):
+    x, y = torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())  # the target is the next token
+    if device.type == 'cuda':  # from pinned memory the copy runs beside the computation
+        x, y = x.pin_memory(), y.pin_memory()
+    return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+
+# -----------------------------------------------------------------------------
+# model and optimizer
+
+torch.manual_seed(seed)
+torch.set_float32_matmul_precision(matmul_precision)
+if saved:
+    model = checkpoint.build(saved, dropout)
+    if block_size < model.config.block_size:
+        model.crop_block_size(block_size)
+else:
+    model = GPT(GPTConfig(**model_args))
+model.to(device)
+autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
+scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')
+optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps)
+start, best_val_loss, seconds, evaluation, wandb_run_id = 0, float('inf'), 0.0, {}, None
+if resuming:
+    load_optimizer_state(optimizer, saved['optimizer'])
+    if saved.get('scaler') and scaler.is_enabled():
+        scaler.load_state_dict(saved['scaler'])
+    start, best_val_loss = saved['iter_num'], saved['best_val_loss']
+    seconds, evaluation, wandb_run_id = saved.get('seconds', 0.0), saved.get('evaluation', {}), saved.get('wandb_run_id')
+saved = None  # gives its memory back
+
+if compiling:
+    def first_step():
+        with autocast:
+            loss = model(*get_batch(start, 0))[1]
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    t0 = time.perf_counter()
+    note = compile_model(model, first_step, compile)
+    procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
+wrapped = procs.wrap(model)  # what runs; the plain model keeps its name: it is evaluated, saved and counted
+
+# -----------------------------------------------------------------------------
+# helpers
+
+@torch.no_grad()
+def evaluate(split):
+    """Mean loss over the first windows of a split: the same ones each time, shared out over the processes."""
+    tokens = splits[split]
+    wanted = eval_tokens // block_size if eval_tokens else eval_iters * batch_size
+    n = min(tokens.n_windows(block_size), max(1, wanted)) if wanted else tokens.n_windows(block_size)
+    losses = torch.zeros(math.ceil(n / batch_size), device=device)  # a place for each batch: the sum is the same for any world size
+    model.eval()
+    for i in range(procs.rank, len(losses), procs.world_size):
+        rows = min(batch_size, n - i * batch_size)
+        x, y = to_device(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1))
+        y[rows:] = -1  # a last, incomplete batch keeps its shape; what fills it up does not count
+        with autocast:
+            losses[i] = model(x, y)[1] * rows
+    model.train()
+    return procs.sum(losses).cpu().double().sum().item() / n
+
+
+def get_lr(it):
+    # 1) linear warm-up
+    if it < warmup_iters:
+        return learning_rate * (it + 1) / (warmup_iters + 1)
+    if lr_schedule == 'constant':
+        return learning_rate
+    # 2) past the end of the decay
+    if it >= lr_decay_iters:
+        return min_lr
+    # 3) in between, from 1 down to 0
+    progress = (it - warmup_iters) / (lr_decay_iters - warmup_iters)
+    factor = 0.5 * (1 + math.cos(math.pi * progress)) if lr_schedule == 'cosine' else 1 - progress
+    return min_lr + factor * (learning_rate - min_lr)
+
+
+def save(it, best):
+    """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one."""
+    state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': model_args,
+             'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
+             'seconds': seconds, 'wandb_run_id': wandb_run_id, 'torch': str(torch.__version__), 'version': 1}
+    newest = always_save_checkpoint or best or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
+    return checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
+
+
+def duration(seconds):
+    return f"{seconds // 3600:.0f}h{seconds % 3600 // 60:02.0f}m" if seconds >= 3600 else f"{seconds // 60:.0f}m{seconds % 60:02.0f}s"
+
+
+def give_up(it, what):
+    procs.print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
+                f"with a smaller --learning_rate (now {learning_rate:g}): --init_from=resume")
+    procs.close()
+    sys.exit(3)
+
+
+stop_signal = 0
+
+def ask_to_stop(number, frame):
+    global stop_signal
+    stop_signal = number
+    signal.signal(number, signal.SIG_DFL)  # asked twice, it ends at once
+
+# -----------------------------------------------------------------------------
+# the loop: pass `it` starts with `it` updates made; the last pass evaluates and saves but does not update
+
+if resuming and start >= max_iters and not eval_only:
+    procs.print(f"this run is done: {start:,} of {max_iters:,} iterations. to train on: --max_iters={2 * max(1, start)}")
+if master and not eval_only:
+    os.makedirs(out_dir, exist_ok=True)
+    if not resuming:
+        checkpoint.clear(out_dir)
+run = None
+if wandb_log and master:
+    import wandb
+    run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
+    run.define_metric('*', step_metric='iter')
+    wandb_run_id = run.id  # goes into the checkpoint: a resume continues the same curves
+log = checkpoint.Log(out_dir, start, run, enabled=master and not eval_only)
+signal.signal(signal.SIGINT, ask_to_stop)
+signal.signal(signal.SIGTERM, ask_to_stop)
+x, y = get_batch(start, 0)
+origin = time.perf_counter() - seconds  # so that perf_counter() - origin is the time spent on training: without evaluating and saving
+then, steps, step_time = seconds, 0, None  # when the last log line was, the steps since, and what one takes on average
+for it in range(start, max(start, max_iters) + 1):
+    row, last = {'iter': it}, it >= max_iters
+
+    # once in a while: evaluate, save, stop if asked
+    stop = procs.any(stop_signal)
+    due = eval_only or last or (eval_interval > 0 and it % eval_interval == 0)
+    if due or stop or (save_interval and it % save_interval == 0):
+        procs.synchronize()
+        seconds, improved = time.perf_counter() - origin, False
+        if due and not stop and evaluation.get('iter') != it:  # not once more after a resume
+            evaluation = {'iter': it, **{split: evaluate(split) for split in splits}}
+            procs.print(f"step {it}: " + ', '.join(f"{split} loss {evaluation[split]:.4f}" for split in splits))
+            improved = evaluation.get('val', math.inf) < best_val_loss  # False if it is not a number
+            best_val_loss = evaluation['val'] if improved else best_val_loss
+        wanted = improved or stop or last or (it % save_interval == 0 if save_interval else always_save_checkpoint)
+        if wanted and it > start and not eval_only:
+            if procs.any(int(master and not save(it, improved))):
+                give_up(it, "the weights are not finite")
+        origin = time.perf_counter() - seconds
+    if evaluation.get('iter') == it:
+        row.update(train_loss=evaluation['train'], val_loss=evaluation.get('val'))
+    if stop or last or eval_only:
+        break
+
+    # the gradient, summed over micro-batches, averaged over processes
+    loss = torch.zeros((), device=device)
+    for micro in range(accumulation):
+        if dropout > 0:  # its random numbers, too, are a function of seed and sample: there is no state to save
+            torch.manual_seed(int(hash64(seed, 3, (it * procs.world_size + procs.rank) * accumulation + micro)[0]) >> 1)
+        wrapped.require_backward_grad_sync = micro == accumulation - 1  # before forward, which looks at it as well as backward
+        with autocast:
+            micro_loss = wrapped(x, y)[1] / accumulation
+        x, y = get_batch(it + (micro + 1) // accumulation, (micro + 1) % accumulation)  # the next one, while the device still works
+        scaler.scale(micro_loss).backward()
+        loss += micro_loss.detach()
+
+    # the update
+    lr = get_lr(it)
+    for group in optimizer.param_groups:
+        group['lr'] = lr
+    scaler.unscale_(optimizer)
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    steps += 1
+
+    # the log; reading the loss waits for the device, so not at every step
+    if log_interval > 0 and it % log_interval == 0:
+        loss = procs.sum(loss).item() / procs.world_size
+        seconds = time.perf_counter() - origin
+        dt, then, steps = (seconds - then) / steps, seconds, 0
+        if it >= start + 5:  # the first steps are slower
+            step_time = dt if step_time is None else 0.9 * step_time + 0.1 * dt
+        mfu = model.estimate_mfu(accumulation * batch_size, dt, peak_flops)
+        row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, seconds=seconds, ms=1000 * dt,
+                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu)
+        procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
+                    f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}" +
+                    (f", eta {duration((max_iters - it - 1) * step_time)}" if step_time else ""))
+        if not math.isfinite(loss):
+            give_up(it, f"the loss is {loss}")
+    log.write(row)
+log.write(row)
+
+if stop:
+    procs.print(f"stopped by {signal.Signals(stop).name} after {it:,} iterations, saved in {out_dir}. to go on: "
+                f"python train.py --init_from=resume --out_dir={out_dir}")
+elif not eval_only:
+    procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
+                f". to see what it writes: python sample.py --out_dir={out_dir}")
+procs.close()
+if stop:
+    sys.exit(128 + stop)
