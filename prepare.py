@@ -38,7 +38,7 @@ import urllib.request
 
 import numpy as np
 
-from dataset import DATA_DIR, CharTokenizer, make_tokenizer
+from dataset import DATA_DIR, END_OF_TEXT, CharTokenizer, make_tokenizer
 
 SHAKESPEARE_URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
@@ -278,6 +278,7 @@ try:
     os.makedirs(folder, exist_ok=True)
     train, val = Split('train', dtype), Split('val', dtype)
     t0 = shown = time.time()
+    look_alikes = 0
     for side, document in documents():
         first = next(document, '')
         if not first:
@@ -292,6 +293,7 @@ try:
         pieces = itertools.chain([first], document)
         for piece in pieces if tokenizer in ('char', 'byte') else whole_words(pieces):
             split.write(tok.encode(piece))
+            look_alikes += piece.count(END_OF_TEXT)
             if time.time() > shown + 10:
                 shown = time.time()
                 print(f"{train.tokens + val.tokens:,} tokens in {train.documents + val.documents:,} documents, {shown - t0:.0f} s", flush=True)
@@ -323,11 +325,15 @@ try:
     meta = {'tokenizer': state, 'vocab_size': tok.n_vocab, 'end_of_text': tok.end_of_text, 'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32',
             'splits': splits, 'source': source, 'command': command}
     write_whole(meta_path, json.dumps(meta, indent=1).encode())
+except KeyboardInterrupt:
+    sys.exit("interrupted; nothing was changed")
 except OSError as e:
     fail(f"cannot read or write ({e.filename or folder}: {e.strerror or e}). make room, or use --data_dir=ANOTHER")
 finally:
     remove_temporary()
 
+if look_alikes:
+    print(f"note: the text itself contains {END_OF_TEXT} ({look_alikes:,} times); there it is text, not the special token")
 for split, entry in splits.items():
     print(f"{os.path.join(folder, split + '.bin')}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, {entry['bytes']:,} bytes of text")
 print(f"vocabulary of {tok.n_vocab:,} ids ({tokenizer}), {time.time() - t0:.1f} s. train on it: python train.py --dataset={name}")

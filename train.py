@@ -100,31 +100,34 @@ if init_from in ('resume', 'auto'):
         fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
 elif init_from == 'scratch':
     path = None
-    if checkpoint.newest(out_dir) and not overwrite and not eval_only:
-        fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
 elif os.path.exists(init_from):
     path = os.path.join(init_from, 'ckpt.pt') if os.path.isdir(init_from) else init_from
 elif init_from.startswith('gpt2'):
     fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
 else:
     fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto or the path of a checkpoint")
+resuming = path is not None and init_from in ('resume', 'auto')
+if not resuming and not overwrite and not eval_only and checkpoint.newest(out_dir):
+    fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
 saved = checkpoint.read(path) if path else None
-resuming = saved is not None and init_from in ('resume', 'auto')
 if resuming:
     # the run's own knobs hold, unless given now; these are about this machine and this launch, or name places
-    changed = inherit(globals(), knobs, given, saved['config'], never=(
-        'out_dir', 'init_from', 'overwrite', 'data_dir', 'eval_only', 'log_interval', 'wandb_log', 'always_save_checkpoint',
-        'save_interval', 'keep_checkpoints', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision'))
+    budgets = ('max_tokens', 'max_epochs', 'tokens_per_param') if 'max_iters' in given else ()
+    changed = inherit(globals(), knobs, given, saved['config'], never=budgets + (
+        'out_dir', 'init_from', 'overwrite', 'data_dir', 'eval_only', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout',
+        'peak_flops', 'matmul_precision'))
     procs.print(f"resuming from {path}, after {saved['iter_num']:,} iterations")
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
 if saved:
     for name in ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size'):
         own = saved['model_args'][name]
-        if name == 'block_size' and not resuming and block_size < own:
+        if name == 'block_size' and name in given and not resuming:
+            if block_size > own:
+                fail(f"block_size={block_size}, but {path} has learned only {own} positions. use --block_size={own} or less")
             continue  # cropped below
-        if globals()[name] != own and (name in given):
-            procs.print(f"note: {name}={globals()[name]} is ignored, the checkpoint has {own}")
+        if name in given and given[name] != own:
+            procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {own}")
         globals()[name] = knobs[name] = own
 
 # -----------------------------------------------------------------------------

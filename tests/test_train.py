@@ -182,6 +182,13 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
     result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert result.status == 0 and 'iter 0:' in result.out
     assert checkpoint.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
+    before = (tmp_path / 'out' / 'ckpt.pt').read_bytes()
+    result = script('train.py', *tiny, f'--init_from={old}')  # into the folder of the run that it comes from
+    assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'out' / 'ckpt.pt').read_bytes() == before
+    result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'larger'}", '--block_size=32')
+    assert result.status == 2 and 'block_size=32' in result.err and '16' in result.err
+    result = script('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
+    assert result.status == 0 and checkpoint.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
     result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
     assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
 

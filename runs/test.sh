@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs what the tests need into .venv (or into the virtual environment that is active) and runs them.
+# Some tests want real texts: FLATGPT_TEST_DATA names their folder, and without it they are skipped.
+#   bash runs/test.sh [pytest's flags]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ -z "${VIRTUAL_ENV:-}" ]; then
+  [ -d .venv ] || python3 -m venv .venv
+  PATH="$PWD/.venv/bin:$PATH"
+fi
+python -m pip install --quiet --disable-pip-version-check -r requirements.txt pytest==9.2.0
+python -m pytest -q tests "$@"
