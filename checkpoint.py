@@ -36,6 +36,12 @@ def newest(out_dir):
     return (numbered(out_dir) or [single if os.path.exists(single) else None])[-1]
 
 
+def find(path):
+    """The checkpoint that `path` means: itself, or in a run folder its ckpt.pt, else the newest numbered one."""
+    ckpt = os.path.join(path, 'ckpt.pt')
+    return path if os.path.isfile(path) else ckpt if os.path.exists(ckpt) else newest(path) or ckpt
+
+
 def save(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it;
     keep the last `keep`. Returns False, writing nothing, if a weight is not finite."""
@@ -85,12 +91,15 @@ def read(path):
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
         fail(f"{path} cannot be read ({str(e).strip().splitlines()[0][:120]}). take an older checkpoint, if there is one")
     try:
+        assert isinstance(state, dict), 'it is not a dict'
         # nanoGPT saves the compiled model's names
         state['model'] = {name.removeprefix('_orig_mod.').removeprefix('module.'): p for name, p in state['model'].items()}
+        state['model_args'].setdefault('bias', 'transformer.ln_f.bias' in state['model'])  # older than that flag, or than the next
+        state['model_args'].setdefault('dropout', 0.0)
         check_model_args(state['model_args'], state['model'])
         state['iter_num'], state['best_val_loss'] = int(state.get('iter_num', 0)), float(state.get('best_val_loss', float('inf')))
         state['config'] = dict(state.get('config', {}))
-    except (KeyError, TypeError, AttributeError, ValueError) as e:
+    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, IndexError) as e:
         fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that train.py wrote")
     return state
 
@@ -109,6 +118,8 @@ def check_model_args(args, weights):
     for name, value in have.items():
         if args[name] != value:
             raise ValueError(f"{name} is {args[name]}, its weights have {value}")
+    if args['n_head'] < 1 or args['n_embd'] % args['n_head'] != 0:
+        raise ValueError(f"n_head is {args['n_head']}, n_embd {args['n_embd']}")
 
 
 def build(state, dropout=0.0):
@@ -136,6 +147,8 @@ def tokenizer_state(state, dataset_name=None, data_dir=None):
             return dataset.read_tokenizer_state(folder, meta)
         fail(f"dataset {name} has {meta['vocab_size']} tokens, the checkpoint {state['model_args']['vocab_size']}. name the one it "
              "was trained on with --dataset=NAME")
+    if dataset_name:
+        fail(f"no dataset {dataset_name} in {data_dir or dataset.DATA_DIR}. name the folder of the one that the checkpoint was trained on")
     if state['model_args']['vocab_size'] in (50257, 50304):  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
     fail(f"the checkpoint does not tell its tokenizer and data/{name or '?'} is not there. name its dataset with --dataset=NAME")
@@ -143,10 +156,7 @@ def tokenizer_state(state, dataset_name=None, data_dir=None):
 
 def load(path='out', dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run folder (its ckpt.pt) or of a checkpoint file, on the CPU and in eval mode."""
-    if os.path.isdir(path) or not path.endswith('.pt'):
-        ckpt = os.path.join(path, 'ckpt.pt')
-        path = ckpt if os.path.exists(ckpt) else newest(path) or ckpt
-    state = read(path)
+    state = read(find(path))
     return build(state).eval(), dataset.make_tokenizer(tokenizer_state(state, dataset_name, data_dir))
 
 

@@ -36,9 +36,10 @@ ALIASES = dict(
 )
 
 
-def fail(*problems):
-    """Print a line `error: what (value). what to do` per problem, once per machine, and exit with status 2."""
-    if os.environ.get('LOCAL_RANK', '0') == '0':
+def fail(*problems, everywhere=False):
+    """Print a line `error: what (value). what to do` per problem and exit with status 2. All processes find the same mistakes,
+    so one per machine says them, unless `everywhere`: what only this process may have met."""
+    if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         for problem in problems:
             print(f'error: {problem}', file=sys.stderr, flush=True)
     sys.exit(2)
@@ -87,7 +88,8 @@ def configure(script, positional=None):
         fail(*problems)
     script.update(given)
     for note in notes:
-        print(note)
+        if os.environ.get('LOCAL_RANK', '0') == '0':
+            print(note)
     return {**knobs, **given}, given
 
 

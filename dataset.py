@@ -11,9 +11,12 @@ Only numpy here: prepare.py uses this file too and need not wait for torch.
 
 import base64
 import functools
+import hashlib
+import importlib.util
 import json
 import os
 import pickle
+import tempfile
 
 import numpy as np
 
@@ -93,7 +96,11 @@ class TiktokenTokenizer:
         return self.encoding.encode(text, allowed_special={END_OF_TEXT}, disallowed_special=())
 
     def decode(self, ids):
-        return self.encoding.decode(ids)
+        try:
+            return self.encoding.decode(ids)
+        except KeyError:  # o200k_base and others have gaps, ids without a meaning, which a model may still produce
+            known = {*self.encoding._mergeable_ranks.values(), *self.encoding._special_tokens.values()}
+            return self.encoding.decode([i for i in ids if i in known])
 
     def byte_lengths(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
@@ -126,23 +133,25 @@ def make_tokenizer(state):
                                                special_tokens=state['special_tokens']))
 
 
+GPT2_URLS = ['https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/' + name for name in ('vocab.bpe', 'encoder.json')]
+
+
+def tiktoken_cache(url):
+    """The path where tiktoken keeps what it fetched from `url`."""
+    folder = os.environ.get('TIKTOKEN_CACHE_DIR') or os.environ.get('DATA_GYM_CACHE_DIR') or os.path.join(tempfile.gettempdir(), 'data-gym-cache')
+    return os.path.join(folder, hashlib.sha1(url.encode()).hexdigest())
+
+
 def get_encoding(tiktoken, name):
     """tiktoken's own encoding `name`, from its cache or the network; where neither has it, say which file to put where."""
     if name not in tiktoken.list_encoding_names():
         fail(f"no such tokenizer ({name}). char, byte or one of tiktoken's: {', '.join(sorted(tiktoken.list_encoding_names()))}")
     try:
         return tiktoken.get_encoding(name)
-    except OSError as e:  # every error of the requests package is one
-        import hashlib
-        import tempfile
+    except (OSError, ValueError) as e:  # every error of the requests package is an OSError; a page in place of the file is a ValueError
         url = getattr(getattr(e, 'request', None), 'url', None)
-        if url is None:
-            raise
-        base = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
-        urls = [base + 'vocab.bpe', base + 'encoder.json'] if name == 'gpt2' else [url]
-        folder = (os.environ.get('TIKTOKEN_CACHE_DIR') or os.environ.get('DATA_GYM_CACHE_DIR')
-                  or os.path.join(tempfile.gettempdir(), 'data-gym-cache'))
-        where = ' and '.join(f"{u} as {os.path.join(folder, hashlib.sha1(u.encode()).hexdigest())}" for u in urls)
+        urls = GPT2_URLS if name == 'gpt2' else [url] if url else []
+        where = ' and '.join(f"{url} as {tiktoken_cache(url)}" for url in urls) or 'its files'
         fail(f"tokenizer {name} is neither in tiktoken's cache nor can it be fetched ({type(e).__name__}). on a machine with a "
              f"network, download {where} (TIKTOKEN_CACHE_DIR names another folder), or use --tokenizer=byte")
 
@@ -171,6 +180,14 @@ class Dataset:
 
     def tokenizer(self):
         return make_tokenizer(self.tokenizer_state)
+
+
+def same_tokenizer(a, b):
+    """Whether two tokenizer states give the same ids; one that is not known (None) or only named is taken at its word."""
+    if a is None or b is None:
+        return True
+    names = [(state['kind'], state.get('name')) for state in (a, b)]
+    return names[0] == names[1] if a['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b) else a == b
 
 
 def missing(name, data_dir):
@@ -224,6 +241,8 @@ class PlainUnpickler(pickle.Unpickler):
 def read_tokenizer_state(folder, meta):
     """meta's tokenizer with its merges, which lie in a file of their own: all that a checkpoint must know to be sampled."""
     state = dict(meta['tokenizer'])
+    if state == {'kind': 'tiktoken', 'name': 'gpt2'} and importlib.util.find_spec('tiktoken') and all(map(os.path.exists, map(tiktoken_cache, GPT2_URLS))):
+        state = make_tokenizer(state).state()  # nanoGPT's folders only assume it: if it is at hand, the checkpoint shall have it
     if 'ranks_file' in state:
         path = os.path.join(folder, os.path.basename(state.pop('ranks_file')))
         try:
@@ -262,13 +281,13 @@ class Tokens:
                 self.read(row[ahead:], 0)
         if out.size and out.max() >= self.vocab_size:
             fail(f"{self.path} holds the token id {out.max()}, but its vocabulary has only {self.vocab_size} ids. it was made with "
-                 "another tokenizer than its meta file says: run prepare.py for this dataset again")
+                 "another tokenizer than its meta file says: run prepare.py for this dataset again", everywhere=True)
         return out.astype(np.int64)
 
     def read(self, row, start):
         self.file.seek(start * self.dtype.itemsize)
         if self.file.readinto(row.view(np.uint8)) != row.nbytes:
-            fail(f"{self.path} became shorter while it was read. restore it, then go on with --init_from=resume")
+            fail(f"{self.path} became shorter while it was read. restore it, then go on with --init_from=resume", everywhere=True)
 
     def n_windows(self, block_size):
         """How many windows of block_size ids and the one that follows lie side by side from the start on, overlapping by that one."""

@@ -139,7 +139,8 @@ class GPT(nn.Module):
         device = self.lm_head.weight.device
         if peak_flops is None and device.type == 'cuda':
             words = re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower())  # 'nvidia', 'h100', '80gb', 'hbm3'
-            peak_flops = next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= set(words)), None)
+            if not {'laptop', 'ti', 'super', 'd', 'mig', 'max'} & set(words):  # relatives with other peaks
+                peak_flops = next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= set(words)), None)
         if peak_flops is None:
             return None
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
@@ -168,7 +169,7 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None)
     if top_k is not None:
         probs[:, top_k:] = 0
     if top_p is not None:
-        probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p * probs.sum(-1, keepdim=True), 0)  # the first one always stays
+        probs = probs.masked_fill(probs.cumsum(-1) - probs > top_p * probs.sum(-1, keepdim=True), 0)  # the first one always stays
     return ids.gather(1, torch.multinomial(probs, num_samples=1, generator=generator))
 
 

@@ -15,7 +15,9 @@ def create_optimizer(model, learning_rate, weight_decay, betas, eps):
 def load_optimizer_state(optimizer, state):
     """Take over the moments of a checkpoint but keep the options of this run: load_state_dict would silently bring back
     the old weight_decay, betas and fused. (The learning rate is set at every step anyway.)"""
-    options = [{k: v for k, v in group.items() if k != 'params'} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, options):
-        group.update(own)
+    # before, not after: by the group's `fused` torch decides on which device a step counter has to be
+    groups = [{**old, **{k: v for k, v in own.items() if k != 'params'}}
+              for old, own in zip(state['param_groups'], optimizer.param_groups, strict=True)]
+    optimizer.load_state_dict({**state, 'param_groups': groups})
+    for moments in optimizer.state.values():  # on a CPU these still are the mapped file, which is about to be replaced
+        moments.update({k: v.clone() for k, v in moments.items() if torch.is_tensor(v) and v.device.type == 'cpu'})

@@ -37,7 +37,7 @@ class Processes:
             import torch.distributed as dist
             # gloo beside nccl: what the hosts tell each other (any()) travels over CPU memory and waits for no GPU
             auto = 'cpu:gloo,cuda:nccl' if self.device.type == 'cuda' else 'gloo'
-            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, timeout=timedelta(seconds=timeout))
+            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, timeout=timedelta(seconds=max(1, timeout)))
             self.dist = dist
 
     def print(self, *words):
@@ -70,13 +70,9 @@ class Processes:
         if self.device.type in ('cuda', 'mps'):
             getattr(torch, self.device.type).synchronize()
 
-    def barrier(self):
-        if self.many:
-            self.dist.barrier()
-
     def close(self):
         if self.many:
-            self.dist.barrier()
+            self.dist.barrier()  # nobody leaves while another still talks
             self.dist.destroy_process_group()
 
 
@@ -85,7 +81,7 @@ def choose_device(device, local_rank=0, many=False):
     why = 'as asked'
     if device == 'auto':
         device, why = (('cuda', 'a GPU was found') if torch.cuda.is_available() else
-                       ('mps', 'an Apple GPU was found') if torch.backends.mps.is_available() else ('cpu', 'no GPU was found'))
+                       ('mps', 'an Apple GPU was found') if torch.backends.mps.is_available() and not many else ('cpu', 'no GPU was found'))
     try:
         device = torch.device(device)
     except RuntimeError:
@@ -99,6 +95,8 @@ def choose_device(device, local_rank=0, many=False):
         if (device.index or 0) >= count:
             fail(f"device=cuda:{device.index}, but this machine has {count} GPU{'s' * (count > 1)}. " +
                  (f"use --nproc_per_node={count}" if many else f"use --device=cuda:{count - 1} or less"))
+    if device.type == 'mps' and many:
+        fail("device=mps under torchrun: processes cannot share an Apple GPU. use plain python, or --device=cpu")
     if device.type == 'mps' and not torch.backends.mps.is_available():
         fail("device=mps, but this is not a Mac with an Apple GPU. use --device=cpu")
     return device, why
@@ -151,6 +149,6 @@ def compile_model(model, step, wish, dynamic=None):
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
         if wish is True:
             fail(f"compile=True, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ compiler "
-                 "(apt install g++) and, for a GPU, Triton; or use --compile=False")
+                 "(apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
         model._compiled_call_impl = None
         return f"note: compile is off after all, torch.compile failed ({reason})"

@@ -35,10 +35,11 @@ import sysconfig
 import time
 import tokenize
 import urllib.request
+import zlib
 
 import numpy as np
 
-from dataset import DATA_DIR, END_OF_TEXT, CharTokenizer, make_tokenizer
+from dataset import DATA_DIR, END_OF_TEXT, KNOWN, CharTokenizer, make_tokenizer
 
 SHAKESPEARE_URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
@@ -49,9 +50,9 @@ LONGEST = 1 << 24  # characters without a place to cut at, after which the cut i
 problems = out_of_range(knobs, below_one='val_fraction')
 if name != os.path.basename(name) or name in ('', '.', '..'):
     problems.append(f"the name of a dataset is a folder's name ({name}). use a plain word, and --data_dir=PATH for another place")
-if name != 'pystdlib' and name not in AS_NANOGPT and input is None:
+if name not in KNOWN and input is None:
     problems.append(f"no text for the dataset {name}. say where it is: python prepare.py {name} --input=FILE_OR_FOLDER "
-                    f"(made without it: pystdlib, {', '.join(AS_NANOGPT)})")
+                    f"(made without it: {', '.join(KNOWN)})")
 if name == 'pystdlib' and input is not None:
     problems.append("pystdlib is this Python's library, not --input. give your dataset a name: python prepare.py NAME --input=...")
 if problems:
@@ -99,7 +100,8 @@ def input_files():
 
 def documents_of(paths):
     for path in paths:
-        with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8') as f:
+        # utf-8-sig: Windows likes to begin a file with a mark that is not part of the text
+        with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8-sig') as f:
             try:
                 if re.search(r'\.jsonl(\.gz)?$', path):
                     yield from (iter([text]) for text in lines_of(f, path))
@@ -107,7 +109,7 @@ def documents_of(paths):
                     yield pieces_of(f, path)
             except UnicodeDecodeError:
                 fail(f"{path} is not UTF-8 (byte {bad_byte(path)}). convert it: iconv -f latin1 -t utf-8")
-            except (EOFError, gzip.BadGzipFile, OSError) as e:
+            except (EOFError, OSError, zlib.error) as e:
                 fail(f"{path} cannot be read to its end ({e}). fetch or compress it again")
 
 
@@ -119,7 +121,7 @@ def pieces_of(f, path):
             yield piece
     except UnicodeDecodeError:
         fail(f"{path} is not UTF-8 (byte {bad_byte(path)}). convert it: iconv -f latin1 -t utf-8")
-    except (EOFError, OSError) as e:
+    except (EOFError, OSError, zlib.error) as e:
         fail(f"{path} cannot be read to its end ({e}). fetch or compress it again")
 
 
@@ -136,7 +138,8 @@ def lines_of(f, path):
         if not isinstance(text, str):
             fail(f"{path}:{number} has no text under {text_key!r} but {type(text).__name__}. name the right key with --text_key")
         if text:
-            yield text
+            # JSON can hold half a surrogate pair, which is no text: it becomes U+FFFD
+            yield text if text.isascii() else text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def bad_byte(path):
@@ -248,6 +251,8 @@ def write_whole(path, content):
 
 def remove_temporary():
     for split in ('train', 'val'):
+        if split in open_splits:
+            open_splits[split].file.close()  # Windows removes no open file
         if os.path.exists(os.path.join(folder, split + '.bin.tmp')):
             os.remove(os.path.join(folder, split + '.bin.tmp'))
     if os.path.isdir(folder) and not os.listdir(folder):
@@ -257,6 +262,7 @@ def remove_temporary():
 # -----------------------------------------------------------------------------
 # the work
 
+open_splits = {}
 try:
     if name in AS_NANOGPT:  # nanoGPT's split: the first nine tenths of the characters, and the rest
         text, source = tinyshakespeare(), input or SHAKESPEARE_URL
@@ -270,13 +276,18 @@ try:
         documents = lambda: ((None, document) for document in documents_of(paths))
 
     if tokenizer == 'char':  # a first pass, to see which characters there are
-        tok = CharTokenizer(sorted(set().union(*(piece for _, document in documents() for piece in document))))
+        chars = set()
+        for _, document in documents():
+            for piece in document:
+                chars.update(piece)
+        tok = CharTokenizer(sorted(chars))
     else:
         tok = make_tokenizer({'kind': 'byte'} if tokenizer == 'byte' else {'kind': 'tiktoken', 'name': tokenizer})
     dtype = np.dtype('<u2' if tok.n_vocab <= 1 << 16 else '<u4')
 
     os.makedirs(folder, exist_ok=True)
-    train, val = Split('train', dtype), Split('val', dtype)
+    open_splits.update(train=Split('train', dtype), val=Split('val', dtype))
+    train, val = open_splits.values()
     t0 = shown = time.time()
     look_alikes = 0
     for side, document in documents():
@@ -309,14 +320,14 @@ try:
 
     state = tok.state()
     ranks = state.pop('ranks', None)
-    if ranks is not None:
-        write_whole(os.path.join(folder, 'tokenizer.tiktoken'), ranks)
-        state['ranks_file'] = 'tokenizer.tiktoken'
     command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
     splits = {split.name: split.finish(tok.byte_lengths()) for split in (train, val) if split.tokens > 0}
     # meta.json says that the folder is whole, so it says the contrary while the files change places
     meta_path = os.path.join(folder, 'meta.json')
     write_whole(meta_path, json.dumps({'unfinished': True, 'command': command}).encode())
+    if ranks is not None:
+        write_whole(os.path.join(folder, 'tokenizer.tiktoken'), ranks)
+        state['ranks_file'] = 'tokenizer.tiktoken'
     for split in ('train', 'val'):
         if split in splits:
             os.replace(os.path.join(folder, split + '.bin.tmp'), os.path.join(folder, split + '.bin'))
@@ -326,7 +337,8 @@ try:
             'splits': splits, 'source': source, 'command': command}
     write_whole(meta_path, json.dumps(meta, indent=1).encode())
 except KeyboardInterrupt:
-    sys.exit("interrupted; nothing was changed")
+    print("interrupted; run it again", file=sys.stderr)
+    sys.exit(130)
 except OSError as e:
     fail(f"cannot read or write ({e.filename or folder}: {e.strerror or e}). make room, or use --data_dir=ANOTHER")
 finally:

@@ -38,6 +38,7 @@ import checkpoint
 from dataset import END_OF_TEXT
 from parallel import choose_compile, choose_device, choose_dtype, compile_model
 
+sys.stdout.reconfigure(errors='replace')  # a model may produce what the console's encoding lacks
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
 problems = out_of_range(knobs, above_zero='num_samples max_new_tokens top_k top_p', from_zero='temperature seed')

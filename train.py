@@ -43,7 +43,7 @@ beta2 = 0.95
 adam_eps = 1e-8
 grad_clip = 1.0  # the largest norm of the gradient; 0: any
 # budget and schedule
-max_iters = 600000  # updates to make; or one of the next three instead
+max_iters = 600000  # updates to make, unless one of the next three is set
 max_tokens: int = None  # tokens to train on
 max_epochs: float = None  # passes over the data, fractions too
 tokens_per_param: float = None  # tokens per parameter of the model; 20 is Chinchilla's
@@ -54,7 +54,7 @@ lr_decay_iters: int = None  # where min_lr is reached and kept. None: at the end
 min_lr: float = None  # None: learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only of the last weights
-eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of the split
+eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of val.bin, and as much of train.bin
 eval_tokens: int = None  # tokens per evaluation instead: comparable between batch sizes
 eval_only = False  # evaluate once, write nothing, exit
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
@@ -75,6 +75,7 @@ knobs, given = configure(globals())
 import math  # only now: --help and a mistyped knob are answered without waiting for torch
 import importlib.util
 import os
+import shlex
 import signal
 import sys
 import time
@@ -83,7 +84,7 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
-from dataset import Dataset, hash64, train_starts
+from dataset import Dataset, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import create_optimizer, load_optimizer_state
 from parallel import Processes, choose_compile, choose_dtype, compile_model
@@ -94,6 +95,10 @@ device, master = procs.device, procs.is_main
 # -----------------------------------------------------------------------------
 # where to start: nothing, a run to go on with, or the weights of a checkpoint
 
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
+ARCHITECTURE = ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size')
+BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
+
 if init_from in ('resume', 'auto'):
     path = checkpoint.newest(out_dir)
     if path is None and init_from == 'resume':
@@ -101,7 +106,9 @@ if init_from in ('resume', 'auto'):
 elif init_from == 'scratch':
     path = None
 elif os.path.exists(init_from):
-    path = os.path.join(init_from, 'ckpt.pt') if os.path.isdir(init_from) else init_from
+    path = checkpoint.find(init_from)
+    if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
+        fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
 elif init_from.startswith('gpt2'):
     fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
 else:
@@ -110,17 +117,18 @@ resuming = path is not None and init_from in ('resume', 'auto')
 if not resuming and not overwrite and not eval_only and checkpoint.newest(out_dir):
     fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
 saved = checkpoint.read(path) if path else None
+if resuming and 'optimizer' not in saved:
+    fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
 if resuming:
-    # the run's own knobs hold, unless given now; these are about this machine and this launch, or name places
-    budgets = ('max_tokens', 'max_epochs', 'tokens_per_param') if 'max_iters' in given else ()
-    changed = inherit(globals(), knobs, given, saved['config'], never=budgets + (
-        'out_dir', 'init_from', 'overwrite', 'data_dir', 'eval_only', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout',
-        'peak_flops', 'matmul_precision'))
+    # the run's own knobs hold, unless given now, or another one that says the same thing
+    instead = [name for group in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')) if set(group) & set(given)
+               for name in group if name not in given]
+    changed = inherit(globals(), knobs, given, saved['config'], never=(*LAUNCH, *ARCHITECTURE, *instead, 'init_from', 'overwrite', 'eval_only'))
     procs.print(f"resuming from {path}, after {saved['iter_num']:,} iterations")
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
 if saved:
-    for name in ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size'):
+    for name in ARCHITECTURE:
         own = saved['model_args'][name]
         if name == 'block_size' and name in given and not resuming:
             if block_size > own:
@@ -138,9 +146,11 @@ problems = out_of_range(
     'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout',
     from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate min_lr weight_decay grad_clip',
     below_one='dropout beta1 beta2', words=dict(lr_schedule='cosine linear constant', matmul_precision='highest high medium'))
-if wandb_log and importlib.util.find_spec('wandb') is None:
+if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
-if len(budgets := [name for name in ('max_tokens', 'max_epochs', 'tokens_per_param') if knobs[name] is not None]) > 1:
+if seed >= 2**63:
+    problems.append(f"seed is out of range ({seed}). use one below 2**63")
+if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
     problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
 if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     problems.append(f"out_dir is a file ({out_dir}). name a folder with --out_dir")
@@ -172,8 +182,7 @@ problems += filter(None, (tokens.check_length(block_size) for tokens in splits.v
 samples_per_epoch = max(1, data.train.n // block_size)
 vocab_size = saved['model_args']['vocab_size'] if saved else data.vocab_size
 if saved:
-    theirs = saved.get('tokenizer')
-    if not data.meta['vocab_size'] <= vocab_size <= data.vocab_size or (theirs is not None and theirs != data.tokenizer_state):
+    if not data.meta['vocab_size'] <= vocab_size <= data.vocab_size or not same_tokenizer(saved.get('tokenizer'), data.tokenizer_state):
         problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {vocab_size} there). "
                         "train on a dataset made with the checkpoint's tokenizer, or from scratch")
 model_args = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, bias=bias, vocab_size=vocab_size, dropout=dropout)
@@ -201,7 +210,7 @@ procs.print(f"model     {n_layer} layers, {n_head} heads, {n_embd} channels, {bl
 procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
             f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
 procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
-            f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter")
+            f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""))
 procs.print(f"schedule  {lr_schedule}, {learning_rate:g} after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
             (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
             ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
@@ -251,16 +260,17 @@ if resuming:
     seconds, evaluation, wandb_run_id = saved.get('seconds', 0.0), saved.get('evaluation', {}), saved.get('wandb_run_id')
 saved = None  # gives its memory back
 
+wrapped = procs.wrap(model)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
 if compiling:
     def first_step():
         with autocast:
-            loss = model(*get_batch(start, 0))[1]
+            loss = wrapped(*get_batch(start, 0))[1]
         loss.backward()
         model.zero_grad(set_to_none=True)
     t0 = time.perf_counter()
     note = compile_model(model, first_step, compile)
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
-wrapped = procs.wrap(model)  # what runs; the plain model keeps its name: it is evaluated, saved and counted
+    wrapped = procs.wrap(model) if note else wrapped
 
 # -----------------------------------------------------------------------------
 # helpers
@@ -269,8 +279,8 @@ wrapped = procs.wrap(model)  # what runs; the plain model keeps its name: it is 
 def evaluate(split):
     """Mean loss over the first windows of a split: the same ones each time, shared out over the processes."""
     tokens = splits[split]
-    wanted = eval_tokens // block_size if eval_tokens else eval_iters * batch_size
-    n = min(tokens.n_windows(block_size), max(1, wanted)) if wanted else tokens.n_windows(block_size)
+    wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
+    n = min(wanted, tokens.n_windows(block_size))
     losses = torch.zeros(math.ceil(n / batch_size), device=device)  # a place for each batch: the sum is the same for any world size
     model.eval()
     for i in range(procs.rank, len(losses), procs.world_size):
@@ -303,7 +313,7 @@ def save(it, best):
     state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': model_args,
              'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
              'seconds': seconds, 'wandb_run_id': wandb_run_id, 'torch': str(torch.__version__), 'version': 1}
-    newest = always_save_checkpoint or best or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
+    newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
     return checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
 
 
@@ -312,8 +322,9 @@ def duration(seconds):
 
 
 def give_up(it, what):
-    procs.print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
-                f"with a smaller --learning_rate (now {learning_rate:g}): --init_from=resume")
+    if master:
+        print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
+              f"with a smaller --learning_rate (now {learning_rate:g}): --init_from=resume", file=sys.stderr)
     procs.close()
     sys.exit(3)
 
@@ -330,16 +341,19 @@ def ask_to_stop(number, frame):
 
 if resuming and start >= max_iters and not eval_only:
     procs.print(f"this run is done: {start:,} of {max_iters:,} iterations. to train on: --max_iters={2 * max(1, start)}")
+run = None
+if wandb_log and master:
+    import wandb
+    try:
+        run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
+    except wandb.Error as e:
+        fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or leave wandb_log out", everywhere=True)
+    run.define_metric('*', step_metric='iter')
+    wandb_run_id = run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     os.makedirs(out_dir, exist_ok=True)
     if not resuming:
         checkpoint.clear(out_dir)
-run = None
-if wandb_log and master:
-    import wandb
-    run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
-    run.define_metric('*', step_metric='iter')
-    wandb_run_id = run.id  # goes into the checkpoint: a resume continues the same curves
 log = checkpoint.Log(out_dir, start, run, enabled=master and not eval_only)
 signal.signal(signal.SIGINT, ask_to_stop)
 signal.signal(signal.SIGTERM, ask_to_stop)
@@ -355,13 +369,13 @@ for it in range(start, max(start, max_iters) + 1):
     if due or stop or (save_interval and it % save_interval == 0):
         procs.synchronize()
         seconds, improved = time.perf_counter() - origin, False
-        if due and not stop and evaluation.get('iter') != it:  # not once more after a resume
+        if due and not stop and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
             evaluation = {'iter': it, **{split: evaluate(split) for split in splits}}
             procs.print(f"step {it}: " + ', '.join(f"{split} loss {evaluation[split]:.4f}" for split in splits))
             improved = evaluation.get('val', math.inf) < best_val_loss  # False if it is not a number
             best_val_loss = evaluation['val'] if improved else best_val_loss
         wanted = improved or stop or last or (it % save_interval == 0 if save_interval else always_save_checkpoint)
-        if wanted and it > start and not eval_only:
+        if wanted and (it > start or improved and resuming) and not eval_only:  # not what has just been read, not the first random weights
             if procs.any(int(master and not save(it, improved))):
                 give_up(it, "the weights are not finite")
         origin = time.perf_counter() - seconds
@@ -412,8 +426,9 @@ for it in range(start, max(start, max_iters) + 1):
 log.write(row)
 
 if stop:
+    again = shlex.join(f'--{name}={given[name]}' for name in LAUNCH if name in given and name != 'out_dir')
     procs.print(f"stopped by {signal.Signals(stop).name} after {it:,} iterations, saved in {out_dir}. to go on: "
-                f"python train.py --init_from=resume --out_dir={out_dir}")
+                f"python train.py --init_from=resume --out_dir={shlex.quote(out_dir)} {again}")
 elif not eval_only:
     procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")

@@ -104,3 +104,19 @@ def test_a_bpe_tokenizer_decodes_from_its_state_alone(gpt2):
     assert alone.encode(text).tolist() == gpt2.encode_ordinary(text) and alone.decode(alone.encode_prompt(text)) == text
     assert alone.encode_prompt(text)[-1] == alone.end_of_text == 50256
     assert alone.byte_lengths()[alone.encode(text)].sum() == len(text.encode())
+
+
+def test_gpt2_is_gpt2_whether_named_or_spelled_out(gpt2):
+    full, bare, other = dataset.TiktokenTokenizer(gpt2).state(), {'kind': 'tiktoken', 'name': 'gpt2'}, {'kind': 'tiktoken', 'name': 'r50k_base'}
+    assert dataset.same_tokenizer(full, bare) and dataset.same_tokenizer(bare, full) and dataset.same_tokenizer(full, dict(full))
+    assert not dataset.same_tokenizer(full, other) and not dataset.same_tokenizer(full, {**full, 'pat_str': 'x'}) and dataset.same_tokenizer(None, full)
+    assert not dataset.same_tokenizer({'kind': 'byte'}, full) and not dataset.same_tokenizer({'kind': 'char', 'chars': 'ab'}, {'kind': 'char', 'chars': 'ac'})
+
+
+def test_ids_that_a_vocabulary_skips_decode_to_nothing(gpt2):
+    import tiktoken
+    try:
+        tok = dataset.TiktokenTokenizer(tiktoken.get_encoding('o200k_base'))
+    except OSError:
+        pytest.skip("o200k_base: neither in TIKTOKEN_CACHE_DIR nor to be fetched")
+    assert tok.decode([*tok.encode_prompt('gap'), 200005, *tok.encode_prompt(' here')]) == 'gap here'

@@ -160,6 +160,17 @@ def test_text_keys_and_what_is_wrong_with_lines(script, tmp_path):
     assert result.status == 2 and 'a.jsonl:1' in result.err and '--text_key' in result.err
 
 
+def test_marks_and_halves_of_characters_do_no_harm(script, tmp_path, gpt2):
+    (tmp_path / 'a.jsonl').write_text('\ufeff' + ''.join('{"text": "%d caf\\u00e9 \\ud83d half"}\n' % i for i in range(40)), encoding='utf-8')
+    for tokenizer in ('byte', 'char', 'gpt2'):
+        assert prepare(script, tmp_path, tokenizer, f"--input={tmp_path / 'a.jsonl'}", f'--tokenizer={tokenizer}').status == 0
+        data = Dataset(tokenizer, tmp_path / 'data')
+        assert 'café \ufffd half' in data.tokenizer().decode(ids(tmp_path, tokenizer).tolist())
+    (tmp_path / 'b.txt').write_bytes(b'\xef\xbb\xbf' + TEXT.encode())
+    assert prepare(script, tmp_path, 'mark', f"--input={tmp_path / 'b.txt'}", '--tokenizer=char').status == 0
+    assert '\ufeff' not in Dataset('mark', tmp_path / 'data').tokenizer().chars
+
+
 def bad(tmp_path):
     write(tmp_path / 'good.txt', TEXT)
     (tmp_path / 'latin.txt').write_bytes(b'abc\n' * 10 + b'caf\xe9\n')
@@ -167,13 +178,14 @@ def bad(tmp_path):
     (tmp_path / 'nul.txt').write_bytes(b'abc\0def' * 100)
     (tmp_path / 'cut.txt.gz').write_bytes(gzip.compress(os.urandom(5000).hex().encode())[:-2000])
     (tmp_path / 'not.txt.gz').write_bytes(b'plain')
+    (tmp_path / 'wrong.txt.gz').write_bytes((lambda b: b[:60] + bytes(255 - x for x in b[60:90]) + b[90:])(gzip.compress(os.urandom(500).hex().encode())))
     (tmp_path / 'broken.jsonl').write_text('{"text": "fine"}\n{"text": \n')
     (tmp_path / 'number.jsonl').write_text('{"text": 5}\n')
     (tmp_path / 'x.parquet').write_bytes(b'PAR1')
     (tmp_path / 'nothing').mkdir()
     return {
         'latin.txt': ['latin.txt', 'UTF-8', 'byte 43'], 'empty.txt': ['too little text'], 'nul.txt': ['nul.txt', 'NUL'],
-        'cut.txt.gz': ['cut.txt.gz', 'again'], 'not.txt.gz': ['not.txt.gz'], 'broken.jsonl': ['broken.jsonl:2', 'JSON'],
+        'cut.txt.gz': ['cut.txt.gz', 'again'], 'not.txt.gz': ['not.txt.gz'], 'wrong.txt.gz': ['wrong.txt.gz', 'again'], 'broken.jsonl': ['broken.jsonl:2', 'JSON'],
         'number.jsonl': ['number.jsonl:1', 'int'], 'x.parquet': ['x.parquet', '.jsonl'], 'nothing': ['nothing', '.txt'], 'absent.txt': ['absent.txt'],
     }
 
@@ -209,17 +221,19 @@ def test_without_network_and_cache_the_error_names_the_files(tmp_path):
     assert '6c7ea1a7e38e3a7f062df639a5b80947f075ffe6' in result.err and not (tmp_path / 'data' / 'mine').exists()
 
 
+@pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='the peak of memory is read from /proc')
 def test_memory_stays_small_for_large_input(tmp_path):
     with open(tmp_path / 'big.txt', 'w') as f:
         for _ in range(300_000_000 // len(TEXT)):
             f.write(TEXT)
     code = textwrap.dedent(f"""
-        import resource, runpy, sys
-        sys.argv = ['prepare.py', 'big', '--input={tmp_path / 'big.txt'}', '--tokenizer=char', '--data_dir={tmp_path / 'data'}']
+        import runpy, sys
+        sys.argv = ['prepare.py', 'big', '--input={tmp_path / 'big.txt'}', '--tokenizer=' + sys.argv[1], '--data_dir={tmp_path / 'data'}']
         sys.path.insert(0, {str(REPO)!r})
         runpy.run_path({str(REPO / 'prepare.py')!r}, run_name='__main__')
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, 'MB')
+        print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0])  # the peak of this process, in kB
     """)
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-2]) < 500
+    for tokenizer in ('byte', 'char'):
+        done = subprocess.run([sys.executable, '-c', code, tokenizer], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout.split()[-2]) < 500_000

@@ -151,7 +151,7 @@ def test_eval_only_writes_nothing_and_never_trains(script, tiny, tmp_path):
     script('train.py', *tiny)
     before = {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()}
     result = script('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
-    assert result.status == 0 and not result.losses() and 'loss' in result.out
+    assert result.status == 0 and not result.losses() and 'step 6: train loss' in result.out
     assert {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()} == before
     assert script('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}").status == 0 and not (tmp_path / 'new').exists()
 
@@ -233,6 +233,64 @@ def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
     with torch.no_grad():
         want = model(ids[:-1].view(n, 16), ids[1:].view(n, 16))[1].item()
     assert whole == pytest.approx(want, rel=1e-5)
+
+
+def test_a_small_evaluation_stays_small(script, tiny, monkeypatch):
+    import dataset
+    read = []
+    monkeypatch.setattr(dataset.Tokens, 'windows', lambda self, starts, length, real=dataset.Tokens.windows: (read.append(len(starts)), real(self, starts, length))[1])
+    assert script('train.py', *tiny, '--eval_only', '--eval_tokens=8').status == 0
+    assert sum(n for n in read if n == 4) == 3 * 4, 'one batch to train on, and one of each split'
+
+
+def test_without_val_the_named_checkpoint_is_the_newest(script, tiny, tmp_path):
+    make_dataset(tmp_path / 'data', 'noval', val=False)
+    script('train.py', *tiny, '--dataset=noval', '--always_save_checkpoint=False', '--save_interval=2')
+    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == 6
+
+
+def test_a_best_found_right_after_a_resume_is_saved(script, tiny, tmp_path):
+    # as after a Ctrl-C at an evaluation: saved, but not evaluated
+    script('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
+    path = tmp_path / 'out' / 'ckpt_00000003.pt'
+    state = torch.load(path, weights_only=True)
+    for name in ('ckpt.pt', 'ckpt_best.pt'):
+        (tmp_path / 'out' / name).unlink()
+    torch.save({**state, 'evaluation': {}, 'best_val_loss': 99.0}, path)
+    script('train.py', *tiny, '--init_from=resume', '--max_iters=6', '--learning_rate=0.9', '--min_lr=0.9')
+    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt_best.pt'))['iter_num'] == 3
+
+
+def test_weights_alone_are_not_resumed_but_start_a_run(script, tiny, tmp_path):
+    script('train.py', *tiny)
+    state = torch.load(tmp_path / 'out' / 'ckpt.pt', weights_only=True)
+    del state['optimizer'], state['model_args']['dropout'], state['model_args']['bias']  # and as old as nanoGPT's first ones
+    (tmp_path / 'bare').mkdir()
+    torch.save(state, tmp_path / 'bare' / 'ckpt.pt')
+    result = script('train.py', *tiny, f"--out_dir={tmp_path / 'bare'}", '--init_from=resume')
+    assert result.status == 2 and 'weights only' in result.err and '--init_from=' in result.err
+    result = script('train.py', *tiny, f"--out_dir={tmp_path / 'new'}", f"--init_from={tmp_path / 'bare'}")
+    assert result.status == 0, result.err
+
+
+def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
+    script('train.py', *tiny, '--max_tokens=128', '--warmup_iters=0', '--total_batch_size=64')
+    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
+    for budget, want in (('--max_iters=4', 4), ('--max_tokens=384', 6), ('--tokens_per_param=0.02', None)):
+        result = script('train.py', *place, budget)
+        assert result.status == 0, result.err
+        assert want is None or max(result.losses()) == want - 1
+    result = script('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
+    assert '128 tokens per iteration' in result.out
+
+
+def test_the_line_to_go_on_with_is_complete(script, tiny, tmp_path, monkeypatch):
+    import parallel
+    asked = iter([0, 0, signal.SIGTERM])
+    monkeypatch.setattr(parallel.Processes, 'any', lambda self, number, real=parallel.Processes.any: next(asked, 0))
+    result = script('train.py', *tiny, '--eval_interval=0')
+    assert result.status == 128 + signal.SIGTERM and f"--data_dir={tmp_path / 'data'}" in result.out and '--device=cpu' in result.out
+    assert checkpoint.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 2
 
 
 def test_the_learning_rate_follows_the_schedule(script, tiny):
