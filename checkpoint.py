@@ -36,6 +36,28 @@ def newest(out_dir):
     return (numbered(out_dir) or [single if os.path.exists(single) else None])[-1]
 
 
+def starting_point(init_from, out_dir, overwrite=False, eval_only=False):
+    """What train.py's init_from means: (the checkpoint to start from or None, whether its run goes on)."""
+    resuming = init_from in ('resume', 'auto') and newest(out_dir) is not None
+    path = newest(out_dir) if resuming else None
+    if init_from == 'resume' and not resuming:
+        fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
+    if init_from not in ('scratch', 'resume', 'auto'):
+        if init_from.startswith('gpt2') and not os.path.exists(init_from):
+            fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
+        if not os.path.exists(init_from):
+            fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto or the path of a checkpoint")
+        path = find(init_from)
+        if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
+            fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
+    if not (resuming or overwrite or eval_only) and newest(out_dir):
+        fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
+    state = read(path) if path else None
+    if resuming and 'optimizer' not in state:
+        fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
+    return state, resuming
+
+
 def find(path):
     """The checkpoint that `path` means: itself, or in a run folder its ckpt.pt, else the newest numbered one."""
     ckpt = os.path.join(path, 'ckpt.pt')
@@ -98,7 +120,7 @@ def read(path):
         state['model_args'].setdefault('dropout', 0.0)
         check_model_args(state['model_args'], state['model'])
         state['iter_num'], state['best_val_loss'] = int(state.get('iter_num', 0)), float(state.get('best_val_loss', float('inf')))
-        state['config'] = dict(state.get('config', {}))
+        state['config'], state['path'] = dict(state.get('config', {})), path
     except (KeyError, TypeError, AttributeError, ValueError, AssertionError, IndexError) as e:
         fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that train.py wrote")
     return state

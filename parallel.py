@@ -44,6 +44,23 @@ class Processes:
         if self.is_main:
             print(*words, flush=True)
 
+    def divide(self, steps, total_batch_size, batch_size, block_size):
+        """(how many of an iteration's micro-batches are this process's, or a problem to report): `steps` micro-batches over all
+        processes, or as many as make total_batch_size tokens."""
+        n = self.world_size
+        if total_batch_size:
+            tokens = batch_size * block_size * n
+            if total_batch_size % tokens == 0:
+                return total_batch_size // tokens, None
+            low = total_batch_size // tokens * tokens
+            return None, (f"total_batch_size={total_batch_size} is not a multiple of batch_size x block_size x processes = {batch_size} x "
+                          f"{block_size} x {n} = {tokens}. nearest: {low or tokens} or {low + tokens}")
+        if steps % n == 0:
+            return steps // n, None
+        low = steps // n * n
+        return None, (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of their number {n}. "
+                      f"nearest: {low or n} or {low + n}")
+
     def wrap(self, model):
         """`model` with gradients averaged over the processes in backward, when model.require_backward_grad_sync."""
         if not self.many:

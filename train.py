@@ -95,36 +95,16 @@ device, master = procs.device, procs.is_main
 # -----------------------------------------------------------------------------
 # where to start: nothing, a run to go on with, or the weights of a checkpoint
 
+saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
 ARCHITECTURE = ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size')
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
-
-if init_from in ('resume', 'auto'):
-    path = checkpoint.newest(out_dir)
-    if path is None and init_from == 'resume':
-        fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
-elif init_from == 'scratch':
-    path = None
-elif os.path.exists(init_from):
-    path = checkpoint.find(init_from)
-    if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
-        fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
-elif init_from.startswith('gpt2'):
-    fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
-else:
-    fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto or the path of a checkpoint")
-resuming = path is not None and init_from in ('resume', 'auto')
-if not resuming and not overwrite and not eval_only and checkpoint.newest(out_dir):
-    fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
-saved = checkpoint.read(path) if path else None
-if resuming and 'optimizer' not in saved:
-    fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
 if resuming:
     # the run's own knobs hold, unless given now, or another one that says the same thing
     instead = [name for group in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')) if set(group) & set(given)
                for name in group if name not in given]
     changed = inherit(globals(), knobs, given, saved['config'], never=(*LAUNCH, *ARCHITECTURE, *instead, 'init_from', 'overwrite', 'eval_only'))
-    procs.print(f"resuming from {path}, after {saved['iter_num']:,} iterations")
+    procs.print(f"resuming from {saved['path']}, after {saved['iter_num']:,} iterations")
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
 if saved:
@@ -132,7 +112,7 @@ if saved:
         own = saved['model_args'][name]
         if name == 'block_size' and name in given and not resuming:
             if block_size > own:
-                fail(f"block_size={block_size}, but {path} has learned only {own} positions. use --block_size={own} or less")
+                fail(f"block_size={block_size}, but {saved['path']} has learned only {own} positions. use --block_size={own} or less")
             continue  # cropped below
         if name in given and given[name] != own:
             procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {own}")
@@ -157,23 +137,13 @@ if os.path.exists(out_dir) and not os.path.isdir(out_dir):
 if problems:
     fail(*problems)
 if n_embd % n_head != 0:
-    problems.append(f"n_embd={n_embd} is not a multiple of n_head={n_head}. use --n_embd={n_embd // n_head * n_head or n_head} or "
-                    f"--n_embd={(n_embd // n_head + 1) * n_head}")
-if total_batch_size:
-    step = batch_size * block_size * procs.world_size
-    gradient_accumulation_steps = total_batch_size // step * procs.world_size
-    if total_batch_size % step != 0:
-        problems.append(f"total_batch_size={total_batch_size} is not a multiple of batch_size x block_size x processes = {batch_size} x "
-                        f"{block_size} x {procs.world_size} = {step}. nearest: {total_batch_size // step * step or step} or "
-                        f"{(total_batch_size // step + 1) * step}")
-elif gradient_accumulation_steps % procs.world_size != 0:
-    low = gradient_accumulation_steps // procs.world_size * procs.world_size
-    problems.append(f"gradient_accumulation_steps={gradient_accumulation_steps} counts over all processes and is not a multiple of their "
-                    f"number {procs.world_size}. nearest: {low or procs.world_size} or {low + procs.world_size}")
-if problems:
-    fail(*problems)
-accumulation = gradient_accumulation_steps // procs.world_size  # micro-batches of this process in an iteration
-samples_per_iter = gradient_accumulation_steps * batch_size
+    low = n_embd // n_head * n_head
+    problems.append(f"n_embd={n_embd} is not a multiple of n_head={n_head}. use --n_embd={low or n_head} or --n_embd={low + n_head}")
+# how many micro-batches of an iteration this process makes
+accumulation, problem = procs.divide(gradient_accumulation_steps, total_batch_size, batch_size, block_size)
+if problem or problems:
+    fail(*problems, *[problem] * bool(problem))
+samples_per_iter = accumulation * procs.world_size * batch_size
 tokens_per_iter = samples_per_iter * block_size
 
 data = Dataset(dataset, data_dir)
