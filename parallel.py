@@ -105,11 +105,10 @@ def choose_device(device, local_rank=0, many=False):
         fail(f"no such device ({device}). use --device=auto, cpu, cuda, cuda:1 or mps")
     if device.type == 'cuda':
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if many:
-            device = torch.device('cuda', local_rank)
+        device = torch.device('cuda', local_rank if many else device.index or 0)  # torch.cuda.set_device wants a number
         if count == 0:
             fail("device=cuda, but torch finds no GPU. use --device=cpu, or install a torch built for your GPU's driver")
-        if (device.index or 0) >= count:
+        if device.index >= count:
             fail(f"device=cuda:{device.index}, but this machine has {count} GPU{'s' * (count > 1)}. " +
                  (f"use --nproc_per_node={count}" if many else f"use --device=cuda:{count - 1} or less"))
     if device.type == 'mps' and many:

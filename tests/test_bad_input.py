@@ -188,3 +188,25 @@ def test_an_old_torch_is_named(monkeypatch, capsys):
     assert e.value.code == 2 and '2.9' in capsys.readouterr().err
     monkeypatch.undo()
     importlib.reload(parallel)
+
+
+def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
+    import parallel
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    assert parallel.choose_device('auto')[0] == parallel.choose_device('cuda')[0] == torch.device('cuda:0')
+    assert parallel.choose_device('cuda:1')[0] == torch.device('cuda:1')
+    assert parallel.choose_device('cuda', local_rank=1, many=True)[0] == torch.device('cuda:1')
+    for args, words in [(('cuda:2',), ['cuda:2', '2 GPUs', '--device=cuda:1']), (('cuda', 3, True), ['2 GPUs', '--nproc_per_node=2'])]:
+        with pytest.raises(SystemExit):
+            parallel.choose_device(*args)
+        err = capsys.readouterr().err
+        assert all(word in err for word in words), err
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'Tesla T4')
+    for capability, want in ((7, 5), 'float16'), ((8, 0), 'bfloat16'):
+        monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device, c=capability: c)
+        assert parallel.choose_dtype('auto', torch.device('cuda:0'))[0] == want
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7, 5))
+    with pytest.raises(SystemExit):
+        parallel.choose_dtype('bfloat16', torch.device('cuda:0'))
+    assert 'T4' in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_every_knob_has_a_comment_or_a_group_that_explains_it():
 def test_every_config_tells_what_it_is_for_and_its_sum_comes_out(path):
     text = path.read_text()
     head = text.split('\n\n')[0] + text.split('\n\n')[1] if text.startswith('#') else ''
-    for word in ('data ', 'launch ', 'batch ', 'loss '):
+    for word in ('data ', 'launch ', 'batch ', 'cost ', 'loss '):
         assert f'#   {word}' in head, word
     scope = {}
     exec(text, scope)
