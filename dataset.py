@@ -293,7 +293,7 @@ class Tokens:
         """How many windows of block_size ids and the one that follows lie side by side from the start on, overlapping by that one."""
         return (self.n - 1) // block_size
 
-    def check_length(self, block_size):
+    def too_short(self, block_size):
         """A problem to report if not even one such window fits, else None."""
         if self.n_windows(block_size) < 1:
             return f"{self.path} has {self.n:,} tokens, too few for one window. use --block_size={max(1, self.n - 1)} or less, or more text"
@@ -335,6 +335,7 @@ def permute(numbers, n, key):
     return x
 
 
+# the second argument of hash64 below keeps the streams of random numbers apart: 1 offsets, 2 orders, 3 dropout (in train.py)
 CHUNK = 4096  # samples per call: computing many at once costs a quarter of a microsecond each
 
 

@@ -95,7 +95,7 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for name, p in self.named_parameters():
+        for name, p in self.named_parameters():  # a second draw, so that a seed gives the very weights that it gives in nanoGPT
             if name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
@@ -139,7 +139,7 @@ class GPT(nn.Module):
         device = self.lm_head.weight.device
         if peak_flops is None and device.type == 'cuda':
             words = re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower())  # 'nvidia', 'h100', '80gb', 'hbm3'
-            if not {'laptop', 'ti', 'super', 'd', 'mig', 'max'} & set(words):  # relatives with other peaks
+            if not {'laptop', 'ti', 'super', 'd', 'max', 'mig'} & set(words):  # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
                 peak_flops = next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= set(words)), None)
         if peak_flops is None:
             return None
@@ -180,5 +180,5 @@ PEAK_FLOPS = {
     'gh200': 989e12, 'a100': 312e12, 'a800': 312e12, 'a10g': 70e12, 'a40': 149.7e12, 'a30': 165e12, 'a10': 125e12,
     'l40s': 362e12, 'l40': 181e12, 'l4': 121e12, 'v100': 125e12, 't4': 65e12,
     'rtx 5090': 209.5e12, 'rtx 4090': 165.2e12, 'rtx 4080': 97.5e12, 'rtx 3090': 71.2e12, 'rtx 3080': 59.5e12,
-    'rtx 6000 ada': 364.2e12, 'rtx a6000': 154.8e12, 'mi325x': 1307e12, 'mi300x': 1307e12, 'mi250x': 383e12,
+    'rtx 6000 ada': 364.2e12, 'rtx a6000': 154.8e12, 'mi325x': 1307e12, 'mi300x': 1307e12, 'mi250x': 191.5e12,
 }

@@ -31,12 +31,10 @@ class Processes:
             fail(f"no such backend ({backend}). use --backend=auto, nccl (GPUs) or gloo (CPUs)")
         if self.device.type != 'cuda' and backend == 'nccl':
             backend = 'auto'  # nanoGPT's default, which its users spell out; it means GPUs and there are none here
-        if self.device.type == 'cuda':
-            torch.cuda.set_device(self.device)
         if self.many:
             import torch.distributed as dist
             # gloo beside nccl: what the hosts tell each other (any()) travels over CPU memory and waits for no GPU
-            auto = 'cpu:gloo,cuda:nccl' if self.device.type == 'cuda' else 'gloo'
+            auto = 'cpu:gloo,cuda:nccl' if self.device.type == 'cuda' and dist.is_nccl_available() else 'gloo'  # Windows has no nccl
             dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, timeout=timedelta(seconds=max(1, timeout)))
             self.dist = dist
 
@@ -110,7 +108,8 @@ def choose_device(device, local_rank=0, many=False):
             fail("device=cuda, but torch finds no GPU. use --device=cpu, or install a torch built for your GPU's driver")
         if device.index >= count:
             fail(f"device=cuda:{device.index}, but this machine has {count} GPU{'s' * (count > 1)}. " +
-                 (f"use --nproc_per_node={count}" if many else f"use --device=cuda:{count - 1} or less"))
+                 (f"use --nproc_per_node={count}" if many else f"use --device=cuda:{count - 1} or less"), everywhere=True)
+        torch.cuda.set_device(device)  # what asks for "the GPU" without a number shall mean this one
     if device.type == 'mps' and many:
         fail("device=mps under torchrun: processes cannot share an Apple GPU. use plain python, or --device=cpu")
     if device.type == 'mps' and not torch.backends.mps.is_available():
@@ -134,6 +133,8 @@ def choose_dtype(dtype, device):
         has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         auto = ('bfloat16', 'this CPU has it') if has_bf16 else ('float32', 'this CPU has no bfloat16 instructions')
     else:
+        if device.type == 'mps' and dtype != 'auto' and dtype != 'float32':
+            fail(f"dtype={dtype}, but on Apple GPUs only float32 is right in every torch from 2.9 on. use --dtype=float32")  # pytorch issue 195910
         auto = ('float32', f'the safe one on {device.type}')
     return auto if dtype == 'auto' else (dtype, 'as asked')
 
@@ -167,4 +168,5 @@ def compile_model(model, step, wish, dynamic=None):
             fail(f"compile=True, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ compiler "
                  "(apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
         model._compiled_call_impl = None
+        model.zero_grad(set_to_none=True)  # it may have failed half-way through backward
         return f"note: compile is off after all, torch.compile failed ({reason})"

@@ -22,6 +22,7 @@ data_dir: str = None  # where the datasets lie. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
 
+import contextlib
 import glob
 import gzip
 import hashlib
@@ -102,44 +103,47 @@ def documents_of(paths):
     for path in paths:
         # utf-8-sig: Windows likes to begin a file with a mark that is not part of the text
         with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8-sig') as f:
-            try:
-                if re.search(r'\.jsonl(\.gz)?$', path):
-                    yield from (iter([text]) for text in lines_of(f, path))
-                else:
-                    yield pieces_of(f, path)
-            except UnicodeDecodeError:
-                fail(f"{path} is not UTF-8 (byte {bad_byte(path)}). convert it: iconv -f latin1 -t utf-8")
-            except (EOFError, OSError, zlib.error) as e:
-                fail(f"{path} cannot be read to its end ({e}). fetch or compress it again")
+            if re.search(r'\.jsonl(\.gz)?$', path):
+                yield from (iter([text]) for text in lines_of(f, path))
+            else:
+                yield pieces_of(f, path)
 
 
-def pieces_of(f, path):
+@contextlib.contextmanager
+def explained(path):
+    """Turn what can go wrong while reading the text file `path` into one line."""
     try:
-        while piece := f.read(CHUNK):
-            if '\0' in piece:
-                fail(f"{path} is not text (it holds a NUL character). name text files only with --input")
-            yield piece
+        yield
     except UnicodeDecodeError:
         fail(f"{path} is not UTF-8 (byte {bad_byte(path)}). convert it: iconv -f latin1 -t utf-8")
     except (EOFError, OSError, zlib.error) as e:
         fail(f"{path} cannot be read to its end ({e}). fetch or compress it again")
 
 
+def pieces_of(f, path):
+    with explained(path):
+        while piece := f.read(CHUNK):
+            if '\0' in piece:
+                fail(f"{path} is not text (it holds a NUL character). name text files only with --input")
+            yield piece
+
+
 def lines_of(f, path):
-    for number, line in enumerate(f, 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)[text_key]
-        except ValueError as e:
-            fail(f"{path}:{number} is not JSON ({e}). correct or remove that line")
-        except (KeyError, TypeError, IndexError):
-            fail(f"{path}:{number} has no text under the key {text_key!r}. name the right one with --text_key")
-        if not isinstance(text, str):
-            fail(f"{path}:{number} has no text under {text_key!r} but {type(text).__name__}. name the right key with --text_key")
-        if text:
-            # JSON can hold half a surrogate pair, which is no text: it becomes U+FFFD
-            yield text if text.isascii() else text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    with explained(path):
+        for number, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[text_key]
+            except ValueError as e:
+                fail(f"{path}:{number} is not JSON ({e}). correct or remove that line")
+            except (KeyError, TypeError, IndexError):
+                fail(f"{path}:{number} has no text under the key {text_key!r}. name the right one with --text_key")
+            if not isinstance(text, str):
+                fail(f"{path}:{number} has no text under {text_key!r} but {type(text).__name__}. name the right key with --text_key")
+            if text:
+                # JSON can hold half a surrogate pair, which is no text: it becomes U+FFFD
+                yield text if text.isascii() else text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def bad_byte(path):

@@ -2,7 +2,7 @@
 Train a GPT, on a laptop or on a cluster. The knobs below are the manual.
 
     $ python train.py config/quickstart.py                                    # a laptop, no GPU
-    $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
+    $ python train.py config/train_gpt2.py --total_batch_size=491520          # one GPU
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight GPUs of one machine
 
 Two machines, with 10.0.0.1 for the address of the first; this line there, and with --node_rank=1 on the second:
@@ -18,7 +18,7 @@ from configurator import configure, fail, inherit, out_of_range
 out_dir = 'out'  # the run's folder: checkpoints and log.csv
 init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH: a checkpoint's weights, a new run
 overwrite = False  # True: 'scratch' deletes the run that out_dir holds
-always_save_checkpoint = True  # False: save only when the validation loss improved, and at the end; ckpt.pt is then the best
+always_save_checkpoint = True  # False: save only when the validation loss improved, at save_interval if set, and at the end; ckpt.pt is then the best
 save_interval: int = None  # iterations between checkpoints. None: one with each evaluation
 keep_checkpoints = 2  # how many of the numbered ones stay; the best one stays besides
 # data
@@ -40,7 +40,7 @@ learning_rate = 6e-4  # its peak
 weight_decay = 1e-1  # on matrices and embeddings, not on biases and norms
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8
+adam_eps = 1e-8  # 1e-5 has calmed runs that diverged
 grad_clip = 1.0  # the largest norm of the gradient; 0: any
 # budget and schedule
 max_iters = 600000  # updates to make, unless one of the next three is set
@@ -48,7 +48,7 @@ max_tokens: int = None  # tokens to train on
 max_epochs: float = None  # passes over the data, fractions too
 tokens_per_param: float = None  # tokens per parameter of the model; 20 is Chinchilla's
 lr_schedule = 'cosine'  # after the warm-up: 'cosine' or 'linear' down to min_lr, or 'constant'
-decay_lr = True  # False: 'constant'
+decay_lr = True  # False: 'constant', whatever lr_schedule says
 warmup_iters = 2000  # the learning rate rises linearly
 lr_decay_iters: int = None  # where min_lr is reached and kept. None: at the end
 min_lr: float = None  # None: learning_rate / 10
@@ -63,7 +63,7 @@ wandb_project = 'owt'
 wandb_run_name = 'gpt2'
 # system
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: the GPU if there is one
-dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a gradient scaler); auto: bfloat16 where the hardware has it
+dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a gradient scaler); auto: bfloat16 where the hardware has it, else float16 on a GPU, float32 elsewhere
 compile: bool | str = 'auto'  # torch.compile: True, False; auto: on a GPU, if it works there
 matmul_precision = 'high'  # of float32 products: 'highest', 'high' (TF32 on NVIDIA GPUs), 'medium'
 peak_flops: float = None  # FLOP/s that MFU is a share of. None: from a table of GPUs in model.py
@@ -100,10 +100,12 @@ LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'bac
 ARCHITECTURE = ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size')
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
-    # the run's own knobs hold, unless given now, or another one that says the same thing
-    instead = [name for group in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')) if set(group) & set(given)
-               for name in group if name not in given]
-    changed = inherit(globals(), knobs, given, saved['config'], never=(*LAUNCH, *ARCHITECTURE, *instead, 'init_from', 'overwrite', 'eval_only'))
+    # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
+    never = ['init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE]
+    for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
+        if any(name in given for name in alternatives):
+            never += [name for name in alternatives if name not in given]
+    changed = inherit(globals(), knobs, given, saved['config'], never)
     procs.print(f"resuming from {saved['path']}, after {saved['iter_num']:,} iterations")
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
@@ -119,7 +121,7 @@ if saved:
         globals()[name] = knobs[name] = own
 
 # -----------------------------------------------------------------------------
-# what follows from the knobs. All mistakes at once, and before anything is built
+# what follows from the knobs, checked before the model is built; mistakes are collected and told together
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
@@ -135,33 +137,37 @@ if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
 if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     problems.append(f"out_dir is a file ({out_dir}). name a folder with --out_dir")
 if problems:
-    fail(*problems)
+    fail(*problems)  # below, some of them are divided by
 if n_embd % n_head != 0:
     low = n_embd // n_head * n_head
     problems.append(f"n_embd={n_embd} is not a multiple of n_head={n_head}. use --n_embd={low or n_head} or --n_embd={low + n_head}")
 # how many micro-batches of an iteration this process makes
 accumulation, problem = procs.divide(gradient_accumulation_steps, total_batch_size, batch_size, block_size)
-if problem or problems:
-    fail(*problems, *[problem] * bool(problem))
+if problem:
+    problems.append(problem)
+if problems:
+    fail(*problems)
 samples_per_iter = accumulation * procs.world_size * batch_size
 tokens_per_iter = samples_per_iter * block_size
 
 data = Dataset(dataset, data_dir)
 splits = {name: tokens for name, tokens in (('train', data.train), ('val', data.val)) if tokens is not None}
-problems += filter(None, (tokens.check_length(block_size) for tokens in splits.values()))
+problems += [tokens.too_short(block_size) for tokens in splits.values() if tokens.too_short(block_size)]
 samples_per_epoch = max(1, data.train.n // block_size)
 vocab_size = saved['model_args']['vocab_size'] if saved else data.vocab_size
-if saved:
+if saved:  # its vocabulary may be padded, as ours is for BPE, or not, as OpenAI's
     if not data.meta['vocab_size'] <= vocab_size <= data.vocab_size or not same_tokenizer(saved.get('tokenizer'), data.tokenizer_state):
         problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {vocab_size} there). "
                         "train on a dataset made with the checkpoint's tokenizer, or from scratch")
 model_args = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, bias=bias, vocab_size=vocab_size, dropout=dropout)
 with torch.device('meta'):  # to count only: no memory is used
     n_params = GPT(GPTConfig(**model_args)).get_num_params(non_embedding=False)
-budget = {'max_tokens': lambda: max_tokens, 'max_epochs': lambda: max_epochs * samples_per_epoch * block_size,
-          'tokens_per_param': lambda: tokens_per_param * n_params}
-for name in budgets:
-    max_iters = math.ceil(budget[name]() / tokens_per_iter)
+if max_epochs is not None:
+    max_tokens = max_epochs * samples_per_epoch * block_size
+if tokens_per_param is not None:
+    max_tokens = tokens_per_param * n_params
+if max_tokens is not None:
+    max_iters = math.ceil(max_tokens / tokens_per_iter)
 lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
 min_lr = learning_rate / 10 if min_lr is None else min_lr
 lr_schedule = lr_schedule if decay_lr else 'constant'
@@ -202,8 +208,8 @@ def get_batch(it, micro):
 def to_device(windows):
     x, y = torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())  # the target is the next token
     if device.type == 'cuda':  # from pinned memory the copy runs beside the computation
-        x, y = x.pin_memory(), y.pin_memory()
-    return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
+    return x.to(device), y.to(device)  # elsewhere it has to wait: on MPS the source could be gone before it is read
 
 
 # -----------------------------------------------------------------------------
@@ -240,7 +246,7 @@ if compiling:
     t0 = time.perf_counter()
     note = compile_model(model, first_step, compile)
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
-    wrapped = procs.wrap(model) if note else wrapped
+    wrapped = procs.wrap(model) if note else wrapped  # anew: the failed step may have left it in the middle of something
 
 # -----------------------------------------------------------------------------
 # helpers
@@ -311,25 +317,26 @@ def ask_to_stop(number, frame):
 
 if resuming and start >= max_iters and not eval_only:
     procs.print(f"this run is done: {start:,} of {max_iters:,} iterations. to train on: --max_iters={2 * max(1, start)}")
-run = None
+wandb_run = None
 if wandb_log and master:
     import wandb
     try:
-        run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
+        wandb_run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
     except wandb.Error as e:
         fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or leave wandb_log out", everywhere=True)
-    run.define_metric('*', step_metric='iter')
-    wandb_run_id = run.id  # goes into the checkpoint: a resume continues the same curves
+    wandb_run.define_metric('*', step_metric='iter')
+    wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     os.makedirs(out_dir, exist_ok=True)
     if not resuming:
         checkpoint.clear(out_dir)
-log = checkpoint.Log(out_dir, start, run, enabled=master and not eval_only)
+log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 signal.signal(signal.SIGINT, ask_to_stop)
 signal.signal(signal.SIGTERM, ask_to_stop)
 x, y = get_batch(start, 0)
-origin = time.perf_counter() - seconds  # so that perf_counter() - origin is the time spent on training: without evaluating and saving
-then, steps, step_time = seconds, 0, None  # when the last log line was, the steps since, and what one takes on average
+origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving
+logged_at, steps = seconds, 0  # when the last log line was, and the steps made since
+step_time = None  # seconds per step, averaged over the latest ones
 for it in range(start, max(start, max_iters) + 1):
     row, last = {'iter': it}, it >= max_iters
 
@@ -344,8 +351,9 @@ for it in range(start, max(start, max_iters) + 1):
             procs.print(f"step {it}: " + ', '.join(f"{split} loss {evaluation[split]:.4f}" for split in splits))
             improved = evaluation.get('val', math.inf) < best_val_loss  # False if it is not a number
             best_val_loss = evaluation['val'] if improved else best_val_loss
-        wanted = improved or stop or last or (it % save_interval == 0 if save_interval else always_save_checkpoint)
-        if wanted and (it > start or improved and resuming) and not eval_only:  # not what has just been read, not the first random weights
+        regular = it % save_interval == 0 if save_interval else always_save_checkpoint
+        is_new = it > start or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
+        if is_new and (improved or regular or stop or last) and not eval_only:
             if procs.any(int(master and not save(it, improved))):
                 give_up(it, "the weights are not finite")
         origin = time.perf_counter() - seconds
@@ -355,16 +363,16 @@ for it in range(start, max(start, max_iters) + 1):
         break
 
     # the gradient, summed over micro-batches, averaged over processes
-    loss = torch.zeros((), device=device)
+    loss_sum = torch.zeros((), device=device)
     for micro in range(accumulation):
-        if dropout > 0:  # its random numbers, too, are a function of seed and sample: there is no state to save
+        if dropout > 0:  # its random numbers, too, are a function of where we are: there is no state to save
             torch.manual_seed(int(hash64(seed, 3, (it * procs.world_size + procs.rank) * accumulation + micro)[0]) >> 1)
         wrapped.require_backward_grad_sync = micro == accumulation - 1  # before forward, which looks at it as well as backward
         with autocast:
             micro_loss = wrapped(x, y)[1] / accumulation
         x, y = get_batch(it + (micro + 1) // accumulation, (micro + 1) % accumulation)  # the next one, while the device still works
         scaler.scale(micro_loss).backward()
-        loss += micro_loss.detach()
+        loss_sum += micro_loss.detach()
 
     # the update
     lr = get_lr(it)
@@ -379,9 +387,9 @@ for it in range(start, max(start, max_iters) + 1):
 
     # the log; reading the loss waits for the device, so not at every step
     if log_interval > 0 and it % log_interval == 0:
-        loss = procs.sum(loss).item() / procs.world_size
+        loss = procs.sum(loss_sum).item() / procs.world_size
         seconds = time.perf_counter() - origin
-        dt, then, steps = (seconds - then) / steps, seconds, 0
+        dt, logged_at, steps = (seconds - logged_at) / steps, seconds, 0
         if it >= start + 5:  # the first steps are slower
             step_time = dt if step_time is None else 0.9 * step_time + 0.1 * dt
         mfu = model.estimate_mfu(accumulation * batch_size, dt, peak_flops)

@@ -194,6 +194,7 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     import parallel
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     assert parallel.choose_device('auto')[0] == parallel.choose_device('cuda')[0] == torch.device('cuda:0')
     assert parallel.choose_device('cuda:1')[0] == torch.device('cuda:1')
     assert parallel.choose_device('cuda', local_rank=1, many=True)[0] == torch.device('cuda:1')

@@ -4,16 +4,25 @@ import shutil
 
 import pytest
 import torch
-from conftest import REPO, TEXT, make_dataset, own_process
+from conftest import REPO, TINY, make_dataset, own_process
 
 import checkpoint
 
 
+@pytest.fixture(scope='module')
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('trained')
+    make_dataset(folder / 'data')
+    result = own_process('train.py', *TINY, '--dataset=tiny', f"--data_dir={folder / 'data'}", f"--out_dir={folder / 'out'}", '--max_iters=120',
+                         '--eval_interval=0', '--batch_size=16', '--log_interval=0')
+    assert result.status == 0, result.err
+    shutil.rmtree(folder / 'data')  # nothing but the checkpoint is needed
+    return folder / 'out'
+
+
 @pytest.fixture
-def trained(script, tiny, tmp_path):
-    assert script('train.py', *tiny, '--max_iters=120', '--eval_interval=0', '--batch_size=16', '--log_interval=0').status == 0
-    shutil.rmtree(tmp_path / 'data')  # nothing but the checkpoint is needed
-    return [f"--out_dir={tmp_path / 'out'}", '--device=cpu', '--num_samples=2', '--max_new_tokens=40']
+def trained(run_folder):
+    return [f'--out_dir={run_folder}', '--device=cpu', '--num_samples=2', '--max_new_tokens=40']
 
 
 def samples(result):
@@ -30,7 +39,7 @@ def test_the_checkpoint_alone_is_enough(script, trained):
     assert script('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
 
 
-def test_its_flags(script, trained, tmp_path):
+def test_its_flags(script, trained, run_folder, tmp_path):
     greedy = samples(script('sample.py', *trained, '--temperature=0', '--start=7'))
     assert greedy[0] == greedy[1]
     assert samples(script('sample.py', *trained, '--top_k=1', '--start=7')) == greedy
@@ -40,7 +49,7 @@ def test_its_flags(script, trained, tmp_path):
     assert samples(script('sample.py', *trained, '--start='))[0].startswith('\n')
     stopped = samples(script('sample.py', *trained, '--temperature=0', '--start=7', '--stop=.'))[0]
     assert greedy[0].startswith(stopped.rstrip('\n')) and '.' not in stopped and len(stopped) < len(greedy[0])
-    by_path = samples(script('sample.py', *trained, '--temperature=0', '--start=7', f"--init_from={tmp_path / 'out' / 'ckpt_best.pt'}"))
+    by_path = samples(script('sample.py', *trained, '--temperature=0', '--start=7', f"--init_from={run_folder / 'ckpt_best.pt'}"))
     assert by_path == greedy
 
 

@@ -32,7 +32,7 @@ def same(a, b):
 
 
 def test_it_learns(script, tiny, tmp_path):
-    result = script('train.py', *tiny, '--max_iters=150', '--eval_interval=50', '--batch_size=16')
+    result = script('train.py', *tiny, '--max_iters=150', '--eval_interval=50', '--batch_size=16', '--log_interval=10')
     assert result.status == 0
     first, last = (float(r['val_loss']) for r in rows(tmp_path / 'out') if r['iter'] in ('0', '150'))
     assert abs(first - 3.1) < 0.5 and last < 1.7  # ln(vocabulary) at first; digits and three words soon after
