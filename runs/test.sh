@@ -8,5 +8,5 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
   [ -d .venv ] || python3 -m venv .venv
   PATH="$PWD/.venv/bin:$PATH"
 fi
-python -m pip install --quiet --disable-pip-version-check -r requirements.txt pytest==9.2.0
-python -m pytest -q tests "$@"
+python -m pip install --quiet --disable-pip-version-check -r requirements.txt pytest==9.2.0 pytest-xdist==3.8.0
+python -m pytest -q -n 2 tests "$@"

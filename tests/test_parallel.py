@@ -15,9 +15,9 @@ def losses(folder):
         return [(int(r['iter']), float(r['loss'])) for r in csv.DictReader(f) if r['loss']]
 
 
-def test_two_processes_have_the_losses_of_one(tiny, tmp_path):
+def test_two_processes_have_the_losses_of_one(script, tiny, tmp_path):
     flags = [f for f in tiny if not f.startswith(('--out_dir', '--batch_size', '--gradient_acc'))]
-    one = own_process('train.py', *flags, '--batch_size=4', '--gradient_accumulation_steps=4', f"--out_dir={tmp_path / 'one'}")
+    one = script('train.py', *flags, '--batch_size=4', '--gradient_accumulation_steps=4', f"--out_dir={tmp_path / 'one'}")
     two = torchrun(2, 'train.py', *flags, '--batch_size=4', '--gradient_accumulation_steps=4', f"--out_dir={tmp_path / 'two'}")
     assert one.status == 0 and two.status == 0, two.err
     a, b = losses(tmp_path / 'one'), losses(tmp_path / 'two')
@@ -31,12 +31,12 @@ def test_two_processes_have_the_losses_of_one(tiny, tmp_path):
         torch.testing.assert_close(p, checkpoint.read(str(tmp_path / 'two' / 'ckpt.pt'))['model'][k], atol=1e-4, rtol=1e-3)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tiny, tmp_path):
+def test_a_run_goes_on_with_another_number_of_processes(script, tiny, tmp_path):
     flags = [*tiny, '--gradient_accumulation_steps=2', '--lr_decay_iters=6']
     assert torchrun(2, 'train.py', *flags, '--max_iters=3').status == 0
-    one = own_process('train.py', *flags, '--init_from=resume')
+    one = script('train.py', *flags, '--init_from=resume')
     assert one.status == 0 and list(one.losses()) == [3, 4, 5], one.err
-    through = own_process('train.py', *flags, f"--out_dir={tmp_path / 'through'}")
+    through = script('train.py', *flags, f"--out_dir={tmp_path / 'through'}")
     assert through.status == 0
     for (i, x), (j, y) in zip(losses(tmp_path / 'out'), losses(tmp_path / 'through')):
         assert i == j and x == pytest.approx(y, abs=1e-5)

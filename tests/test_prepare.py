@@ -224,7 +224,7 @@ def test_without_network_and_cache_the_error_names_the_files(tmp_path):
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='the peak of memory is read from /proc')
 def test_memory_stays_small_for_large_input(tmp_path):
     with open(tmp_path / 'big.txt', 'w') as f:
-        for _ in range(300_000_000 // len(TEXT)):
+        for _ in range(150_000_000 // len(TEXT)):
             f.write(TEXT)
     code = textwrap.dedent(f"""
         import runpy, sys
@@ -236,4 +236,4 @@ def test_memory_stays_small_for_large_input(tmp_path):
     for tokenizer in ('byte', 'char'):
         done = subprocess.run([sys.executable, '-c', code, tokenizer], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout.split()[-2]) < 500_000
+        assert int(done.stdout.split()[-2]) < 200_000, 'kB: Python and numpy take a third of it, the text alone would take more than the rest'
