@@ -318,7 +318,7 @@ try:
     if val.tokens == 0 and val_fraction > 0:
         train.move_tail(val, int(train.tokens * val_fraction))
         if train.documents > 1:
-            print(f"note: of so few documents the hash chose none for validation; the end of the last one serves instead")
+            print("note: of so few documents the hash chose none for validation; the end of the last one serves instead")
     if train.tokens < 2 or (val_fraction > 0 and val.tokens < 2):
         fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). bring more, or use --val_fraction=0")
 
