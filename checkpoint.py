@@ -18,6 +18,7 @@ import shutil
 import torch
 
 import dataset
+import huggingface
 from configurator import fail
 from model import GPT, GPTConfig
 
@@ -43,10 +44,9 @@ def starting_point(init_from, out_dir, overwrite=False, eval_only=False):
     if init_from == 'resume' and not resuming:
         fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
     if init_from not in ('scratch', 'resume', 'auto'):
-        if init_from.startswith('gpt2') and not os.path.exists(init_from):
-            fail(f"pretrained weights by name ({init_from}) are not read yet. use scratch, resume, auto or the path of a checkpoint")
-        if not os.path.exists(init_from):
-            fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto or the path of a checkpoint")
+        if not os.path.exists(init_from) and not huggingface.is_hub_name(init_from):
+            fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto, the path of a checkpoint, or a Hugging Face "
+                 "folder or name (gpt2, OWNER/NAME)")
         path = find(init_from)
         if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
             fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
@@ -58,10 +58,17 @@ def starting_point(init_from, out_dir, overwrite=False, eval_only=False):
     return state, resuming
 
 
-def find(path):
-    """The checkpoint that `path` means: itself, or in a run folder its ckpt.pt, else the newest numbered one."""
-    ckpt = os.path.join(path, 'ckpt.pt')
-    return path if os.path.isfile(path) else ckpt if os.path.exists(ckpt) else newest(path) or ckpt
+def find(source):
+    """What `source` means: a file; a run folder's ckpt.pt, else its newest numbered one; or a Hugging Face folder or name."""
+    if os.path.isfile(source) or huggingface.is_hub_name(source):
+        return source
+    if not os.path.isdir(source):
+        fail(f"no checkpoint at {source}. train first, or name a checkpoint, a run's folder, or a Hugging Face folder or name (gpt2, OWNER/NAME)")
+    path = os.path.join(source, 'ckpt.pt')
+    path = path if os.path.exists(path) else newest(source) or (source if huggingface.is_folder(source) else None)
+    if path is None:
+        fail(f"no checkpoint in {source}. train first, or name another folder with --out_dir or --init_from")
+    return path
 
 
 def save(out_dir, state, links, keep):
@@ -101,11 +108,13 @@ def clear(out_dir):
 
 
 def read(path):
-    """The checkpoint at `path`, ours or nanoGPT's, as a dict on the CPU. Nothing in the file is executed."""
+    """The checkpoint at `path` (see find), ours, nanoGPT's or Hugging Face's, as a dict on the CPU. Nothing in it is executed."""
+    if not os.path.isfile(path):
+        return huggingface.read(path)
+    if path.endswith(('.safetensors', '.json')):
+        fail(f"{path} is a part of a Hugging Face folder. name the folder: {os.path.dirname(path) or '.'}")
     try:
         state = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
-    except FileNotFoundError:
-        fail(f"no checkpoint at {path}. train first, or name another with --out_dir or --init_from")
     except pickle.UnpicklingError as e:
         wants = re.search(r'GLOBAL ([\w.]+)', str(e))
         fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
@@ -134,26 +143,43 @@ def check_model_args(args, weights):
             raise ValueError(f"unknown model argument {name}")
         if type(value) is not types[name] and not (types[name] is float and type(value) is int):
             raise ValueError(f"{name} is {value!r}")
-    wte, wpe = weights['transformer.wte.weight'], weights['transformer.wpe.weight']
-    layers = sum(name.endswith('.attn.c_attn.weight') for name in weights)
-    have = dict(vocab_size=wte.shape[0], n_embd=wte.shape[1], block_size=wpe.shape[0], n_layer=layers)
+    layers = len({name.split('.')[2] for name in weights if name.startswith('transformer.h.')})
+    have = dict(zip(('vocab_size', 'n_embd'), weights['transformer.wte.weight'].shape), n_layer=layers)
+    if 'transformer.wpe.weight' in weights:
+        have['block_size'] = weights['transformer.wpe.weight'].shape[0]
     for name, value in have.items():
         if args[name] != value:
             raise ValueError(f"{name} is {args[name]}, its weights have {value}")
-    if args['n_head'] < 1 or args['n_embd'] % args['n_head'] != 0:
-        raise ValueError(f"n_head is {args['n_head']}, n_embd {args['n_embd']}")
+    if not 0 < args['n_head'] <= args['n_embd'] or not 0 < args['block_size'] <= 1 << 22:
+        raise ValueError(f"n_head is {args['n_head']}, block_size {args['block_size']}")
+    if problems := GPTConfig(**args).problems():
+        raise ValueError(problems[0])
 
 
-def build(state, dropout=0.0):
-    """The GPT of a checkpoint, with its weights, on the CPU."""
+def model_config(state, **changes):
+    """The GPTConfig of a checkpoint, with changes."""
+    return GPTConfig(**{**state['model_args'], **changes})
+
+
+def build(state, dropout=0.0, **changes):
+    """The GPT of a checkpoint, with its weights, on the CPU. `changes`: a smaller block_size; with rotary positions, which are no
+    weights, any one, and rope_theta and rope_scaling."""
+    config = model_config(state, dropout=dropout, **changes)
+    block_size = config.block_size
+    if config.positions == 'learned':
+        config.block_size = state['model_args']['block_size']
     with torch.device('meta'):  # no time for random numbers that are overwritten at once
-        model = GPT(GPTConfig(**{**state['model_args'], 'dropout': dropout}))
-    model.to_empty(device='cpu')
-    model.transformer.wte.weight = model.lm_head.weight  # to_empty gave each its own memory
-    missing, unexpected = model.load_state_dict(state['model'], strict=False)
-    unexpected = [name for name in unexpected if not name.endswith('.attn.bias')]  # the causal mask of nanoGPT's early days
-    if missing or unexpected:
-        fail(f"the checkpoint's weights do not fit its model_args (missing {missing[:3]}, unexpected {unexpected[:3]})")
+        model = GPT(config)
+    # the causal mask of nanoGPT's early days is no weight; copied, as the tensors may be a mapped file that is about to be replaced
+    weights = {name: p.to(torch.float32, copy=True) for name, p in state['model'].items() if not name.endswith('.attn.bias')}
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as e:
+        fail(f"the weights of {state['path']} do not fit its model_args ({' '.join(str(e).split())[:200]}). take one that train.py wrote")
+    if config.tie:
+        model.transformer.wte.weight = model.lm_head.weight
+    if block_size < config.block_size:
+        model.crop_block_size(block_size)
     return model
 
 
@@ -177,7 +203,7 @@ def tokenizer_state(state, dataset_name=None, data_dir=None):
 
 
 def load(path='out', dataset_name=None, data_dir=None):
-    """(model, tokenizer) of a run folder (its ckpt.pt) or of a checkpoint file, on the CPU and in eval mode."""
+    """(model, tokenizer) of a run folder (its ckpt.pt), a checkpoint file, or a Hugging Face folder or name, on the CPU, in eval mode."""
     state = read(find(path))
     return build(state).eval(), dataset.make_tokenizer(tokenizer_state(state, dataset_name, data_dir))
 

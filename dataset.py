@@ -3,8 +3,9 @@ What a dataset is: a folder data/<name>/ with the token ids train.bin and val.bi
 meta.json, which tells the tokenizer, the dtype and the counts. nanoGPT's folders, with meta.pkl or without, are read too.
 
     meta.json: {"tokenizer": {"kind": "char", "chars": "..."} or {"kind": "byte"} or {"kind": "tiktoken", "name", "pat_str",
-                "special_tokens"} (its merges beside it, in tokenizer.tiktoken), "vocab_size", "end_of_text": id or null,
-                "dtype", "splits": {"train": {"tokens", "bytes", "documents", "sha256"}, ...}, "source", "command"}
+                "special_tokens"} (its merges beside it, in tokenizer.tiktoken) or {"kind": "hf", "name"} (tokenizer.json and
+                tokenizer_config.json beside it), "vocab_size", "end_of_text": id or null, "dtype",
+                "splits": {"train": {"tokens", "bytes", "documents", "sha256"}, ...}, "source", "command"}
 
 Only numpy here: prepare.py uses this file too and need not wait for torch.
 """
@@ -16,6 +17,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import tempfile
 
 import numpy as np
@@ -28,12 +30,13 @@ KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare')  # the sets that prepare
 
 # -----------------------------------------------------------------------------
 # tokenizers. Each has n_vocab, end_of_text (an id or None), encode(text) -> ids, encode_prompt(text), which also knows
-# <|endoftext|>, decode(ids) -> text, byte_lengths() -> bytes of text per id, and state(), all of it in plain types
+# <|endoftext|>, decode(ids) -> text, byte_lengths() -> bytes of text per id, state(), all of it in plain types, and cut:
+# where a text may be cut without changing its ids, 'anywhere', between 'words' (a letter and a space), or 'nowhere'
 
 
 class ByteTokenizer:
     """The UTF-8 bytes of the text; id 256 stands before each document."""
-    n_vocab, end_of_text = 257, 256
+    n_vocab, end_of_text, cut = 257, 256, 'anywhere'
 
     def encode(self, text):
         return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
@@ -54,7 +57,7 @@ class ByteTokenizer:
 
 class CharTokenizer:
     """One id per character that occurs in the text, in sorted order, as nanoGPT's shakespeare_char."""
-    end_of_text = None
+    end_of_text, cut = None, 'anywhere'
 
     def __init__(self, chars):
         self.chars, self.n_vocab = list(chars), len(chars)
@@ -83,6 +86,7 @@ class CharTokenizer:
 
 class TiktokenTokenizer:
     """GPT-2's BPE and the other tiktoken encodings."""
+    cut = 'words'
 
     def __init__(self, encoding):
         self.encoding, self.n_vocab = encoding, encoding.n_vocab
@@ -114,14 +118,79 @@ class TiktokenTokenizer:
                 'ranks': b''.join(base64.b64encode(token) + b' %d\n' % rank for token, rank in e._mergeable_ranks.items())}
 
 
+PROBE = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        return  x**2  # caf\u00e9 na\u00efve \u00dcber\n"
+         "\u6771\u4eac \u043f\u0440\u0438\u0432\u0435\u0442 \U0001f600 'tis WE'LL they've   spaces \r\n end. ")  # a bit of everything
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer.json, through the `tokenizers` package. Before a document stands its beginning-of-sequence token,
+    or, where it has none, its end-of-sequence token."""
+
+    def __init__(self, state):
+        try:
+            import tokenizers
+        except ImportError:
+            fail(f"the tokenizer {state['name']} needs a package that is not installed (tokenizers). pip install tokenizers")
+        self._state = state
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
+        except Exception as e:  # the package raises Exception itself
+            fail(f"the tokenizer.json of {state['name']} cannot be read ({str(e)[:120]}). fetch or save it again")
+        self.tokenizer.no_truncation(), self.tokenizer.no_padding()
+        vocab = self.tokenizer.get_vocab()
+        self.n_vocab = max(vocab.values()) + 1
+        self.special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        config = json.loads(state.get('config') or '{}')
+        tokens = [config.get('bos_token'), config.get('eos_token'), END_OF_TEXT]
+        tokens = [token.get('content') if isinstance(token, dict) else token for token in tokens]
+        self.end_of_text = next((vocab[token] for token in tokens if token in vocab), None)
+        try:  # sentencepiece's vocabularies, for one, put a space before whatever they are given
+            pieces = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', PROBE)
+            self.cut = 'words' if np.array_equal(np.concatenate([self.encode(piece) for piece in pieces]), self.encode(PROBE)) else 'nowhere'
+        except ValueError:
+            self.cut = 'nowhere'
+
+    def encode(self, text):
+        self.tokenizer.encode_special_tokens = True  # nothing is special in a corpus
+        try:
+            return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        except Exception as e:  # the package raises Exception itself
+            raise ValueError(f"the tokenizer {self._state['name']} cannot encode the text ({e})")
+
+    def encode_prompt(self, text):
+        self.tokenizer.encode_special_tokens = False
+        try:
+            ids = self.tokenizer.encode(text).ids  # with what its authors put first: Llama's <s>
+        except Exception as e:
+            raise ValueError(f"the tokenizer {self._state['name']} cannot encode it ({e})")
+        return ids[1:] if ids[:2] == [self.end_of_text] * 2 else ids
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def byte_lengths(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
+        for token, id in self.tokenizer.get_vocab().items():
+            # byte-level vocabularies write a character per byte, sentencepiece's a mark for a space and <0x0A> for odd bytes
+            lengths[id] = (0 if id in self.special else len(token) if byte_level else 1 if re.fullmatch('<0x[0-9A-F]{2}>', token) else
+                           len(token.replace('\u2581', ' ').encode('utf-8', 'surrogatepass')))
+        return lengths
+
+    def state(self):
+        return dict(self._state)
+
+
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, or meta.json's, or {'kind': 'tiktoken', 'name': 'gpt2'}."""
     if state['kind'] == 'byte':
         return ByteTokenizer()
     if state['kind'] == 'char':
         return CharTokenizer(state['chars'])
+    if state['kind'] == 'hf':
+        return HFTokenizer(state)
     if state['kind'] != 'tiktoken':
-        fail(f"unknown kind of tokenizer ({state['kind']!r}). this flatgpt knows byte, char and tiktoken")
+        fail(f"unknown kind of tokenizer ({state['kind']!r}). this flatgpt knows byte, char, tiktoken and hf")
     try:
         import tiktoken
     except ImportError:
@@ -173,7 +242,7 @@ class Dataset:
         self.meta = read_meta(self.folder)
         self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
         # BPE vocabularies are padded as in nanoGPT (50257 -> 50304); characters and bytes are small enough as they are
-        pad = 64 if self.tokenizer_state['kind'] == 'tiktoken' else 1
+        pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
         self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
         self.train = Tokens(self.folder, 'train', self.meta)
         self.val = Tokens(self.folder, 'val', self.meta) if os.path.exists(os.path.join(self.folder, 'val.bin')) else None
@@ -184,10 +253,20 @@ class Dataset:
 
 def same_tokenizer(a, b):
     """Whether two tokenizer states give the same ids; one that is not known (None) or only named is taken at its word."""
-    if a is None or b is None:
+    if a is None or b is None or a == b:
         return True
-    names = [(state['kind'], state.get('name')) for state in (a, b)]
-    return names[0] == names[1] if a['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b) else a == b
+    if a['kind'] == b['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b):
+        return a.get('name') == b.get('name')
+    if a['kind'] == b['kind'] != 'hf':
+        return False
+    # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: let both encode the same
+    chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)
+    a, b = make_tokenizer(a), make_tokenizer(b)
+    try:
+        texts = [PROBE] if chars is None else chars
+        return all(np.array_equal(a.encode(text), b.encode(text)) for text in texts)
+    except ValueError:  # a character that one of them lacks
+        return False
 
 
 def missing(name, data_dir):
@@ -243,14 +322,18 @@ def read_tokenizer_state(folder, meta):
     state = dict(meta['tokenizer'])
     if state == {'kind': 'tiktoken', 'name': 'gpt2'} and importlib.util.find_spec('tiktoken') and all(map(os.path.exists, map(tiktoken_cache, GPT2_URLS))):
         state = make_tokenizer(state).state()  # nanoGPT's folders only assume it: if it is at hand, the checkpoint shall have it
-    if 'ranks_file' in state:
-        path = os.path.join(folder, os.path.basename(state.pop('ranks_file')))
-        try:
-            with open(path, 'rb') as f:
-                state['ranks'] = f.read()
-        except OSError as e:
-            fail(f"the tokenizer's file cannot be read ({path}: {e.strerror}). run prepare.py for this dataset again")
+    for key in ('ranks', 'json', 'config'):
+        if f'{key}_file' in state:
+            path = os.path.join(folder, os.path.basename(state.pop(f'{key}_file')))
+            try:
+                with open(path, 'rb') as f:
+                    state[key] = f.read() if key == 'ranks' else f.read().decode()
+            except (OSError, UnicodeDecodeError) as e:
+                fail(f"the tokenizer's file cannot be read ({path}: {e}). run prepare.py for this dataset again")
     return state
+
+
+TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
 
 
 class Tokens:

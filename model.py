@@ -1,44 +1,189 @@
 """
-The network: one GPTConfig, one GPT. Same parameter names, initialisation and function as nanoGPT's.
+The network: one GPTConfig, one GPT. With arch='gpt2' it has nanoGPT's parameter names, initialisation and function.
 
-Letters for shapes: B batch, T positions, C channels (n_embd), H heads, D channels of a head (C = H * D), V vocabulary.
-References: the GPT-2 paper and https://github.com/openai/gpt-2/blob/master/src/model.py; https://github.com/karpathy/nanoGPT
+Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K heads of keys and values (n_kv_head), D channels
+of a head (C = H * D), V vocabulary.
+References: the GPT-2 paper and https://github.com/openai/gpt-2/blob/master/src/model.py; https://github.com/karpathy/nanoGPT;
+Llama 2, https://arxiv.org/abs/2307.09288; https://github.com/karpathy/nanochat
 """
 
+import dataclasses
 import math
 import re
-from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+# The parts of the three presets. Each preset is an architecture of Hugging Face transformers as well (huggingface.py).
+PRESETS = ('gpt2', 'llama', 'modern')
+PARTS = {
+    'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'),  # plain: without gains
+    'norm_eps': (1e-5, 1e-5, 1e-6),
+    'bias': (True, False, False),  # in matrices and LayerNorm
+    'positions': ('learned', 'rope', 'rope'),
+    'rope_theta': (10000.0, 10000.0, 10000.0),  # the slowest pair of channels turns once in 2 pi theta positions
+    'rope_scaling': ('none', 'none', 'none'),  # or 'linear:FACTOR', or Llama 3's 'llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE'
+    'embd_norm': (False, False, True),  # a norm after the embedding as well
+    'fused_qkv': (True, False, False),  # query, key and value in one matrix; apart, as Muon needs them
+    'qk_norm': (False, False, True),  # a norm without gains on queries and keys, after they were rotated
+    'mlp': ('gelu', 'swiglu', 'relu2'),  # gelu is exact, as in nanoGPT; OpenAI's GPT-2 has gelu_tanh, 1e-4 away in the logits
+    'tie': (True, False, False),  # one matrix for the embedding and the head: https://arxiv.org/abs/1608.05859
+    'softcap': (0.0, 0.0, 15.0),  # logits stay between -softcap and softcap; 0: anywhere
+    'init': ('gpt2', 'gpt2', 'modern'),  # see GPT.init_weights
+}
+WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'), 'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'),
+         'init': ('gpt2', 'modern'), 'arch': PRESETS}
 
-@dataclass
+
+@dataclasses.dataclass
 class GPTConfig:
+    """Parts that are None become those of `arch`, two of them computed: n_kv_head = n_head, mlp_width = 4C (8C/3 for swiglu)."""
     block_size: int = 1024
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 64: matrix products like round shapes
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768
     dropout: float = 0.0
-    bias: bool = True  # in Linear and LayerNorm, like GPT-2. False: a bit better and faster
+    bias: bool = None
+    arch: str = 'gpt2'
+    n_kv_head: int = None  # fewer than n_head: grouped-query attention, https://arxiv.org/abs/2305.13245
+    mlp_width: int = None
+    norm: str = None
+    norm_eps: float = None
+    positions: str = None
+    rope_theta: float = None
+    rope_scaling: str = None
+    embd_norm: bool = None
+    fused_qkv: bool = None
+    qk_norm: bool = None
+    mlp: str = None
+    tie: bool = None
+    softcap: float = None
+    init: str = None
+
+    def __post_init__(self):
+        for name, values in PARTS.items():
+            if getattr(self, name) is None and self.arch in PRESETS:
+                setattr(self, name, values[PRESETS.index(self.arch)])
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        if self.mlp_width is None:  # three matrices of 8C/3 are as many weights as two of 4C
+            self.mlp_width = -(-8 * self.n_embd // (3 * 64)) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
+
+    def problems(self):
+        """What cannot be built, or makes no sense, as lines `what (value). what to do`."""
+        wrong = [f"no such {name} ({getattr(self, name)}). use {', '.join(words)}" for name, words in WORDS.items() if getattr(self, name) not in words]
+        wrong += [f"{name} is out of range ({value}). use a number above 0" for name in ('n_kv_head', 'mlp_width', 'norm_eps', 'rope_theta')
+                  if (value := getattr(self, name)) is not None and value <= 0]
+        if wrong:
+            return wrong
+        C, H, K = self.n_embd, self.n_head, self.n_kv_head
+        if C % H:
+            wrong.append(f"n_embd={C} is not a multiple of n_head={H}. use --n_embd={C // H * H or H} or --n_embd={C // H * H + H}")
+        if H % K:
+            wrong.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={max(k for k in range(1, min(H, K) + 1) if H % k == 0)}")
+        if self.positions == 'rope' and C % H == 0 and C // H % 2:
+            wrong.append(f"rope turns pairs of channels, and a head has {C // H}. use --n_embd={C + H}")
+        if self.bias and self.norm != 'layernorm':
+            wrong.append(f"bias=True makes no sense here: {self.norm} has no bias, nor have the matrices beside it in {self.arch}. leave bias out")
+        if self.positions == 'learned' and (self.rope_scaling != 'none' or self.rope_theta != 10000):
+            wrong.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, or use --positions=rope")
+        if self.tie and self.init == 'modern':
+            wrong.append("init=modern starts the head at zero, and with tie=True the embedding is the same matrix. use --init=gpt2 or --tie=False")
+        if self.softcap < 0:
+            wrong.append(f"softcap is out of range ({self.softcap}). use a number above 0, or 0 for none")
+        try:
+            parse_rope_scaling(self.rope_scaling)
+        except ValueError:
+            wrong.append(f"no such rope_scaling ({self.rope_scaling}). use none, linear:FACTOR or llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
+        return wrong
+
+    def model_args(self):
+        """What a checkpoint stores; of a GPT-2 no more than nanoGPT's sample.py takes, unless a part was changed."""
+        args = dataclasses.asdict(self)
+        if self.arch == 'gpt2':
+            plain = GPTConfig(*(args[name] for name in NANOGPT))
+            args = {name: value for name, value in args.items() if name in NANOGPT or value != getattr(plain, name)}
+        return args
+
+
+NANOGPT = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')  # the fields of nanoGPT's GPTConfig
+
+
+def parse_rope_scaling(text):
+    """'none' -> [], 'linear:4' -> [4.0], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; ValueError for anything else."""
+    kind, *numbers = text.split(':')
+    numbers = [float(number) for number in numbers]
+    if len(numbers) != {'none': 0, 'linear': 1, 'llama3': 4}.get(kind) or any(not 0 < number < math.inf for number in numbers) or \
+            (kind == 'llama3' and numbers[1] >= numbers[2]):
+        raise ValueError(text)
+    return numbers
+
+
+def rope_table(config):
+    """The cosine and sine of the angle by which position t turns pair i of a head's channels, (2, T, D/2) in float32."""
+    D = config.n_embd // config.n_head
+    # on the CPU even where modules are built without memory ('meta'): it is no weight that a checkpoint would bring
+    speeds = 1.0 / config.rope_theta ** (torch.arange(0, D, 2, dtype=torch.float32, device='cpu') / D)  # (D/2)
+    scaling = parse_rope_scaling(config.rope_scaling)
+    if len(scaling) == 1:  # positions, squeezed
+        speeds = speeds / scaling[0]
+    if len(scaling) == 4:  # only the slow ones, with a smooth transition
+        factor, low, high, original = scaling
+        fast = ((original * speeds / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        speeds = (1 - fast) * speeds / factor + fast * speeds
+    angles = torch.outer(torch.arange(config.block_size, dtype=torch.float32, device='cpu'), speeds)  # (T, D/2)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x, rope):
+    """x (B, H, T, D) with its channels i and i + D/2 turned by rope (2, T, D/2): https://arxiv.org/abs/2104.09864"""
+    cos, sin = rope.to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def relu2(x):
+    return F.relu(x).square()  # https://arxiv.org/abs/2109.08668
+
+
+def gelu_tanh(x):
+    return F.gelu(x, approximate='tanh')
+
+
+def make_norm(config):
+    if config.norm == 'layernorm':
+        return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+    return nn.RMSNorm(config.n_embd, eps=config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
 class CausalSelfAttention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # query, key, value in one product
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        C, D = config.n_embd, config.n_embd // config.n_head
+        self.widths = (C, config.n_kv_head * D, config.n_kv_head * D)  # of query, key and value
+        self.fused = config.fused_qkv
+        if self.fused:
+            self.c_attn = nn.Linear(C, sum(self.widths), bias=config.bias)
+        else:
+            self.c_q, self.c_k, self.c_v = (nn.Linear(C, width, bias=config.bias) for width in self.widths)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+        self.qk_norm = nn.RMSNorm(D, eps=config.norm_eps, elementwise_affine=False) if config.qk_norm else nn.Identity()
         self.resid_dropout = nn.Dropout(config.dropout)
-        self.n_head = config.n_head
-        self.dropout = config.dropout
+        self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
 
-    def forward(self, x):
+    def forward(self, x, rope=None):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # 3 x (B, H, T, D)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
+        q, k, v = self.c_attn(x).split(self.widths, dim=2) if self.fused else (self.c_q(x), self.c_k(x), self.c_v(x))
+        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
+        k = k.view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
+        v = v.view(B, T, self.n_kv_head, -1).transpose(1, 2)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        q, k = self.qk_norm(q), self.qk_norm(k)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True,
+                                           enable_gqa=self.n_kv_head < self.n_head)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -47,26 +192,40 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.gelu = nn.GELU()  # exact, as in nanoGPT; OpenAI's GPT-2 has the tanh form, 1e-4 away in the logits
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.act = {'gelu': F.gelu, 'gelu_tanh': gelu_tanh, 'relu2': relu2}[config.mlp]
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class SwiGLU(nn.Module):
+    """https://arxiv.org/abs/2002.05202"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_gate = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x)))
 
 
 class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_1 = make_norm(config)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.mlp = MLP(config)
+        self.ln_2 = make_norm(config)
+        self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
 
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x, rope=None):
+        x = x + self.attn(self.ln_1(x), rope)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -75,43 +234,61 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        assert config.n_embd % config.n_head == 0, f"n_embd={config.n_embd} is not a multiple of n_head={config.n_head}"
+        if problems := config.problems():
+            raise ValueError('; '.join(problems))
         self.config = config
         self.transformer = nn.ModuleDict(dict(
             wte=nn.Embedding(config.vocab_size, config.n_embd),
-            wpe=nn.Embedding(config.block_size, config.n_embd),
+            **(dict(wpe=nn.Embedding(config.block_size, config.n_embd)) if config.positions == 'learned' else {}),
+            ln_e=make_norm(config) if config.embd_norm else nn.Identity(),
             drop=nn.Dropout(config.dropout),
             h=nn.ModuleList([Block(config) for _ in range(config.n_layer)]),
-            ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
+            ln_f=make_norm(config),
         ))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight  # tied: https://arxiv.org/abs/1608.05859
+        if config.tie:
+            self.transformer.wte.weight = self.lm_head.weight
+        self.register_buffer('rope', rope_table(config) if config.positions == 'rope' else None, persistent=False)
         self.init_weights()
 
     def init_weights(self):
-        """GPT-2's rules: N(0, 0.02) for matrices and embeddings, zero biases; residual projections narrower, as 1/sqrt(2L)."""
+        """gpt2: N(0, 0.02) for matrices and embeddings, zero biases; residual projections narrower, as 1/sqrt(2L).
+        modern: embedding N(0, 1), matrices N(0, 1/(3 fan-in)); residual projections and head zero, so that every block begins
+        as nothing and the first loss is ln V (https://github.com/KellerJordan/modded-nanogpt). Gains are one."""
+        modern = self.config.init == 'modern'
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=(3 * module.in_features) ** -0.5 if modern else 0.02)
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=1.0 if modern else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, p in self.named_parameters():  # a second draw, so that a seed gives the very weights that it gives in nanoGPT
             if name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            if modern and name.endswith(('c_proj.weight', 'lm_head.weight')):
+                nn.init.zeros_(p)
 
     def forward(self, idx, targets=None, full_logits=False):
         """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats).
         Without targets the loss is None and the logits are the last position's, (B, 1, V), unless full_logits."""
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
-        pos = torch.arange(T, device=idx.device)  # (T)
-        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))  # (B, T, C)
+        x = self.transformer.wte(idx)  # (B, T, C)
+        if self.config.positions == 'learned':
+            x = x + self.transformer.wpe(torch.arange(T, device=idx.device))
+        x = self.transformer.drop(self.transformer.ln_e(x))
+        rope = self.rope[:, :T] if self.rope is not None else None
         for block in self.transformer.h:
-            x = block(x)
+            x = block(x, rope)
         x = self.transformer.ln_f(x)
-        if targets is None:
-            return self.lm_head(x if full_logits else x[:, [-1], :]), None
+        if targets is None and not full_logits:
+            x = x[:, [-1], :]
         logits = self.lm_head(x)  # (B, T, V)
+        if self.config.softcap:  # in float32, as the loss below
+            logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
+        if targets is None:
+            return logits, None
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         loss = F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1)
         return logits, loss
@@ -120,13 +297,16 @@ class GPT(nn.Module):
         """Shorten the context, keeping the first `block_size` positions, e.g. of weights that were trained with more."""
         assert block_size <= self.config.block_size
         self.config.block_size = block_size
-        self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].clone())
-        self.transformer.wpe.num_embeddings = block_size
+        if self.config.positions == 'rope':
+            self.rope = self.rope[:, :block_size].clone()
+        else:
+            self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].clone())
+            self.transformer.wpe.num_embeddings = block_size
 
     def get_num_params(self, non_embedding=True):
-        """Number of parameters; by default without the position embeddings, as nanoGPT counts (the tied head stays in)."""
-        n = sum(p.numel() for p in self.parameters())
-        return n - self.transformer.wpe.weight.numel() if non_embedding else n
+        """Number of parameters; by default without embeddings, as nanoGPT counts (a tied one stays in: it is the head as well)."""
+        embeddings = ['wpe'] * (self.config.positions == 'learned') + ['wte'] * (not self.config.tie)
+        return sum(p.numel() for p in self.parameters()) - sum(self.transformer[name].weight.numel() for name in embeddings if non_embedding)
 
     def flops_per_token(self):
         """Forward and backward: 6 per weight of a matrix product, 12 L C T for attention (PaLM, appendix B: not halved)."""

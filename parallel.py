@@ -1,5 +1,6 @@
 """Where it runs: which device, with which arithmetic, in one process or in many. Scripts ask here and stay the same."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -64,6 +65,8 @@ class Processes:
         if not self.many:
             return model
         from torch.nn.parallel import DistributedDataParallel
+        # not to be sent around before every forward pass: the only buffer is a table, the same everywhere
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
         return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == 'cuda' else None)
 
     def sum(self, tensor):
@@ -87,6 +90,7 @@ class Processes:
 
     def close(self):
         if self.many:
+            gc.collect()  # DDP, if nobody refers to it any more, is a cycle
             self.dist.barrier()  # nobody leaves while another still talks
             self.dist.destroy_process_group()
 

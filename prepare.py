@@ -15,7 +15,7 @@ from configurator import configure, fail, out_of_range
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, or a name of your own with --input
 input: str = None  # file, folder or pattern with the text; for shakespeare it stands in for the download
-tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's. None: what the named set has, else gpt2
+tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'hf:FOLDER_OR_NAME' of a Hugging Face model. None: what the named set has, else gpt2
 text_key = 'text'  # where the text is in a line of .jsonl
 val_fraction = 0.1  # share of the documents (chosen by a hash) for val.bin, or of a single document's end; 0.001 is plenty of 10 GB
 data_dir: str = None  # where the datasets lie. None: data/ beside this file
@@ -40,7 +40,7 @@ import zlib
 
 import numpy as np
 
-from dataset import DATA_DIR, END_OF_TEXT, KNOWN, CharTokenizer, make_tokenizer
+from dataset import DATA_DIR, END_OF_TEXT, KNOWN, TOKENIZER_FILES, CharTokenizer, make_tokenizer
 
 SHAKESPEARE_URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
@@ -285,6 +285,9 @@ try:
             for piece in document:
                 chars.update(piece)
         tok = CharTokenizer(sorted(chars))
+    elif tokenizer.startswith('hf:'):
+        import huggingface
+        tok = make_tokenizer(huggingface.read_tokenizer(tokenizer[3:]))
     else:
         tok = make_tokenizer({'kind': 'byte'} if tokenizer == 'byte' else {'kind': 'tiktoken', 'name': tokenizer})
     dtype = np.dtype('<u2' if tok.n_vocab <= 1 << 16 else '<u4')
@@ -306,8 +309,11 @@ try:
         if tok.end_of_text is not None and name not in AS_NANOGPT:
             split.write([tok.end_of_text])
         pieces = itertools.chain([first], document)
-        for piece in pieces if tokenizer in ('char', 'byte') else whole_words(pieces):
-            split.write(tok.encode(piece))
+        for piece in pieces if tok.cut == 'anywhere' else whole_words(pieces) if tok.cut == 'words' else [''.join(pieces)]:
+            try:
+                split.write(tok.encode(piece))
+            except ValueError as e:  # a vocabulary that lacks a character
+                fail(f"{e}. use --tokenizer=byte, or another that has every character")
             look_alikes += piece.count(END_OF_TEXT)
             if time.time() > shown + 10:
                 shown = time.time()
@@ -323,15 +329,15 @@ try:
         fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). bring more, or use --val_fraction=0")
 
     state = tok.state()
-    ranks = state.pop('ranks', None)
+    files = {key: state.pop(key) for key in TOKENIZER_FILES if state.get(key) is not None}  # too long for meta.json
     command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
     splits = {split.name: split.finish(tok.byte_lengths()) for split in (train, val) if split.tokens > 0}
     # meta.json says that the folder is whole, so it says the contrary while the files change places
     meta_path = os.path.join(folder, 'meta.json')
     write_whole(meta_path, json.dumps({'unfinished': True, 'command': command}).encode())
-    if ranks is not None:
-        write_whole(os.path.join(folder, 'tokenizer.tiktoken'), ranks)
-        state['ranks_file'] = 'tokenizer.tiktoken'
+    for key, content in files.items():
+        write_whole(os.path.join(folder, TOKENIZER_FILES[key]), content if isinstance(content, bytes) else content.encode())
+        state[f'{key}_file'] = TOKENIZER_FILES[key]
     for split in ('train', 'val'):
         if split in splits:
             os.replace(os.path.join(folder, split + '.bin.tmp'), os.path.join(folder, split + '.bin'))

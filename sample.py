@@ -3,13 +3,13 @@ Write text with a trained model. Everything needed, the tokenizer included, is i
 
     $ python sample.py --out_dir=out-quickstart
     $ python sample.py --init_from=out/ckpt_best.pt --start="To be" --num_samples=3 --temperature=0
-    $ python sample.py --start=FILE:prompt.txt
+    $ python sample.py --init_from=gpt2-xl --start=FILE:prompt.txt
 """
 
 from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
-init_from = 'resume'  # 'resume': the checkpoint in out_dir; or the path of one
+init_from = 'resume'  # 'resume': the checkpoint in out_dir; or the path of one; or a Hugging Face folder or name (gpt2, OWNER/NAME)
 out_dir = 'out'  # ignored if init_from is not 'resume'
 dataset: str = None  # whose tokenizer to use; None: the checkpoint's own (one of nanoGPT's names the folder in data/)
 data_dir: str = None  # where the datasets lie. None: data/ beside this file
@@ -27,7 +27,6 @@ compile: bool | str = False  # torch.compile the model: pays for long runs only
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
-import os
 import signal
 import sys
 from contextlib import nullcontext
@@ -54,9 +53,6 @@ if start.startswith('FILE:'):
         problems.append(f"the prompt's file cannot be read ({start[5:]}: {e.strerror}). name one with --start=FILE:PATH")
     except UnicodeDecodeError as e:
         problems.append(f"the prompt's file is not UTF-8 ({start[5:]}, byte {e.start}). save it as UTF-8")
-if init_from != 'resume' and not os.path.exists(init_from):
-    problems.append(f"init_from is neither 'resume' nor a file ({init_from}). name a checkpoint" +
-                    ("; pretrained weights by name are not read yet" if init_from.startswith('gpt2') else ""))
 if problems:
     fail(*problems)
 device, _ = choose_device(device)

@@ -16,7 +16,7 @@ from configurator import configure, fail, inherit, out_of_range
 # The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.
 # files
 out_dir = 'out'  # the run's folder: checkpoints and log.csv
-init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH: a checkpoint's weights, a new run
+init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH of a checkpoint, or a Hugging Face folder or name ('gpt2', 'OWNER/NAME'): its weights, a new run
 overwrite = False  # True: 'scratch' deletes the run that out_dir holds
 always_save_checkpoint = True  # False: save only when the validation loss improved, at save_interval if set, and at the end; ckpt.pt is then the best
 save_interval: int = None  # iterations between checkpoints. None: one with each evaluation
@@ -30,11 +30,27 @@ gradient_accumulation_steps = 5 * 8  # micro-batches per iteration, over all pro
 total_batch_size: int = None  # tokens per iteration, over all processes; if set, the accumulation steps are computed from it
 seed = 1337  # of the initial weights, the order of the data, and dropout
 # model
+arch = 'gpt2'  # its parts: 'gpt2', 'llama', 'modern'; they can be chosen one by one below
 n_layer = 12
 n_head = 12
 n_embd = 768
 dropout = 0.0  # 0 is good for pre-training; for small data or finetuning try 0.1 and more
 bias = False  # in Linear and LayerNorm
+# parts of the model; None: what arch has, see the table in model.py
+n_kv_head: int = None  # heads of keys and values, a divisor of n_head. None: n_head
+mlp_width: int = None  # channels inside the MLP. None: 4 n_embd, or 8/3 n_embd for swiglu
+norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (without gains)
+norm_eps: float = None  # added to the variance
+embd_norm: bool = None  # a norm after the embedding as well
+positions: str = None  # 'learned', 'rope'
+rope_theta: float = None  # larger for longer contexts
+rope_scaling: str = None  # 'none', 'linear:FACTOR', 'llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE'
+fused_qkv: bool = None  # query, key and value in one matrix
+qk_norm: bool = None  # a norm on queries and keys
+mlp: str = None  # 'gelu', 'gelu_tanh' (OpenAI's), 'relu2', 'swiglu'
+tie: bool = None  # one matrix for embedding and head
+softcap: float = None  # bound of the logits; 0: none
+init: str = None  # 'gpt2', 'modern': the rules for the initial weights
 # optimizer
 learning_rate = 6e-4  # its peak
 weight_decay = 1e-1  # on matrices and embeddings, not on biases and norms
@@ -72,8 +88,9 @@ ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
-import math  # only now: --help and a mistyped knob are answered without waiting for torch
+import dataclasses  # only now: --help and a mistyped knob are answered without waiting for torch
 import importlib.util
+import math
 import os
 import shlex
 import signal
@@ -97,7 +114,7 @@ device, master = procs.device, procs.is_main
 
 saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
-ARCHITECTURE = ('n_layer', 'n_head', 'n_embd', 'bias', 'block_size')
+ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
@@ -110,15 +127,18 @@ if resuming:
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
 if saved:
+    own = checkpoint.model_config(saved)
+    if not resuming and 'block_size' not in given and own.block_size > block_size:
+        procs.print(f"note: block_size={block_size} of the {own.block_size} that {saved['path']} has. for all of it: --block_size={own.block_size}")
+        given['block_size'] = block_size
+    free = () if resuming else ('block_size', 'rope_theta', 'rope_scaling') if own.positions == 'rope' else ('block_size',)  # no weights
+    if 'block_size' in given and block_size > own.block_size and 'block_size' in free and own.positions == 'learned':
+        fail(f"block_size={block_size}, but {saved['path']} has learned only {own.block_size} positions. use --block_size={own.block_size} or less")
     for name in ARCHITECTURE:
-        own = saved['model_args'][name]
-        if name == 'block_size' and name in given and not resuming:
-            if block_size > own:
-                fail(f"block_size={block_size}, but {saved['path']} has learned only {own} positions. use --block_size={own} or less")
-            continue  # cropped below
-        if name in given and given[name] != own:
-            procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {own}")
-        globals()[name] = knobs[name] = own
+        if name in given and name not in free and given[name] != getattr(own, name):
+            procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {getattr(own, name)}")
+        if name not in given or name not in free:
+            globals()[name] = knobs[name] = getattr(own, name)
 
 # -----------------------------------------------------------------------------
 # what follows from the knobs, checked before the model is built; mistakes are collected and told together
@@ -138,9 +158,8 @@ if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     problems.append(f"out_dir is a file ({out_dir}). name a folder with --out_dir")
 if problems:
     fail(*problems)  # below, some of them are divided by
-if n_embd % n_head != 0:
-    low = n_embd // n_head * n_head
-    problems.append(f"n_embd={n_embd} is not a multiple of n_head={n_head}. use --n_embd={low or n_head} or --n_embd={low + n_head}")
+config = GPTConfig(dropout=dropout, **{name: knobs[name] for name in ARCHITECTURE})
+problems += config.problems()
 # how many micro-batches of an iteration this process makes
 accumulation, problem = procs.divide(gradient_accumulation_steps, total_batch_size, batch_size, block_size)
 if problem:
@@ -154,14 +173,15 @@ data = Dataset(dataset, data_dir)
 splits = {name: tokens for name, tokens in (('train', data.train), ('val', data.val)) if tokens is not None}
 problems += [tokens.too_short(block_size) for tokens in splits.values() if tokens.too_short(block_size)]
 samples_per_epoch = max(1, data.train.n // block_size)
-vocab_size = saved['model_args']['vocab_size'] if saved else data.vocab_size
-if saved:  # its vocabulary may be padded, as ours is for BPE, or not, as OpenAI's
-    if not data.meta['vocab_size'] <= vocab_size <= data.vocab_size or not same_tokenizer(saved.get('tokenizer'), data.tokenizer_state):
-        problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {vocab_size} there). "
+config.vocab_size = own.vocab_size if saved else data.vocab_size
+if saved:
+    known = saved.get('tokenizer')  # unknown of nanoGPT's: then the size has to do, which may be padded, as ours is for BPE
+    fits = same_tokenizer(known, data.tokenizer_state) if known else config.vocab_size <= data.vocab_size
+    if not fits or data.meta['vocab_size'] > config.vocab_size:
+        problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {config.vocab_size} there). "
                         "train on a dataset made with the checkpoint's tokenizer, or from scratch")
-model_args = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, bias=bias, vocab_size=vocab_size, dropout=dropout)
 with torch.device('meta'):  # to count only: no memory is used
-    n_params = GPT(GPTConfig(**model_args)).get_num_params(non_embedding=False)
+    n_params = 0 if problems else GPT(config).get_num_params(non_embedding=False)
 if max_epochs is not None:
     max_tokens = max_epochs * samples_per_epoch * block_size
 if tokens_per_param is not None:
@@ -182,7 +202,7 @@ compiling, why_compile = choose_compile(compile, device)
 
 procs.print(f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else
             " and no val.bin: no validation loss, no best checkpoint"))
-procs.print(f"model     {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {vocab_size:,}: {n_params:,} parameters")
+procs.print(f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters")
 procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
             f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
 procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
@@ -191,7 +211,7 @@ procs.print(f"schedule  {lr_schedule}, {learning_rate:g} after {warmup_iters:,} 
             (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
             ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
 procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
-procs.print(f"expect    a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; "
+procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
             f"checkpoints of {12 * n_params / 1e9:.2f} GB in {out_dir}")
 
 # -----------------------------------------------------------------------------
@@ -217,12 +237,7 @@ def to_device(windows):
 
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision(matmul_precision)
-if saved:
-    model = checkpoint.build(saved, dropout)
-    if block_size < model.config.block_size:
-        model.crop_block_size(block_size)
-else:
-    model = GPT(GPTConfig(**model_args))
+model = checkpoint.build(saved, dropout, **{name: knobs[name] for name in free}) if saved else GPT(config)
 model.to(device)
 autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')
@@ -286,7 +301,7 @@ def get_lr(it):
 
 def save(it, best):
     """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one."""
-    state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': model_args,
+    state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
              'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
              'seconds': seconds, 'wandb_run_id': wandb_run_id, 'torch': str(torch.__version__), 'version': 1}
     newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
@@ -297,11 +312,17 @@ def duration(seconds):
     return f"{seconds // 3600:.0f}h{seconds % 3600 // 60:02.0f}m" if seconds >= 3600 else f"{seconds // 60:.0f}m{seconds % 60:02.0f}s"
 
 
+def close():
+    global wrapped
+    wrapped = None  # DDP has to go before the process group does: otherwise a process now and then aborts at its very end
+    procs.close()
+
+
 def give_up(it, what):
     if master:
         print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
               f"with a smaller --learning_rate (now {learning_rate:g}): --init_from=resume", file=sys.stderr)
-    procs.close()
+    close()
     sys.exit(3)
 
 
@@ -410,6 +431,6 @@ if stop:
 elif not eval_only:
     procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")
-procs.close()
+close()
 if stop:
     sys.exit(128 + stop)

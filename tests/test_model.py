@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import sys
 
@@ -11,7 +12,7 @@ import torch
 from conftest import REPO
 
 import model as ours
-from model import GPT, GPTConfig, sample_next
+from model import GPT, PRESETS, GPTConfig, rotate, rope_table, sample_next
 
 RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
 
@@ -79,11 +80,12 @@ def test_cropping_keeps_the_function_of_short_inputs():
         net(torch.arange(5).view(1, 5))
 
 
-def test_the_flop_count_is_that_of_the_matrix_products_and_attention():
+@pytest.mark.parametrize('arch', PRESETS)
+@pytest.mark.parametrize('n_kv_head', [4, 1])
+def test_the_flop_count_is_that_of_the_matrix_products_and_attention(arch, n_kv_head):
     # torch counts what really runs: its counter sees the matrix products and SDPA, forward and backward
     from torch.utils.flop_counter import FlopCounterMode
-    config = GPTConfig(block_size=32, vocab_size=64, n_layer=2, n_head=2, n_embd=32)
-    net = GPT(config)
+    net = GPT(GPTConfig(block_size=32, vocab_size=64, n_layer=2, n_head=4, n_embd=32, arch=arch, n_kv_head=n_kv_head))
     idx = torch.zeros(1, 32, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         net(idx, idx)[1].backward()
@@ -99,7 +101,10 @@ def test_gpt2_has_the_published_number_of_parameters_and_flops():
     assert net.get_num_params(non_embedding=False) == 124439808  # GPT-2's, as Hugging Face counts it
     with torch.device('meta'):
         net = GPT(GPTConfig(bias=False))
+        llama = GPT(GPTConfig(arch='llama', block_size=4096, vocab_size=32000, n_layer=32, n_head=32, n_embd=4096, mlp_width=11008))
     assert net.flops_per_token() == pytest.approx(0.855e9, rel=1e-3)
+    assert llama.get_num_params(non_embedding=False) == 6738415616  # Llama 2 7B, as Hugging Face counts it
+    assert llama.get_num_params() == 6738415616 - 32000 * 4096
 
 
 def test_mfu_is_the_share_of_the_named_peak(monkeypatch):
@@ -147,3 +152,75 @@ def test_generate_keeps_the_prompt_crops_the_context_and_stops():
     assert torch.equal(greedy[:, 6:7], step)
     first = net.generate(idx[:1], 1, temperature=0)[0, -1].item()
     assert net.generate(idx[:1], 9, temperature=0, stop=first).shape == (1, 6)
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+def test_every_preset_begins_at_ln_v_learns_and_sees_no_future(arch):
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=32, arch=arch))
+    idx = torch.randint(50, (4, 17))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        loss = net(idx[:, :-1], idx[:, 1:])[1]
+        loss.backward(), optimizer.step(), optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(50), abs=0.2) and losses[-1] < 0.5
+    changed = idx[:, :16].clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 50
+    a, b = net(idx[:, :16], full_logits=True)[0], net(changed, full_logits=True)[0]
+    torch.testing.assert_close(a[:, :9], b[:, :9])
+    assert not torch.allclose(a[:, 9:], b[:, 9:])
+
+
+def test_a_rotation_depends_on_the_distance_alone_and_keeps_lengths():
+    rope = rope_table(GPTConfig(block_size=64, n_embd=16, n_head=1, positions='rope'))
+    q, k = torch.randn(2, 16)
+    turned_q, turned_k = (rotate(x.expand(1, 1, 64, 16), rope)[0, 0] for x in (q, k))
+    torch.testing.assert_close(turned_q[10] @ turned_k[3], turned_q[50] @ turned_k[43])
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(64))
+    torch.testing.assert_close(turned_q[0], q)
+
+
+def test_cropping_a_rotating_network_keeps_the_function_of_short_inputs():
+    net = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=1, n_head=2, n_embd=16, arch='llama')).eval()
+    idx = torch.arange(4).view(1, 4)
+    before = net(idx)[0]
+    net.crop_block_size(4)
+    assert torch.equal(net(idx)[0], before) and net.rope.shape == (2, 4, 4)
+
+
+def test_an_arch_sets_the_parts_that_are_not_given_and_a_checkpoint_has_them_all():
+    config = GPTConfig(arch='modern', softcap=0.0, n_kv_head=4)
+    assert (config.norm, config.softcap, config.n_kv_head, config.tie, config.mlp_width) == ('rmsnorm_plain', 0.0, 4, False, 4 * 768)
+    assert GPTConfig(arch='llama', n_embd=512).mlp_width == 1408 and GPTConfig(arch='llama', n_embd=4096).mlp_width == 10944
+    assert all(value is not None for value in config.model_args().values()) and GPTConfig(**config.model_args()) == config
+    # a GPT-2 of ours goes into nanoGPT's GPTConfig
+    assert set(GPTConfig(bias=False).model_args()) == {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias'}
+    assert GPTConfig(**GPTConfig(mlp='gelu_tanh').model_args()).mlp == 'gelu_tanh'
+
+
+@pytest.mark.parametrize('args, word', [
+    (dict(arch='gpt3'), 'gpt2, llama, modern'), (dict(arch='llama', bias=True), 'bias=True makes no sense'), (dict(n_head=5), 'n_embd=768'),
+    (dict(n_kv_head=5), '--n_kv_head=4'), (dict(n_kv_head=24), '--n_kv_head=12'), (dict(mlp='relu'), 'swiglu'), (dict(norm='batchnorm'), 'rmsnorm'),
+    (dict(arch='llama', n_embd=36, n_head=4), '--n_embd=40'), (dict(rope_theta=5e5), 'learned positions'), (dict(rope_scaling='linear:2'), 'learned positions'),
+    (dict(arch='llama', rope_scaling='yarn:2'), 'llama3:'), (dict(arch='llama', rope_scaling='linear:0'), 'linear:FACTOR'),
+    (dict(arch='llama', rope_scaling='llama3:8:4:1:8192'), 'llama3:'), (dict(arch='modern', tie=True), '--init=gpt2'), (dict(softcap=-1.0), 'softcap'),
+    (dict(mlp_width=0), 'mlp_width'), (dict(n_kv_head=-1), 'n_kv_head'),
+])
+def test_parts_that_make_no_sense_together_are_refused_with_the_reason(args, word):
+    assert any(word in problem for problem in GPTConfig(**args).problems())
+    with pytest.raises(ValueError):
+        GPT(GPTConfig(**args))
+
+
+def test_initialisation_keeps_its_rules():
+    torch.manual_seed(0)
+    args = dict(block_size=32, vocab_size=512, n_layer=8, n_head=4, n_embd=256)
+    stds = {arch: {name: p.std().item() for name, p in GPT(GPTConfig(arch=arch, **args)).named_parameters() if p.dim() > 1} for arch in PRESETS}
+    for arch in ('gpt2', 'llama'):
+        for name, std in stds[arch].items():
+            assert std == pytest.approx(0.005 if name.endswith('c_proj.weight') else 0.02, rel=0.05), (arch, name)
+    for name, std in stds['modern'].items():
+        want = 0 if name.endswith(('c_proj.weight', 'lm_head.weight')) else 1 if 'wte' in name else 768 ** -0.5
+        assert std == pytest.approx(want, rel=0.05), name

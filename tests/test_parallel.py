@@ -33,7 +33,8 @@ def test_two_processes_have_the_losses_of_one(script, tiny, tmp_path):
 
 def test_a_run_goes_on_with_another_number_of_processes(script, tiny, tmp_path):
     flags = [*tiny, '--gradient_accumulation_steps=2', '--lr_decay_iters=6']
-    assert torchrun(2, 'train.py', *flags, '--max_iters=3').status == 0
+    two = torchrun(2, 'train.py', *flags, '--max_iters=3')
+    assert two.status == 0, two.err
     one = script('train.py', *flags, '--init_from=resume')
     assert one.status == 0 and list(one.losses()) == [3, 4, 5], one.err
     through = script('train.py', *flags, f"--out_dir={tmp_path / 'through'}")

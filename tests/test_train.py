@@ -74,10 +74,10 @@ def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny,
             torch.testing.assert_close(params[other][k], params[0][k], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize('cut', [1, 3, 4])
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut):
+@pytest.mark.parametrize('cut, arch', [(1, 'gpt2'), (3, 'llama'), (4, 'modern')])
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut, arch):
     through, parts = tmp_path / 'through', tmp_path / 'parts'
-    flags = [*tiny, '--dropout=0.1', '--max_iters=7']
+    flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1']
     script('train.py', *flags, f'--out_dir={through}')
     script('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
     result = script('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', '--dtype=float32', f"--data_dir={tmp_path / 'data'}")
@@ -191,6 +191,25 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
     assert result.status == 0 and checkpoint.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
     result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
     assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
+
+
+@pytest.mark.parametrize('arch', ['llama', 'modern'])
+def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny, tmp_path, arch):
+    result = script('train.py', 'config/train_gpt2.py', f'config/arch_{arch}.py', *tiny, '--max_iters=3', '--n_kv_head=1')
+    assert result.status == 0 and f'model     {arch}, 2 layers' in result.out, result.err
+    args = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']
+    assert args['arch'] == arch and args['n_kv_head'] == 1 and args['positions'] == 'rope'
+    result = script('train.py', *tiny, '--init_from=resume', '--arch=gpt2', '--max_iters=4')
+    assert result.status == 0 and f'note: arch=gpt2 is ignored, the checkpoint has {arch}' in result.out
+    # rotary positions are no weights: a new run may have more of them, and squeeze them
+    flags = [f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=linear:2']
+    assert script('train.py', *tiny, *flags).status == 0
+    args = checkpoint.read(str(tmp_path / 'longer' / 'ckpt.pt'))['model_args']
+    assert args['block_size'] == 32 and args['rope_scaling'] == 'linear:2'
+    result = script('train.py', *tiny, '--overwrite', f'--arch={arch}', '--bias=True', '--n_kv_head=3', '--mlp=relu')
+    assert result.status == 2 and 'no such mlp (relu)' in result.err
+    result = script('train.py', *tiny, '--overwrite', f'--arch={arch}', '--bias=True', '--n_kv_head=3')
+    assert result.status == 2 and result.err.count('error: ') == 2 and 'bias=True makes no sense' in result.err and '--n_kv_head=2' in result.err
 
 
 def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny):

@@ -1,0 +1,32 @@
+# Finetune a pretrained model on Shakespeare: OpenAI's GPT-2 XL, as nanoGPT does, or any other.
+#
+#   data     python prepare.py shakespeare                 (1.1 MB, a download, or --input=FILE; GPT-2 tokens)
+#   launch   python train.py config/finetune_shakespeare.py
+#            python train.py config/finetune_shakespeare.py --init_from=gpt2          (124M: fits where XL does not)
+#            any Llama-like model with its own tokenizer, from a folder or from the Hub:
+#            python prepare.py shakespeare_smol --input=data/shakespeare/input.txt --tokenizer=hf:HuggingFaceTB/SmolLM2-135M
+#            python train.py config/finetune_shakespeare.py --init_from=HuggingFaceTB/SmolLM2-135M --dataset=shakespeare_smol
+#   batch    1 sequence x 1,024 tokens x 32 micro-batches = 32,768 tokens per iteration; 20 iterations = 2.2 epochs
+#   cost     minutes on a GPU; not measured by us
+#   loss     not measured by us
+
+out_dir = 'out-shakespeare'
+dataset = 'shakespeare'
+init_from = 'gpt2-xl'
+
+batch_size = 1
+block_size = 1024
+gradient_accumulation_steps = 32
+
+max_iters = 20
+warmup_iters = 0
+learning_rate = 3e-5
+decay_lr = False  # constant
+
+eval_interval = 5
+eval_iters = 40
+log_interval = 1
+always_save_checkpoint = False  # only when the validation loss improves
+
+wandb_project = 'shakespeare'
+wandb_run_name = 'finetune'

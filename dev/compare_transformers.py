@@ -1,0 +1,63 @@
+"""
+Train each preset for a minute, export it, and let transformers write the same texts: dev/records/export.md.
+
+    $ pip install transformers safetensors huggingface_hub tokenizers
+    $ python prepare.py && python dev/compare_transformers.py > dev/records/export.md
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROMPTS = ['class ', 'def __init__(self', 'import ']
+
+
+def run(*args):
+    done = subprocess.run([sys.executable, *args], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+transformers.utils.logging.set_verbosity_error()
+print(f"""# The same texts from transformers
+
+`python dev/compare_transformers.py` at {run('-c', 'import subprocess; print(subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip())').strip()}; \
+torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, {os.cpu_count()} CPUs.
+Each preset trains for about a minute on pystdlib (bytes), is exported, opened with AutoModelForCausalLM and AutoTokenizer, and continues
+{len(PROMPTS)} prompts greedily by 100 tokens, as sample.py --temperature=0 does, in float32.
+
+| preset | architecture | trained | validation loss | largest difference of the logits | texts equal |
+|---|---|---|---|---|---|""")
+examples = []
+with tempfile.TemporaryDirectory() as folder:
+    for arch in ('gpt2', 'llama', 'modern'):
+        out, to = os.path.join(folder, arch), os.path.join(folder, arch + '-hf')
+        log = run('train.py', 'config/quickstart.py', f'--arch={arch}', '--max_iters=1500', '--block_size=256', '--batch_size=4', '--n_kv_head=2' if arch != 'gpt2' else '--n_head=4',
+                  '--learning_rate=3e-3', '--device=cpu', f'--out_dir={out}')
+        run('export.py', f'--out_dir={out}', f'--to={to}')
+        theirs, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(to), transformers.AutoTokenizer.from_pretrained(to)
+        sys.path.insert(0, HERE)
+        import checkpoint
+        ours, _ = checkpoint.load(out)
+        difference, equal = 0, 0
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors='pt')['input_ids']
+            want = theirs.generate(ids, max_new_tokens=100, do_sample=False)
+            text = run('sample.py', f'--out_dir={out}', f'--start={prompt}', '--num_samples=1', '--max_new_tokens=100', '--temperature=0', '--device=cpu', '--dtype=float32')
+            equal += text == tokenizer.decode(want[0]) + '\n---------------\n'
+            with torch.no_grad():
+                difference = max(difference, (ours(want, full_logits=True)[0] - theirs(want).logits).abs().max().item())
+        examples.append((arch, text))
+        loss = [line for line in log.splitlines() if line.startswith('step ')][-1].split('val loss ')[1]
+        done = re.search(r'done: .*? in [\dms]+,', log)[0]
+        print(f"| {arch} | {type(theirs).__name__} | {done[6:-1]} | {loss} | {difference:.1e} | {equal} of {len(PROMPTS)} |", flush=True)
+for arch, text in examples:
+    text = text.removesuffix('---------------\n')
+    print(f"\n{arch}:\n\n```\n{text}```")
