@@ -7,7 +7,7 @@ meta.json, which tells the tokenizer, the dtype and the counts. nanoGPT's folder
                 tokenizer_config.json beside it), "vocab_size", "end_of_text": id or null, "dtype",
                 "splits": {"train": {"tokens", "bytes", "documents", "sha256"}, ...}, "source", "command"}
 
-Only numpy here: prepare.py uses this file too and need not wait for torch.
+Only numpy here: prepare.py uses this file too and, for most tokenizers, need not wait for torch.
 """
 
 import base64
@@ -30,13 +30,13 @@ KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare')  # the sets that prepare
 
 # -----------------------------------------------------------------------------
 # tokenizers. Each has n_vocab, end_of_text (an id or None), encode(text) -> ids, encode_prompt(text), which also knows
-# <|endoftext|>, decode(ids) -> text, byte_lengths() -> bytes of text per id, state(), all of it in plain types, and cut:
-# where a text may be cut without changing its ids, 'anywhere', between 'words' (a letter and a space), or 'nowhere'
+# <|endoftext|>, decode(ids) -> text, byte_lengths() -> bytes of text per id, state(), all of it in plain types, stop_ids, any
+# of which ends a text (or None), and cut: where a text may be cut without changing its ids, 'anywhere', between 'words' (a letter and a space), or 'nowhere'
 
 
 class ByteTokenizer:
     """The UTF-8 bytes of the text; id 256 stands before each document."""
-    n_vocab, end_of_text, cut = 257, 256, 'anywhere'
+    n_vocab, end_of_text, stop_ids, cut = 257, 256, [256], 'anywhere'
 
     def encode(self, text):
         return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
@@ -57,7 +57,7 @@ class ByteTokenizer:
 
 class CharTokenizer:
     """One id per character that occurs in the text, in sorted order, as nanoGPT's shakespeare_char."""
-    end_of_text, cut = None, 'anywhere'
+    end_of_text, stop_ids, cut = None, None, 'anywhere'
 
     def __init__(self, chars):
         self.chars, self.n_vocab = list(chars), len(chars)
@@ -91,6 +91,7 @@ class TiktokenTokenizer:
     def __init__(self, encoding):
         self.encoding, self.n_vocab = encoding, encoding.n_vocab
         self.end_of_text = encoding._special_tokens.get(END_OF_TEXT)
+        self.stop_ids = None if self.end_of_text is None else [self.end_of_text]
 
     def encode(self, text):
         # nothing is special in a corpus: text that merely contains <|endoftext|> is text
@@ -138,12 +139,17 @@ class HFTokenizer:
             fail(f"the tokenizer.json of {state['name']} cannot be read ({str(e)[:120]}). fetch or save it again")
         self.tokenizer.no_truncation(), self.tokenizer.no_padding()
         vocab = self.tokenizer.get_vocab()
-        self.n_vocab = max(vocab.values()) + 1
-        self.special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.n_vocab = max(vocab.values(), default=0) + 1
         config = json.loads(state.get('config') or '{}')
-        tokens = [config.get('bos_token'), config.get('eos_token'), END_OF_TEXT]
-        tokens = [token.get('content') if isinstance(token, dict) else token for token in tokens]
-        self.end_of_text = next((vocab[token] for token in tokens if token in vocab), None)
+
+        def id_of(token):
+            token = token.get('content') if isinstance(token, dict) else token
+            return vocab.get(token) if isinstance(token, str) else None
+
+        bos, eos = (id_of(config.get(key)) if isinstance(config, dict) else None for key in ('bos_token', 'eos_token'))
+        self.end_of_text = next((id for id in (bos, eos, id_of(END_OF_TEXT)) if id is not None), None)
+        # what its authors ended a text with, and what stands before the next one in our datasets
+        self.stop_ids = list(dict.fromkeys(id for id in (eos, self.end_of_text) if id is not None)) or None
         try:  # sentencepiece's vocabularies, for one, put a space before whatever they are given
             pieces = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', PROBE)
             self.cut = 'words' if np.array_equal(np.concatenate([self.encode(piece) for piece in pieces]), self.encode(PROBE)) else 'nowhere'
@@ -153,7 +159,7 @@ class HFTokenizer:
     def encode(self, text):
         self.tokenizer.encode_special_tokens = True  # nothing is special in a corpus
         try:
-            return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+            return np.array(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, dtype=np.uint32)
         except Exception as e:  # the package raises Exception itself
             raise ValueError(f"the tokenizer {self._state['name']} cannot encode the text ({e})")
 
@@ -171,9 +177,10 @@ class HFTokenizer:
     def byte_lengths(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
+        added = self.tokenizer.get_added_tokens_decoder()
         for token, id in self.tokenizer.get_vocab().items():
             # byte-level vocabularies write a character per byte, sentencepiece's a mark for a space and <0x0A> for odd bytes
-            lengths[id] = (0 if id in self.special else len(token) if byte_level else 1 if re.fullmatch('<0x[0-9A-F]{2}>', token) else
+            lengths[id] = (0 if id in added and added[id].special else len(token) if byte_level and id not in added else 1 if re.fullmatch('<0x[0-9A-F]{2}>', token) else
                            len(token.replace('\u2581', ' ').encode('utf-8', 'surrogatepass')))
         return lengths
 
@@ -259,6 +266,8 @@ def same_tokenizer(a, b):
         return a.get('name') == b.get('name')
     if a['kind'] == b['kind'] != 'hf':
         return False
+    if a['kind'] == b['kind'] and json.loads(a['json']) == json.loads(b['json']):
+        return True
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: let both encode the same
     chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)
     a, b = make_tokenizer(a), make_tokenizer(b)

@@ -22,9 +22,10 @@ knobs, given = configure(globals())
 
 import os
 import shutil
+import tempfile
 
 problems = out_of_range(knobs, above_zero='shard_gb', words=dict(dtype='float32 bfloat16 float16'))
-if to is None:
+if not to:
     problems.append("nowhere to write. name a folder: --to=FOLDER")
 elif os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
     problems.append(f"{to} is {'not empty' if os.path.isdir(to) else 'a file'}. name another folder, or remove it")
@@ -40,26 +41,29 @@ import torch
 import checkpoint
 import huggingface
 
-state = checkpoint.read(checkpoint.find(out_dir if init_from == 'resume' else init_from))
+state = checkpoint.read(checkpoint.find(out_dir, hub=False) if init_from == 'resume' else checkpoint.find(init_from))
 config = checkpoint.model_config(state)
 tokenizer_state = checkpoint.tokenizer_state(state, dataset, data_dir)
-part = to.rstrip('/') + '.part'  # under its own name only when it is whole
+to_path = os.path.abspath(to)
+part = None
 try:
-    shutil.rmtree(part, ignore_errors=True)
+    os.makedirs(os.path.dirname(to_path), exist_ok=True)
+    part = tempfile.mkdtemp(prefix='.' + os.path.basename(to_path), dir=os.path.dirname(to_path))  # under its own name when it is whole
     huggingface.write(part, state['model'], config, tokenizer_state, dtype, shard_gb)
     back = huggingface.read(part)  # what was written must be what was meant
-    for name, p in back['model'].items():
-        if not torch.equal(p, state['model'][name].to(getattr(torch, dtype)).float()):
+    for name, p in state['model'].items():
+        if not name.endswith('.attn.bias') and not torch.equal(back['model'].get(name, p[:0]), p.to(getattr(torch, dtype))):
             fail(f"{name} came out different. please report this with your checkpoint's model_args: {state['model_args']}")
-    if os.path.isdir(to):
-        os.rmdir(to)
-    os.replace(part, to)
+    if os.path.isdir(to_path):
+        os.rmdir(to_path)
+    os.chmod(part, 0o755)  # mkdtemp's are the owner's alone
+    os.replace(part, to_path)
 except ValueError as e:
     fail(f"{state['path']} cannot be exported: {e}. train with one of the presets: --arch=gpt2, llama or modern")
 except OSError as e:
     fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")
 finally:
-    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part or '', ignore_errors=True)
 
 size = sum(os.path.getsize(os.path.join(to, name)) for name in os.listdir(to))
 print(f"{to}: {huggingface.to_config(config)[0]['architectures'][0]}, {sum(p.numel() for p in back['model'].values()) / 1e6:.2f}M numbers in {dtype}, "

@@ -92,7 +92,7 @@ def to_config(config, tokenizer=None, dtype='float32'):
         raise ValueError(f"no architecture of transformers has these parts; the nearest, {CLASSES[PRESETS.index(arch)]}, differs in {', '.join(wrong)}")
     end_of_text = getattr(tokenizer, 'end_of_text', None)
     out = {'architectures': [CLASSES[PRESETS.index(arch)]], 'model_type': 'nanochat' if arch == 'modern' else arch, 'vocab_size': config.vocab_size,
-           'bos_token_id': end_of_text, 'eos_token_id': end_of_text,
+           'bos_token_id': end_of_text, 'eos_token_id': (getattr(tokenizer, 'stop_ids', None) or [None])[0],
            'pad_token_id': None,  # or NanoChat's default applies, which is 1, and row 1 of the embedding does not train
            'tie_word_embeddings': config.tie, 'initializer_range': 0.02, 'use_cache': True, 'dtype': dtype, 'torch_dtype': dtype}
     if arch == 'gpt2':
@@ -165,9 +165,10 @@ def from_config(theirs):
 
 
 def is_hub_name(source):
-    """Whether `source` could be a model's name on the Hub: gpt2 and its sisters, or OWNER/NAME, and no path that is there."""
-    return source in GPT2_NAMES or (re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', source) is not None and not os.path.exists(source)
-                                    and not source.endswith(('.pt', '.bin', '.safetensors')))
+    """Whether `source` could be a model's name on the Hub: gpt2 and its sisters, OWNER/NAME or OWNER/NAME@REVISION, and no path that
+    is there."""
+    return not os.path.exists(source) and (source in GPT2_NAMES or (
+        re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source) is not None and not source.endswith(('.pt', '.bin', '.safetensors'))))
 
 
 def is_folder(source):
@@ -191,28 +192,47 @@ def get_file(source, name, needed=True):
         fail(f"to fetch {source} a package is needed that is not installed (huggingface_hub). pip install huggingface_hub")
     logging.set_verbosity_error()  # its retries are no news; the last word is ours
     endpoint = os.environ.get('HF_ENDPOINT', 'https://huggingface.co')
+    repo, _, revision = GPT2_NAMES.get(source, source).partition('@')
     try:
-        return huggingface_hub.hf_hub_download(GPT2_NAMES.get(source, source), name)
-    except errors.LocalEntryNotFoundError as e:  # no network and not in the cache; before EntryNotFoundError, which it is as well
-        if not needed and has_cached(source):
-            return None
-        fail(f"{source} is neither a folder nor in Hugging Face's cache, and {endpoint} does not answer ({type(e.__cause__).__name__}). "
-             "go online, or name a folder")
+        return huggingface_hub.hf_hub_download(repo, name, revision=revision or None)
+    except errors.LocalEntryNotFoundError as e:  # not in the cache, and no answer; before EntryNotFoundError, which it is as well
+        cached = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision or None)
+        cached = cached or huggingface_hub.try_to_load_from_cache(source.partition('@')[0], name)  # nanoGPT's users have it as plain gpt2
+        if isinstance(cached, str):
+            return cached
+        offline = isinstance(e.__cause__, errors.OfflineModeIsEnabled)
+        if not needed and (cached is not None or (offline and get_file(source, 'config.json'))):
+            return None  # known not to be there
+        answer = getattr(getattr(e.__cause__, 'response', None), 'status_code', None)
+        what = f"answers with status {answer}" if answer else f"does not answer ({type(e.__cause__).__name__})"
+        fail(f"{name} of {source} is neither in a folder nor in Hugging Face's cache, and {endpoint} {what}. " +
+             ('hf auth login, if it is private' if answer in (401, 403) else 'go online or try again, or name a folder'), everywhere=True)
     except errors.EntryNotFoundError:
         if needed:
-            fail(f"no {name} in {source} at {endpoint}. choose a model that has it")
+            fail(f"no {name} in {source} at {endpoint}. choose a model that has it", everywhere=True)
     except errors.GatedRepoError:
-        fail(f"{source} is open only to those who accepted its terms at {endpoint}. accept them, then: hf auth login")
+        fail(f"{source} is open only to those who accepted its terms at {endpoint}. accept them, then: hf auth login", everywhere=True)
     except errors.RepositoryNotFoundError:
-        fail(f"no such model at {endpoint} ({source}). name a folder, or OWNER/NAME as it stands there; for a private one: hf auth login")
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as e:
-        fail(f"{name} of {source} cannot be fetched ({(str(e).strip().splitlines() or [type(e).__name__])[0][:150]}). try again")
+        fail(f"no such model at {endpoint} ({source}). name a folder, or OWNER/NAME as it stands there; for a private one: hf auth login", everywhere=True)
+    except Exception as e:  # the network has many ways to fail, and they have no common class
+        fail(f"{name} of {source} cannot be fetched ({type(e).__name__}: {one_line(e)}). try again, or name a folder", everywhere=True)
     return None
 
 
-def has_cached(source):
+def has_file(source, name):
+    """Whether there is such a file, without fetching it."""
+    if os.path.isdir(source):
+        return os.path.isfile(os.path.join(source, name))
     import huggingface_hub
-    return isinstance(huggingface_hub.try_to_load_from_cache(GPT2_NAMES.get(source, source), 'config.json'), str)
+    try:
+        repo, _, revision = GPT2_NAMES.get(source, source).partition('@')
+        return huggingface_hub.file_exists(repo, name, revision=revision or None)
+    except Exception:  # only a better message depends on it
+        return False
+
+
+def one_line(e):
+    return ' '.join(str(e).split())[:150]
 
 
 def read_json(path):
@@ -221,8 +241,8 @@ def read_json(path):
             out = json.load(f)
         assert isinstance(out, dict), 'it is not a dict'
         return out
-    except (OSError, ValueError, AssertionError) as e:
-        fail(f"{path} cannot be read ({e}). fetch or save it again")
+    except (OSError, ValueError, AssertionError, RecursionError) as e:
+        fail(f"{path} cannot be read ({one_line(e)}). fetch or save it again")
 
 
 def read_tokenizer(source, needed=True):
@@ -244,8 +264,8 @@ def read_tokenizer(source, needed=True):
                 with open(file, encoding='utf-8') as f:
                     state[key] = f.read()
                 json.loads(state[key])
-            except ValueError as e:
-                fail(f"{file} cannot be read ({e}). fetch or save it again")
+            except (OSError, ValueError, RecursionError) as e:
+                fail(f"{file} cannot be read ({one_line(e)}). fetch or save it again")
     return state
 
 
@@ -265,19 +285,20 @@ def read(source):
             shapes = {name: p.shape for name, p in GPT(config).state_dict().items()}
     except KeyError as e:
         fail(f"the config.json of {source} does not tell {e}. name a folder that transformers' save_pretrained or export.py wrote")
-    except (ValueError, TypeError, RuntimeError) as e:
-        fail(f"{source} cannot be read into flatgpt ({e}). choose another model")
-    files = ['model.safetensors']
-    if index := get_file(source, 'model.safetensors.index.json', needed=False):
-        files = sorted({os.path.basename(str(file)) for file in read_json(index).get('weight_map', {}).values()})
-    paths = {file: get_file(source, file, needed=False) for file in files}
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as e:
+        fail(f"{source} cannot be read into flatgpt ({one_line(e)}). choose another model")
+    paths = {'model.safetensors': get_file(source, 'model.safetensors', needed=False)}
+    if paths['model.safetensors'] is None and (index := get_file(source, 'model.safetensors.index.json', needed=False)):
+        weight_map = read_json(index).get('weight_map')
+        files = sorted({os.path.basename(str(file)) for file in weight_map.values()}) if isinstance(weight_map, dict) else []
+        paths = {file: get_file(source, file, needed=False) for file in files or ['model.safetensors']}
     if missing := [file for file, path in paths.items() if path is None]:
-        if missing == ['model.safetensors'] and any(get_file(source, file, needed=False) for file in ('pytorch_model.bin.index.json', 'pytorch_model.bin')):
+        if missing == ['model.safetensors'] and (has_file(source, 'pytorch_model.bin') or has_file(source, 'pytorch_model.bin.index.json')):
             fail(f"the weights of {source} are a pickle (pytorch_model.bin), which can run code when it is loaded; refused. if you trust it, "
                  f"convert it: python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{source}').save_pretrained('FOLDER')\"")
         fail(f"no {missing[0]} in {source}. fetch or save it again")
 
-    # the weights, one by one: theirs -> float32 -> ours
+    # the weights, one by one, theirs -> ours; the files stay mapped and the numbers what they are, checkpoint.build makes them float32
     has = {}
     for file, path in paths.items():
         try:
@@ -286,11 +307,13 @@ def read(source):
                     if not re.search(r'\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)$', name):  # tables of older versions, no weights
                         # OpenAI's GPT-2 was saved without the first part of the names
                         full = name if arch != 'gpt2' or name.startswith(('transformer.', 'lm_head.')) else 'transformer.' + name
-                        has[full] = f.get_tensor(name).float()
+                        has[full] = f.get_tensor(name)
+                        if has[full].dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                            raise ValueError(f"{name} is {has[full].dtype}; flatgpt reads float32, bfloat16 and float16")
         except (SafetensorError, OSError, ValueError) as e:
-            fail(f"{path} cannot be read ({str(e)[:120]}). fetch or save it again")
-    if config.tie:
-        has.setdefault('lm_head.weight', has.get('transformer.wte.weight' if arch == 'gpt2' else 'model.embed_tokens.weight', torch.zeros(0)))
+            fail(f"{path} cannot be read ({one_line(e)}). fetch or save it again")
+    if config.tie:  # whatever the file may have as a head: transformers does not look at it either
+        has['lm_head.weight'] = has.get('transformer.wte.weight' if arch == 'gpt2' else 'model.embed_tokens.weight', torch.zeros(0))
     weights = translate(has, config, arch, there=False)
     missing, extra = [name for name in shapes if name not in weights], len(has) - len(weights)
     if missing or extra:
@@ -327,26 +350,17 @@ def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.
             weights[name.removesuffix('weight') + 'bias'] = torch.zeros(width, dtype=weights[name].dtype)
     os.makedirs(folder, exist_ok=True)
     save_torch_state_dict(weights, folder, max_shard_size=max(1, int(shard_gb * 1e9)), metadata={'format': 'pt'})
-    special = {'bos_token_id': theirs['bos_token_id'], 'eos_token_id': eos_id(tokenizer), 'pad_token_id': eos_id(tokenizer)}
-    generation = {**special, 'max_length': config.block_size}
+    # texts end with what their authors ended them with, or, after training here, with what stands before the next
+    stop = tokenizer.stop_ids or [None]
+    generation = {'bos_token_id': theirs['bos_token_id'], 'eos_token_id': stop if len(stop) > 1 else stop[0], 'pad_token_id': stop[0],
+                  'max_length': config.block_size}
     if config.vocab_size > tokenizer.n_vocab:  # ids that only fill the matrix up
         generation['suppress_tokens'] = list(range(tokenizer.n_vocab, config.vocab_size))
-    theirs['eos_token_id'] = special['eos_token_id']
     content, settings = to_tokenizer_json(tokenizer, config.block_size)
     for name, text in (('config.json', json.dumps(theirs, indent=2)), ('generation_config.json', json.dumps(generation, indent=2)),
                        ('tokenizer.json', content), ('tokenizer_config.json', settings)):
         with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
-            f.write(text + '\n')
-
-
-def eos_id(tokenizer):
-    """The id that ends a text."""
-    state = tokenizer.state()
-    if state['kind'] == 'hf':
-        eos = json.loads(state.get('config') or '{}').get('eos_token')
-        eos = tokenizer.tokenizer.token_to_id(eos['content'] if isinstance(eos, dict) else eos) if eos else None
-        return tokenizer.end_of_text if eos is None else eos
-    return tokenizer.end_of_text
+            f.write(text.rstrip('\n') + '\n')
 
 
 def to_tokenizer_json(tokenizer, block_size):

@@ -32,8 +32,8 @@ PARTS = {
     'softcap': (0.0, 0.0, 15.0),  # logits stay between -softcap and softcap; 0: anywhere
     'init': ('gpt2', 'gpt2', 'modern'),  # see GPT.init_weights
 }
-WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'), 'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'),
-         'init': ('gpt2', 'modern'), 'arch': PRESETS}
+WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'), 'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
+LARGEST = {'n_layer': 10_000, 'block_size': 2**23}  # a file may say anything, and what has no weights is made from it
 
 
 @dataclasses.dataclass
@@ -71,10 +71,18 @@ class GPTConfig:
             self.mlp_width = -(-8 * self.n_embd // (3 * 64)) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
 
     def problems(self):
-        """What cannot be built, or makes no sense, as lines `what (value). what to do`."""
-        wrong = [f"no such {name} ({getattr(self, name)}). use {', '.join(words)}" for name, words in WORDS.items() if getattr(self, name) not in words]
-        wrong += [f"{name} is out of range ({value}). use a number above 0" for name in ('n_kv_head', 'mlp_width', 'norm_eps', 'rope_theta')
-                  if (value := getattr(self, name)) is not None and value <= 0]
+        """What cannot be built, or makes no sense, as lines `what (value). what to do`. The values may come from a file."""
+        if self.arch not in PRESETS:
+            return [f"no such arch ({self.arch}). use {', '.join(PRESETS)}"]
+        wrong = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not field.type and not (field.type is float and type(value) is int):
+                wrong.append(f"{field.name} is {value!r}. use a value of the type {field.type.__name__}")
+            elif field.type in (int, float) and not (0 if field.name in ('dropout', 'softcap') else 1e-30) <= value < LARGEST.get(field.name, 1e30):
+                wrong.append(f"{field.name} is out of range ({value}). use a number above 0")
+            elif field.name in WORDS and value not in WORDS[field.name]:
+                wrong.append(f"no such {field.name} ({value}). use {', '.join(WORDS[field.name])}")
         if wrong:
             return wrong
         C, H, K = self.n_embd, self.n_head, self.n_kv_head
@@ -90,8 +98,6 @@ class GPTConfig:
             wrong.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, or use --positions=rope")
         if self.tie and self.init == 'modern':
             wrong.append("init=modern starts the head at zero, and with tie=True the embedding is the same matrix. use --init=gpt2 or --tie=False")
-        if self.softcap < 0:
-            wrong.append(f"softcap is out of range ({self.softcap}). use a number above 0, or 0 for none")
         try:
             parse_rope_scaling(self.rope_scaling)
         except ValueError:
@@ -157,6 +163,17 @@ def make_norm(config):
     return nn.RMSNorm(config.n_embd, eps=config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
+def attend(q, k, v, dropout):
+    """Causal attention: q (B, H, T, D) asks k, v (B, K, T, D), where H is a multiple of K."""
+    T = q.size(2)
+    if q.device.type == 'cpu' and q.dtype == torch.bfloat16 and T <= 512:
+        # the definition itself: for short sequences torch's fused kernel for CPUs takes up to seven times as long (dev/LOG.md)
+        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+        future = torch.full((T, T), -math.inf, dtype=q.dtype).triu(1)
+        return F.dropout((q * q.size(-1) ** -0.5 @ k.mT + future).softmax(dim=-1), dropout) @ v
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=k.size(1) < q.size(1))
+
+
 class CausalSelfAttention(nn.Module):
 
     def __init__(self, config):
@@ -182,8 +199,7 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         q, k = self.qk_norm(q), self.qk_norm(k)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True,
-                                           enable_gqa=self.n_kv_head < self.n_head)
+        y = attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -252,9 +268,9 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self):
-        """gpt2: N(0, 0.02) for matrices and embeddings, zero biases; residual projections narrower, as 1/sqrt(2L).
-        modern: embedding N(0, 1), matrices N(0, 1/(3 fan-in)); residual projections and head zero, so that every block begins
-        as nothing and the first loss is ln V (https://github.com/KellerJordan/modded-nanogpt). Gains are one."""
+        """By standard deviation. gpt2: 0.02 for matrices and embeddings, residual projections narrower, as 1/sqrt(2L).
+        modern: 1 for the embedding, 1/sqrt(3 fan-in) for matrices; residual projections and head zero, so that every block
+        begins as nothing and the first loss is ln V (https://github.com/KellerJordan/modded-nanogpt). Biases zero, gains one."""
         modern = self.config.init == 'modern'
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -264,10 +280,10 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, p in self.named_parameters():  # a second draw, so that a seed gives the very weights that it gives in nanoGPT
-            if name.endswith('c_proj.weight'):
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
             if modern and name.endswith(('c_proj.weight', 'lm_head.weight')):
                 nn.init.zeros_(p)
+            elif name.endswith('c_proj.weight'):
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
     def forward(self, idx, targets=None, full_logits=False):
         """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats).
@@ -328,14 +344,15 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None, stop=None, generator=None):
         """Continue idx (B, T) by up to max_new_tokens ids each. temperature 0 is greedy; ids from vocab_size on (padding)
-        are never produced; ends early when every row has produced the id `stop`. Call model.eval() first."""
+        are never produced; ends early when every row has produced the id `stop`, or one of several. Call model.eval() first."""
+        stop = None if stop is None else torch.tensor(stop, device=idx.device)
         done = torch.zeros(idx.size(0), dtype=torch.bool, device=idx.device)
         for _ in range(max_new_tokens):
             logits, _ = self(idx[:, -self.config.block_size:])  # what no longer fits is forgotten
             idx_next = sample_next(logits[:, -1, :vocab_size].float(), temperature, top_k, top_p, generator)  # (B, 1)
             idx = torch.cat((idx, idx_next), dim=1)
             if stop is not None:
-                done |= idx_next[:, 0] == stop
+                done |= torch.isin(idx_next[:, 0], stop)
                 if done.all():
                     break
         return idx

@@ -205,6 +205,21 @@ def whole_words(pieces):
     yield rest
 
 
+def whole_lines(pieces):
+    """The same text, in one if it is not longer than a large book; else cut at ends of lines. For tokenizers whose ids may depend on
+    what stands further away; Llama 2's, say, puts a space before what it is given, and takes 150 bytes of memory per character."""
+    rest, cuts = '', 0
+    for piece in pieces:
+        rest += piece
+        if len(rest) > 1 << 22:
+            end = rest.rfind('\n') + 1 or len(rest)
+            yield rest[:end]
+            rest, cuts = rest[end:], cuts + 1
+    if cuts:
+        print(f"note: a document of over {1 << 22:,} characters was cut at {cuts} ends of lines, where this tokenizer may see a beginning")
+    yield rest
+
+
 class Split:
     """A .bin file as it grows, under a temporary name."""
 
@@ -309,7 +324,7 @@ try:
         if tok.end_of_text is not None and name not in AS_NANOGPT:
             split.write([tok.end_of_text])
         pieces = itertools.chain([first], document)
-        for piece in pieces if tok.cut == 'anywhere' else whole_words(pieces) if tok.cut == 'words' else [''.join(pieces)]:
+        for piece in pieces if tok.cut == 'anywhere' else whole_words(pieces) if tok.cut == 'words' else whole_lines(pieces):
             try:
                 split.write(tok.encode(piece))
             except ValueError as e:  # a vocabulary that lacks a character

@@ -59,31 +59,34 @@ device, _ = choose_device(device)
 dtype, _ = choose_dtype(dtype, device)
 compiling, _ = choose_compile(compile, device)
 
-model, tokenizer = checkpoint.load(out_dir if init_from == 'resume' else init_from, dataset, data_dir)
+path = checkpoint.find(out_dir, hub=False) if init_from == 'resume' else init_from
+model, tokenizer = checkpoint.load(path, dataset, data_dir)
 model.to(device)
 try:
     ids = tokenizer.encode_prompt(start)
 except ValueError as e:
     fail(f"the prompt cannot be encoded: {e}. use --start with other characters")
+put_first = ids[:1] == [tokenizer.end_of_text] and not start.startswith(tokenizer.decode(ids[:1]))  # Llama's <s>; not to be shown
 if not ids:  # an empty prompt: what every document begins with, or a new line
     ids = [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n')
+if max(ids) >= model.config.vocab_size:
+    fail(f"the prompt has the token id {max(ids)}, the model only {model.config.vocab_size} ids: it was trained with another tokenizer. name its dataset with --dataset=NAME")
 idx = torch.tensor([ids] * num_samples, device=device)  # (B, T)
 autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
 generator = torch.Generator(device).manual_seed(seed)  # of its own: the same seed gives the same text
-stop_id = tokenizer.end_of_text if stop == END_OF_TEXT else None
+stop_ids = tokenizer.stop_ids if stop == END_OF_TEXT and tokenizer.stop_ids else None
 if compiling:  # dynamic: the sequence grows with each token
     with torch.no_grad(), autocast:
         note = compile_model(model, lambda: model(idx), compile, dynamic=True)
     print(note or 'compiled')
 
 with torch.no_grad(), autocast:
-    out = model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop_id, generator)
+    out = model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop_ids, generator)
 for row in out.tolist():
     new = row[len(ids):]
-    if stop_id is not None and stop_id in new:
-        new = new[:new.index(stop_id)]
-    prompt, text = tokenizer.decode(ids), tokenizer.decode(ids + new)
-    if stop is not None and stop_id is None and stop in text[len(prompt):]:
+    new = new[:next((i for i, id in enumerate(new) if stop_ids and id in stop_ids), None)]
+    prompt, text = tokenizer.decode(ids[put_first:]), tokenizer.decode(ids[put_first:] + new)
+    if stop is not None and stop_ids is None and stop in text[len(prompt):]:
         text = text[:text.index(stop, len(prompt))]
     if sys.stdout.isatty():  # a model may produce control characters, and a terminal obeys them
         text = ''.join(c if c.isprintable() or c in '\n\t' else repr(c)[1:-1] for c in text)

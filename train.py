@@ -112,6 +112,8 @@ device, master = procs.device, procs.is_main
 # -----------------------------------------------------------------------------
 # where to start: nothing, a run to go on with, or the weights of a checkpoint
 
+if init_from not in ('scratch', 'resume', 'auto'):
+    Dataset(dataset, data_dir)  # says what is missing before weights are fetched
 saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
@@ -134,6 +136,8 @@ if saved:
     free = () if resuming else ('block_size', 'rope_theta', 'rope_scaling') if own.positions == 'rope' else ('block_size',)  # no weights
     if 'block_size' in given and block_size > own.block_size and 'block_size' in free and own.positions == 'learned':
         fail(f"block_size={block_size}, but {saved['path']} has learned only {own.block_size} positions. use --block_size={own.block_size} or less")
+    if block_size > own.block_size and 'block_size' in free:
+        procs.print(f"note: block_size={block_size} is more than the {own.block_size} that {saved['path']} was trained with")
     for name in ARCHITECTURE:
         if name in given and name not in free and given[name] != getattr(own, name):
             procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {getattr(own, name)}")
@@ -177,9 +181,11 @@ config.vocab_size = own.vocab_size if saved else data.vocab_size
 if saved:
     known = saved.get('tokenizer')  # unknown of nanoGPT's: then the size has to do, which may be padded, as ours is for BPE
     fits = same_tokenizer(known, data.tokenizer_state) if known else config.vocab_size <= data.vocab_size
-    if not fits or data.meta['vocab_size'] > config.vocab_size:
+    if not fits or (data.meta['vocab_size'] > config.vocab_size and not known):
         problems.append(f"dataset {dataset} has another tokenizer than the checkpoint ({data.meta['vocab_size']} ids, {config.vocab_size} there). "
                         "train on a dataset made with the checkpoint's tokenizer, or from scratch")
+    for tokens in splits.values():  # some tokenizers have an id or two more than their model, which no text should contain
+        tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
 with torch.device('meta'):  # to count only: no memory is used
     n_params = 0 if problems else GPT(config).get_num_params(non_embedding=False)
 if max_epochs is not None:

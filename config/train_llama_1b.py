@@ -1,11 +1,11 @@
 # A Llama of 1.3B parameters, on 45 billion tokens.
 #
-#   data     a large set as data/fineweb_edu (or --dataset=NAME), with GPT-2 tokens, or those of a smaller vocabulary: 1,268M parameters
-#            with 8,192 ids, 1,441M with GPT-2's
+#   data     a large set as data/fineweb_edu (or --dataset=NAME), with GPT-2 tokens, or those of a smaller vocabulary: 1,267M parameters
+#            with 8,192 ids, 1,439M with GPT-2's
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_llama_1b.py
 #   batch    4 sequences x 2,048 tokens x 8 micro-batches x 8 GPUs = 524,288 tokens per iteration
-#   budget   45 billion tokens = 85,831 iterations, 35 tokens per parameter
-#   cost     45e9 tokens x 10 GFLOP = 4.4e20 FLOP: 31 hours on 8 H100 at 40% of their peak. Arithmetic; not measured by us
+#   budget   45 billion tokens = 85,831 iterations, 31 to 36 tokens per parameter
+#   cost     45e9 tokens x 8.7 to 9.2 GFLOP = 3.9e20 to 4.2e20 FLOP: 34 to 36 hours on 8 H100 at 40% of their peak. Arithmetic; not measured by us
 #   loss     not measured by us
 
 out_dir = 'out-llama-1b'

@@ -39,7 +39,7 @@ examples = []
 with tempfile.TemporaryDirectory() as folder:
     for arch in ('gpt2', 'llama', 'modern'):
         out, to = os.path.join(folder, arch), os.path.join(folder, arch + '-hf')
-        log = run('train.py', 'config/quickstart.py', f'--arch={arch}', '--max_iters=1500', '--block_size=256', '--batch_size=4', '--n_kv_head=2' if arch != 'gpt2' else '--n_head=4',
+        log = run('train.py', 'config/quickstart.py', f'--arch={arch}', '--max_iters=3000', '--block_size=256', '--batch_size=4', '--n_kv_head=2' if arch != 'gpt2' else '--n_head=4',
                   '--learning_rate=3e-3', '--device=cpu', f'--out_dir={out}')
         run('export.py', f'--out_dir={out}', f'--to={to}')
         theirs, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(to), transformers.AutoTokenizer.from_pretrained(to)
