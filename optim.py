@@ -1,23 +1,98 @@
-"""Which parameter is trained by what."""
+"""
+Which parameter is trained by what. AdamW for everything, as in nanoGPT; or Muon for the matrices inside the blocks and AdamW
+for the rest: embeddings, head, norms, biases.
+"""
+
+import math
 
 import torch
 
+from parallel import choose_dtype
 
-def create_optimizer(model, learning_rate, weight_decay, betas, eps):
-    """AdamW with weight decay on what has two dimensions or more (matrices, embeddings), none on biases and norms."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
-              {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
+
+def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_optimizer='adamw', matrix_lr=None, embedding_lr=None, head_lr=None,
+                     matrix_weight_decay=None, momentum=0.95):
+    """One optimizer for all parameters of a GPT. Rates that are None are learning_rate (for Muon 0.02); weight decay is for what has
+    two dimensions or more, not for norms and biases. group['lr_scale'] is a group's rate as a multiple of learning_rate."""
+    muon = matrix_optimizer == 'muon'
+    rates = {'embedding': embedding_lr, 'matrix': 0.02 if muon and matrix_lr is None else matrix_lr, 'head': head_lr, 'vector': None}
+    params = {role: [] for role in rates}
+    for name, p in model.named_parameters():
+        params['vector' if p.dim() < 2 else 'matrix' if name.startswith('transformer.h.') else 'head' if name == 'lm_head.weight' else 'embedding'].append(p)
+    groups = []
+    for role, rate in rates.items():
+        rate, decay = learning_rate if rate is None else rate, 0.0 if role == 'vector' else weight_decay
+        decay = matrix_weight_decay if role == 'matrix' and matrix_weight_decay is not None else decay
+        options = {'lr': rate, 'lr_scale': rate / learning_rate if learning_rate else 0.0, 'weight_decay': decay, 'muon': muon and role == 'matrix'}
+        if groups and options.items() <= groups[-1].items():  # alike: one group. So a GPT-2 has nanoGPT's two, in its order
+            groups[-1]['params'] += params[role]
+        elif params[role]:
+            groups.append({'params': params[role], **options, 'momentum': momentum})
     # fused: one kernel for all tensors; on a CPU it also saves the memory traffic of a dozen small steps
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=params[0].device.type in ('cuda', 'cpu'))
+    kind = MuonAdamW if muon else torch.optim.AdamW
+    return kind(groups, lr=learning_rate, betas=betas, eps=eps, fused=model.lm_head.weight.device.type in ('cuda', 'cpu'))
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """AdamW, but the groups with muon=True get the update of Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon/):
+    the momentum, made orthogonal, so that every direction of a matrix moves at the same speed."""
+
+    def __setstate__(self, state):  # AdamW's looks for its own moments in every group
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self):
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group['muon']]
+        super().step()
+        self.param_groups = groups
+        found_inf = getattr(self, 'found_inf', None)  # float16: the gradient scaler has seen an overflow
+        if found_inf is None or not found_inf.item():
+            for group in groups:
+                if group['muon']:
+                    self.muon_step(group['params'], group['lr'], group['weight_decay'], group['momentum'])
+
+    def muon_step(self, params, lr, weight_decay, momentum):
+        by_shape = {}
+        for p in params:
+            if p.grad is not None:
+                by_shape.setdefault(p.shape, []).append(p)
+        for (rows, columns), params in by_shape.items():  # equal shapes at once: small matrices alone do not fill the hardware
+            grads = [p.grad for p in params]
+            buffers = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p)) for p in params]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
+            torch._foreach_mul_(params, 1 - lr * weight_decay)
+            # an orthogonal matrix that is taller than wide has smaller entries
+            torch._foreach_add_(params, list(updates.to(params[0].dtype).unbind()), alpha=-lr * math.sqrt(max(1, rows / columns)))
+
+
+def orthogonal(G, steps=5):
+    """The matrices G (n, rows, columns) with their singular values moved near one, by Newton and Schulz's iteration: a polynomial
+    of the matrix alone, so it is all matrix products. These coefficients reach 0.7 to 1.2 in five steps; that is near enough."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    # the iteration forgives rounding, so in bfloat16 where the hardware has it; elsewhere that is emulated, slowly
+    X = G.bfloat16() if choose_dtype('auto', G.device)[0] == 'bfloat16' else G.float()
+    if G.size(-2) > G.size(-1):
+        X = X.mT
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
+    for _ in range(steps):
+        A = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    return X.mT if G.size(-2) > G.size(-1) else X
 
 
 def load_optimizer_state(optimizer, state):
     """Take over the moments of a checkpoint but keep the options of this run: load_state_dict would silently bring back
     the old weight_decay, betas and fused. (The learning rate is set at every step anyway.)"""
-    # before, not after: by the group's `fused` torch decides on which device a step counter has to be
-    groups = [{**old, **{k: v for k, v in own.items() if k != 'params'}}
-              for old, own in zip(state['param_groups'], optimizer.param_groups, strict=True)]
-    optimizer.load_state_dict({**state, 'param_groups': groups})
+    # our groups in place of the old ones, before, not after: by `fused` torch decides on which device a step counter has to be. The
+    # parameters are counted through all groups, and their order is always the same, however they are divided into groups
+    groups = optimizer.state_dict()['param_groups']
+    n = sum(len(group['params']) for group in state['param_groups'])
+    assert n == sum(len(group['params']) for group in groups), f'it has {n} parameters'
+    muon = {i for group in groups if group.get('muon') for i in group['params']}
+    # a matrix that has changed its optimizer starts anew
+    moments = {i: own for i, own in state['state'].items() if ('momentum_buffer' in own) == (i in muon)}
+    optimizer.load_state_dict({'state': moments, 'param_groups': groups})
     for moments in optimizer.state.values():  # on a CPU these still are the mapped file, which is about to be replaced
         moments.update({k: v.clone() for k, v in moments.items() if torch.is_tensor(v) and v.device.type == 'cpu'})

@@ -17,6 +17,7 @@ from configurator import configure, fail, inherit, out_of_range
 # files
 out_dir = 'out'  # the run's folder: checkpoints and log.csv
 init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH of a checkpoint, or a Hugging Face folder or name ('gpt2', 'OWNER/NAME'): its weights, a new run
+resume_from: str = None  # with init_from='resume': a checkpoint of another run to go on from, in a new out_dir, e.g. to decay from there
 overwrite = False  # True: 'scratch' deletes the run that out_dir holds
 always_save_checkpoint = True  # False: save only when the validation loss improved, at save_interval if set, and at the end; ckpt.pt is then the best
 save_interval: int = None  # iterations between checkpoints. None: one with each evaluation
@@ -52,22 +53,29 @@ tie: bool = None  # one matrix for embedding and head
 softcap: float = None  # bound of the logits; 0: none
 init: str = None  # 'gpt2', 'modern': the rules for the initial weights
 # optimizer
-learning_rate = 6e-4  # its peak
+learning_rate = 6e-4  # its peak, of everything that has none of its own in the next four lines
+matrix_optimizer = 'adamw'  # of the matrices inside the blocks: 'adamw', or 'muon', which wants query, key and value apart (arch llama or modern)
+matrix_lr: float = None  # of the same. None: 0.02 for muon, whose rates have another unit, else learning_rate
+embedding_lr: float = None  # None: learning_rate
+head_lr: float = None  # of an untied head. None: learning_rate
 weight_decay = 1e-1  # on matrices and embeddings, not on biases and norms
+matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # 1e-5 has calmed runs that diverged
+adam_eps = 1e-8  # 1e-5 has calmed runs that diverged; modern's zero head wants 1e-10
+momentum = 0.95  # of muon
 grad_clip = 1.0  # the largest norm of the gradient; 0: any
 # budget and schedule
 max_iters = 600000  # updates to make, unless one of the next three is set
 max_tokens: int = None  # tokens to train on
 max_epochs: float = None  # passes over the data, fractions too
 tokens_per_param: float = None  # tokens per parameter of the model; 20 is Chinchilla's
-lr_schedule = 'cosine'  # after the warm-up: 'cosine' or 'linear' down to min_lr, or 'constant'
+lr_schedule = 'cosine'  # after the warm-up: 'cosine' or 'linear' down to min_lr, 'constant', or 'wsd': constant, and linear only at the end
+decay_fraction = 0.5  # of 'wsd': the last part, in which the rate falls
 decay_lr = True  # False: 'constant', whatever lr_schedule says
 warmup_iters = 2000  # the learning rate rises linearly
 lr_decay_iters: int = None  # where min_lr is reached and kept. None: at the end
-min_lr: float = None  # None: learning_rate / 10
+min_lr: float = None  # None: 0 for 'wsd', else learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only of the last weights
 eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of val.bin, and as much of train.bin
@@ -114,13 +122,13 @@ device, master = procs.device, procs.is_main
 
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
-saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only)
+saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only, resume_from)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
-    never = ['init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE]
+    never = ['init_from', 'resume_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE]
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
@@ -150,8 +158,9 @@ if saved:
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
     'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout',
-    from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate min_lr weight_decay grad_clip',
-    below_one='dropout beta1 beta2', words=dict(lr_schedule='cosine linear constant', matmul_precision='highest high medium'))
+    from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
+    'weight_decay matrix_weight_decay grad_clip',
+    below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
 if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
 if seed >= 2**63:
@@ -164,6 +173,10 @@ if problems:
     fail(*problems)  # below, some of them are divided by
 config = GPTConfig(dropout=dropout, **{name: knobs[name] for name in ARCHITECTURE})
 problems += config.problems()
+if matrix_optimizer == 'muon' and config.fused_qkv:
+    problems.append(f"matrix_optimizer=muon wants query, key and value apart, and arch={arch} has them in one matrix. use --arch=llama or modern, or adamw")
+if not 0 < decay_fraction <= 1:
+    problems.append(f"decay_fraction is out of range ({decay_fraction}). use a number in (0, 1]")
 # how many micro-batches of an iteration this process makes
 accumulation, problem = procs.divide(gradient_accumulation_steps, total_batch_size, batch_size, block_size)
 if problem:
@@ -195,8 +208,9 @@ if tokens_per_param is not None:
 if max_tokens is not None:
     max_iters = math.ceil(max_tokens / tokens_per_iter)
 lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
-min_lr = learning_rate / 10 if min_lr is None else min_lr
 lr_schedule = lr_schedule if decay_lr else 'constant'
+min_lr = (0.0 if lr_schedule == 'wsd' else learning_rate / 10) if min_lr is None else min_lr
+decay_start = max(warmup_iters, round(lr_decay_iters * (1 - decay_fraction))) if lr_schedule == 'wsd' else warmup_iters
 if lr_schedule != 'constant' and 0 < lr_decay_iters <= warmup_iters and not eval_only:
     problems.append(f"warmup_iters={warmup_iters} leaves nothing of lr_decay_iters={lr_decay_iters}. use --warmup_iters={lr_decay_iters // 20}")
 if lr_schedule != 'constant' and min_lr > learning_rate:
@@ -214,7 +228,7 @@ procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} 
 procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
             f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""))
 procs.print(f"schedule  {lr_schedule}, {learning_rate:g} after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
-            (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
+            (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
             ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
 procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
 procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
@@ -247,7 +261,8 @@ model = checkpoint.build(saved, dropout, **{name: knobs[name] for name in free})
 model.to(device)
 autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')
-optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps)
+optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer, matrix_lr, embedding_lr, head_lr,
+                             matrix_weight_decay, momentum)
 start, best_val_loss, seconds, evaluation, wandb_run_id = 0, float('inf'), 0.0, {}, None
 if resuming:
     load_optimizer_state(optimizer, saved['optimizer'])
@@ -294,13 +309,13 @@ def get_lr(it):
     # 1) linear warm-up
     if it < warmup_iters:
         return learning_rate * (it + 1) / (warmup_iters + 1)
-    if lr_schedule == 'constant':
+    if lr_schedule == 'constant' or it < decay_start:
         return learning_rate
     # 2) past the end of the decay
     if it >= lr_decay_iters:
         return min_lr
     # 3) in between, from 1 down to 0
-    progress = (it - warmup_iters) / (lr_decay_iters - warmup_iters)
+    progress = (it - decay_start) / (lr_decay_iters - decay_start)
     factor = 0.5 * (1 + math.cos(math.pi * progress)) if lr_schedule == 'cosine' else 1 - progress
     return min_lr + factor * (learning_rate - min_lr)
 
@@ -355,7 +370,7 @@ if wandb_log and master:
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     os.makedirs(out_dir, exist_ok=True)
-    if not resuming:
+    if not resuming or resume_from:
         checkpoint.clear(out_dir)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 signal.signal(signal.SIGINT, ask_to_stop)
@@ -404,7 +419,7 @@ for it in range(start, max(start, max_iters) + 1):
     # the update
     lr = get_lr(it)
     for group in optimizer.param_groups:
-        group['lr'] = lr
+        group['lr'] = lr * group['lr_scale']  # each has its own rate, one factor moves all of them
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)
     scaler.step(optimizer)

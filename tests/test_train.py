@@ -74,10 +74,10 @@ def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny,
             torch.testing.assert_close(params[other][k], params[0][k], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize('cut, arch', [(1, 'gpt2'), (3, 'llama'), (4, 'modern')])
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut, arch):
+@pytest.mark.parametrize('cut, arch, optimizer', [(1, 'gpt2', 'adamw'), (3, 'llama', 'adamw'), (4, 'modern', 'muon')])
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut, arch, optimizer):
     through, parts = tmp_path / 'through', tmp_path / 'parts'
-    flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1']
+    flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1', f'--matrix_optimizer={optimizer}']
     script('train.py', *flags, f'--out_dir={through}')
     script('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
     result = script('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', '--dtype=float32', f"--data_dir={tmp_path / 'data'}")

@@ -1,0 +1,240 @@
+"""
+Races on a CPU: the same text, the same machine, one contestant after the other, seed by seed; evaluation is not counted for anybody.
+
+    $ bash runs/race_cpu.sh --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER
+
+1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py. Seconds until the loss over
+   100 batches of 12 windows of 64 characters, the same ones each time, is 1.88 or less; and our loss when nanoGPT's time is up.
+2. Bytes of Gutenberg's books: five pairs of network and optimizer, the same minutes each; bits per byte.
+
+Results go to dev/records/: race_cpu.md, race_cpu.json, and a picture of each race (needs matplotlib).
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, HERE)
+from configurator import configure, fail
+
+# -----------------------------------------------------------------------------
+peer: str = None  # a checkout of nanoGPT; None: our faithful mode with the same hyperparameters stands in
+text: str = None  # tinyshakespeare's file; None: prepare.py downloads it
+gutenberg: str = None  # the folder with gutenberg_train.jsonl.gz and gutenberg_val.jsonl.gz; None: without the second race
+shakespeare = True  # False: without the first race
+seeds = 3
+minutes = 3.0  # of each contestant in the second race
+iters: int = None  # for a test: that many iterations everywhere
+out = os.path.join(HERE, 'dev', 'records')  # where the results go
+# -----------------------------------------------------------------------------
+configure(globals())
+
+import glob
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+import checkpoint
+from dataset import Dataset
+
+LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 '
+        '--n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0').split()
+work = tempfile.mkdtemp()
+if peer and not os.path.exists(os.path.join(peer, 'train.py')):
+    fail(f"no train.py in {peer}. name a checkout of nanoGPT with --peer, or leave it out")
+
+
+def python(*args, cwd=HERE):
+    done = subprocess.run([sys.executable, *map(str, args)], cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        fail(f"{' '.join(map(str, args))[:200]} ended with status {done.returncode} ({done.stderr.strip().splitlines()[-1:]}). see above")
+    return done.stdout
+
+
+def val_loss(model, val, n=1200, T=64):
+    """Mean loss over the first n windows of T tokens."""
+    model.eval()
+    with torch.no_grad():
+        windows = torch.from_numpy(np.stack([val[i * T:(i + 1) * T + 1] for i in range(n)]).astype(np.int64))
+        losses = [model(w[:, :-1], w[:, 1:])[1].item() for w in windows.split(n // 10)]
+    model.train()
+    return sum(losses) / len(losses)
+
+
+def ours(name, seed, val, flags, every, n=1200, T=64):
+    """Train with train.py; [(iteration, seconds of training, validation loss)] from its checkpoints, evaluated afterwards."""
+    folder = os.path.join(work, f'{name}-{seed}')
+    python('train.py', *flags, f'--seed={seed}', f'--out_dir={folder}', f'--data_dir={work}', '--eval_interval=0', '--eval_iters=1', '--eval_only=False',
+           '--always_save_checkpoint=True', f'--save_interval={every}', '--keep_checkpoints=9999', *([f'--max_iters={iters}', f'--lr_decay_iters={iters}'] if iters else []))
+    curve = []
+    for path in checkpoint.numbered(folder):
+        state = checkpoint.read(path)
+        curve.append((state['iter_num'], state['seconds'], val_loss(checkpoint.build(state), val, n, T)))
+    shutil.rmtree(folder)
+    return curve
+
+
+# what runs in nanoGPT's own train.py: its estimate_loss is replaced by ours, which stops the clock meanwhile
+IN_NANOGPT = '''
+import json as _json, numpy as _np, time as _time
+_val, _curve, _paused, _begin = _np.memmap('data/shakespeare_char/val.bin', dtype=_np.uint16, mode='r'), [], 0.0, _time.perf_counter()
+@torch.no_grad()
+def estimate_loss():
+    global _paused
+    t = _time.perf_counter()
+    model.eval()
+    windows = torch.from_numpy(_np.stack([_val[i * 64:i * 64 + 65] for i in range(1200)]).astype(_np.int64))
+    _curve.append((iter_num, t - _begin - _paused, sum(model(w[:, :-1].contiguous(), w[:, 1:].contiguous())[1].item() for w in windows.split(120)) / 10))
+    model.train()
+    _paused += _time.perf_counter() - t
+    return {'train': 0.0, 'val': float('inf')}  # never the best, so that it saves nothing
+'''
+
+
+def nanogpt(seed):
+    if not peer:  # from scratch the same network, hyperparameters and initial weights
+        return ours('faithful', seed, val_shakespeare, [*LINE, '--dtype=float32'], every=50)
+    with open(os.path.join(peer, 'train.py')) as f:
+        source = f.read()
+    source = source.replace('torch.manual_seed(1337 + seed_offset)', f'torch.manual_seed({seed})')
+    assert source.count('# training loop\n') == 1 and str(seed) in source
+    source = source.replace('# training loop\n', IN_NANOGPT) + f"\nestimate_loss()\njson_out = open({os.path.join(work, 'nanogpt.json')!r}, 'w')\n_json.dump(_curve, json_out)\n"
+    script = os.path.join(peer, 'train_race.py')
+    with open(script, 'w') as f:
+        f.write(source)
+    try:
+        # its loop makes one update more than max_iters, and evaluates before it
+        python('train_race.py', *LINE, '--eval_interval=50', f"--out_dir={work}/peer", *([f'--max_iters={iters}'] if iters else []), cwd=peer)
+    finally:
+        os.remove(script)
+    with open(os.path.join(work, 'nanogpt.json')) as f:
+        return [tuple(point) for point in json.load(f)]
+
+
+def reached(curve, loss):
+    """Seconds at the first evaluation that shows `loss` or less."""
+    return next((seconds for _, seconds, value in curve if value <= loss), None)
+
+
+def at(curve, seconds):
+    """The last loss before `seconds` were over."""
+    return [value for _, s, value in curve if s <= seconds][-1]
+
+
+def spread(values):
+    return 'never' if None in values else f"{np.mean(values):.3g} ({min(values):.3g} to {max(values):.3g})" if max(values) > 4 else f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def draw(curves, name, title, ylabel, line=None):
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
+    for color, (label, runs) in zip(('#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1'), curves.items()):
+        for i, curve in enumerate(runs):
+            points = [(s, value) for _, s, value in curve if s > 0.5]
+            ax.plot(*zip(*points), color=color, linewidth=1.4, alpha=0.85, label=label if i == 0 else None)
+            ax.plot(*points[-1], 'o', color=color, markersize=4)
+    if line:
+        ax.axhline(line, color='#999999', linewidth=0.8, linestyle=':')
+        ax.annotate(f'{line}', (ax.get_xlim()[1], line), xytext=(-4, 4), textcoords='offset points', ha='right', fontsize=8, color='#666666')
+    ax.set_xlabel('seconds of training')
+    ax.set_ylabel(ylabel)
+    ax.set_ylim(top=np.median([c[min(len(c) - 1, 2)][2] for runs in curves.values() for c in runs]) * 1.15)
+    ax.set_title(title, fontsize=11)
+    ax.grid(alpha=0.25)
+    ax.spines[['top', 'right']].set_visible(False)
+    ax.legend(frameon=False, fontsize=9)
+    fig.tight_layout()
+    fig.savefig(os.path.join(out, name))
+
+
+results, lines = {}, []
+os.makedirs(out, exist_ok=True)
+commit = subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=HERE, capture_output=True, text=True).stdout.strip()
+with open('/proc/cpuinfo') as f:
+    cpu = next(line.split(':')[1].strip() for line in f if line.startswith('model name'))
+from parallel import choose_dtype
+lines += ['# Races on a CPU', '', f"`bash runs/race_cpu.sh{' --peer=PATH' * bool(peer)} --seeds={seeds} --minutes={minutes:g}` at {commit}; torch {torch.__version__}, "
+          f"{os.cpu_count()} CPUs, {cpu}, bfloat16 {'yes' if choose_dtype('auto', torch.device('cpu'))[0] == 'bfloat16' else 'no'}. "
+          f"{time.strftime('%Y-%m-%d')}. Mean (smallest to largest) over {seeds} seeds; all curves are in race_cpu.json."]
+
+if shakespeare:
+    python('prepare.py', 'shakespeare_char', f'--data_dir={work}', *([f'--input={text}'] if text else []))
+    val_shakespeare = np.fromfile(os.path.join(work, 'shakespeare_char', 'val.bin'), dtype=np.uint16)
+    if peer:  # the same text through its own script, as it also reads the meta.pkl that this writes
+        shutil.copy(text or os.path.join(work, 'shakespeare_char', 'input.txt'), os.path.join(peer, 'data', 'shakespeare_char', 'input.txt'))
+        python('data/shakespeare_char/prepare.py', cwd=peer)
+    opponent = 'nanoGPT' if peer else "faithful mode, nanoGPT's line"
+    recipe = ['config/train_shakespeare_char_cpu.py', '--device=cpu']
+    contestants = {opponent: nanogpt, 'ours, all the time': lambda seed: ours('long', seed, val_shakespeare, recipe, 50),
+                   'ours, in a hurry': lambda seed: ours('short', seed, val_shakespeare, [*recipe, '--max_iters=180'], 20)}
+    curves = {name: [] for name in contestants}
+    for seed in range(1, seeds + 1):
+        for name, run in contestants.items():
+            curves[name].append(run(seed))
+            print(f"shakespeare, seed {seed}, {name}: {curves[name][-1][-1]}", flush=True)
+    times = [curve[-1][1] for curve in curves[opponent]]
+    lines += ['', "## Shakespeare by characters, nanoGPT's README line for a CPU", '',
+              'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Seconds of training, evaluation and saving not counted.', '',
+              "| | seconds in all | seconds to 1.88 | loss when the opponent's time is up |", '|---|---|---|---|']
+    for name, runs in curves.items():
+        lines.append(f"| {name} | {spread([c[-1][1] for c in runs])} | {spread([reached(c, 1.88) for c in runs])} | {spread([at(c, t) for c, t in zip(runs, times)])} |")
+    first, quick = [[reached(c, 1.88) for c in curves[name]] for name in (opponent, 'ours, in a hurry')]
+    if None not in first + quick:
+        lines += ['', f"Ratios of the seconds to 1.88, seed by seed: {', '.join(f'{b / a:.3f}' for a, b in zip(first, quick))} of the opponent's."]
+    lines += ['', '![The race on Shakespeare](race_shakespeare.png)']
+    draw(curves, 'race_shakespeare.png', 'Shakespeare by characters on two CPU cores', 'validation loss (nats per character)', 1.88)
+    results['shakespeare'] = curves
+
+if gutenberg:
+    for split in ('train', 'val'):
+        python('prepare.py', f'gutenberg_{split}', f'--input={gutenberg}/gutenberg_{split}.jsonl.gz', '--tokenizer=byte', '--val_fraction=0', f'--data_dir={work}')
+    os.replace(f'{work}/gutenberg_val/train.bin', f'{work}/gutenberg_train/val.bin')
+    meta = json.load(open(f'{work}/gutenberg_train/meta.json'))
+    meta['splits']['val'] = json.load(open(f'{work}/gutenberg_val/meta.json'))['splits']['train']
+    json.dump(meta, open(f'{work}/gutenberg_train/meta.json', 'w'))
+    val_gutenberg = np.fromfile(f'{work}/gutenberg_train/val.bin', dtype=np.uint16)
+    T = 256
+    common = ['--dataset=gutenberg_train', '--device=cpu', '--compile=False', '--log_interval=50', '--n_layer=4', '--n_head=4', '--n_embd=192', f'--block_size={T}',
+              '--batch_size=8', '--gradient_accumulation_steps=1', '--lr_schedule=linear', '--min_lr=0']
+    adamw = ['--learning_rate=3e-3', '--beta2=0.99', '--warmup_iters=50']
+    muon = ['--matrix_optimizer=muon', '--matrix_lr=0.03', '--embedding_lr=0.1', '--learning_rate=0.01', '--weight_decay=0', '--beta1=0.8', '--beta2=0.95', '--adam_eps=1e-10',
+            '--grad_clip=0', '--warmup_iters=0', '--lr_schedule=wsd', '--decay_fraction=0.7']
+    contestants = {'gpt2 + AdamW': ['--arch=gpt2', *adamw], 'llama + AdamW': ['--arch=llama', *adamw], 'llama + Muon': ['--arch=llama', *muon],
+                   'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'], 'modern + Muon': ['--arch=modern', *muon]}
+    def pace(name, flags):  # seconds per iteration: the budget is time, the schedule wants iterations
+        folder = os.path.join(work, 'pace')
+        python('train.py', *common, *flags, f'--out_dir={folder}', f'--data_dir={work}', '--max_iters=90', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
+        rows = [line.split(',') for line in open(os.path.join(folder, 'log.csv')).read().splitlines()]
+        seconds, it = rows[0].index('seconds'), rows[0].index('iter')
+        a, b = [row for row in rows[1:] if row[seconds]][0], [row for row in rows[1:] if row[seconds]][-1]
+        return (float(b[seconds]) - float(a[seconds])) / (int(b[it]) - int(a[it]))
+    budgets = {name: iters or int(minutes * 60 / np.median([pace(name, flags) for _ in range(2)])) for name, flags in contestants.items()}
+    curves = {name: [] for name in contestants}
+    for seed in range(1, seeds + 1):
+        for name, flags in contestants.items():
+            every = max(1, -(-budgets[name] // 6))
+            curve = ours('gutenberg', seed, val_gutenberg, [*common, *flags, f'--max_iters={budgets[name]}'], every, n=400, T=T)
+            curves[name].append([(it, seconds, value / np.log(2)) for it, seconds, value in curve])
+            print(f"gutenberg, seed {seed}, {name}: {curves[name][-1][-1]}", flush=True)
+    lines += ['', f"## Bytes of Gutenberg's books, {minutes:g} minutes each", '',
+              f"4 layers, 192 channels, windows of {T} bytes, 8 of them per iteration; a complete schedule whose length was set by a measured pace. Bits per byte over the "
+              f"first 400 windows of the validation file.", '', '| | iterations | seconds | bits per byte |', '|---|---|---|---|']
+    for name, runs in curves.items():
+        lines.append(f"| {name} | {budgets[name]:,} | {spread([c[-1][1] for c in runs])} | {spread([c[-1][2] for c in runs])} |")
+    lines += ['', f"AdamW: `{' '.join(adamw)}`, linear to zero; in modern, whose embedding is fifty times as large, with `--embedding_lr=0.1 --adam_eps=1e-10` too. Muon: `{' '.join(muon)}`.", '', "![The race on Gutenberg's books](race_gutenberg.png)"]
+    draw(curves, 'race_gutenberg.png', f"Bytes of Gutenberg's books on two CPU cores, {minutes:g} minutes", 'bits per byte, validation')
+    results['gutenberg'] = curves
+
+with open(os.path.join(out, 'race_cpu.md'), 'w') as f:
+    f.write('\n'.join(lines) + '\n')
+with open(os.path.join(out, 'race_cpu.json'), 'w') as f:
+    json.dump({race: {name: [[(it, round(s, 2), round(v, 4)) for it, s, v in c] for c in runs] for name, runs in curves.items()} for race, curves in results.items()}, f)
+shutil.rmtree(work)
+print('\n'.join(lines))

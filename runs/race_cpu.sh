@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The races on a CPU, their table and pictures into dev/records/: see dev/race_cpu.py. Three seeds of the first take about eight minutes, the
+# second 45.
+#   bash runs/race_cpu.sh [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3] [--minutes=3]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ -z "${VIRTUAL_ENV:-}" ]; then
+  [ -d .venv ] || python3 -m venv .venv
+  PATH="$PWD/.venv/bin:$PATH"
+fi
+python -m pip install --quiet --disable-pip-version-check -r requirements.txt matplotlib
+python dev/race_cpu.py "$@"

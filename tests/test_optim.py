@@ -1,0 +1,120 @@
+"""The update of each parameter is the one that its optimizer is known for: AdamW's and Muon's of torch."""
+
+import copy
+
+import pytest
+import torch
+
+import optim
+from model import GPT, PRESETS, GPTConfig
+
+
+def small(arch, **kwargs):
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=32, arch=arch, **{'n_kv_head': 1, **kwargs}))
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    return net
+
+
+def step(net, optimizer, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for p in net.parameters():
+        p.grad = torch.randn(p.shape, generator=generator) * torch.rand((), generator=generator)
+    optimizer.step()
+
+
+def test_a_gpt2_has_nanogpts_two_groups_and_adamw_itself():
+    net = small('gpt2', n_kv_head=2)
+    optimizer = optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8)
+    assert [[p.dim() >= 2 for p in group['params']].count(True) for group in optimizer.param_groups] == [2 + 8, 0]
+    assert [group['weight_decay'] for group in optimizer.param_groups] == [0.1, 0.0] and type(optimizer) is torch.optim.AdamW
+    other = copy.deepcopy(net)
+    groups = [{'params': [p for p in other.parameters() if p.dim() >= 2], 'weight_decay': 0.1},
+              {'params': [p for p in other.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
+    plain = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    for seed in range(3):
+        step(net, optimizer, seed), step(other, plain, seed)
+    for p, q in zip(net.parameters(), other.parameters()):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize('arch', ['llama', 'modern'])
+def test_muon_is_torchs_muon_on_the_matrices_of_the_blocks_and_adamw_on_the_rest(arch):
+    net = small(arch)
+    other = copy.deepcopy(net)
+    optimizer = optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8, 'muon', matrix_lr=0.03, embedding_lr=0.05, head_lr=0.004, matrix_weight_decay=0.2)
+    hidden = [p for name, p in other.named_parameters() if p.dim() == 2 and name.startswith('transformer.h.')]
+    assert len(hidden) == 2 * (7 if arch == 'llama' else 6)
+    muon = torch.optim.Muon(hidden, lr=0.03, weight_decay=0.2, momentum=0.95)
+    adamw = torch.optim.AdamW([{'params': [other.transformer.wte.weight], 'lr': 0.05, 'weight_decay': 0.1}, {'params': [other.lm_head.weight], 'lr': 0.004, 'weight_decay': 0.1},
+                               {'params': [p for p in other.parameters() if p.dim() == 1] or [torch.zeros(1)], 'lr': 1e-2, 'weight_decay': 0.0}], betas=(0.9, 0.95))
+    before = copy.deepcopy(net)
+    for seed in range(3):
+        step(net, optimizer, seed), step(other, muon, seed), adamw.step()
+    for (name, p), q, start in zip(net.named_parameters(), other.parameters(), before.parameters()):
+        moved = (q - start).abs().max().item()
+        assert moved > 0.003 and (p - q).abs().max().item() < (0.03 if name.startswith('transformer.h.') else 1e-4) * moved, name  # bfloat16 inside
+
+
+def test_orthogonal_moves_all_singular_values_near_one():
+    for shape in ((3, 32, 32), (2, 64, 16), (2, 16, 64)):
+        values = torch.linalg.svdvals(optim.orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float())
+        assert values.min() > 0.5 and values.max() < 1.3
+    zero = optim.orthogonal(torch.zeros(1, 8, 8))
+    assert not zero.any(), 'a matrix without a gradient stays where it is'
+
+
+def test_one_factor_moves_every_rate(script, tiny):
+    result = script('train.py', *tiny, '--arch=modern', '--matrix_optimizer=muon', '--embedding_lr=0.3', '--head_lr=0.002', '--matrix_lr=0.04', '--log_interval=1',
+                    '--lr_schedule=wsd', '--decay_fraction=0.5', '--max_iters=8', '--warmup_iters=1')
+    assert result.status == 0, result.err
+    optimizer, get_lr = result.globals['optimizer'], result.globals['get_lr']
+    assert [get_lr(it) for it in range(9)] == pytest.approx([0.005, *[0.01] * 4, 0.0075, 0.005, 0.0025, 0.0])
+    assert [group['lr'] for group in optimizer.param_groups] == pytest.approx([0.3 / 4, 0.04 / 4, 0.002 / 4])  # of the last update
+
+
+def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, tmp_path):
+    flags = [*tiny, '--arch=llama', '--matrix_optimizer=muon', '--lr_schedule=wsd', '--decay_fraction=0.5', '--keep_checkpoints=9', '--save_interval=2', '--warmup_iters=0']
+    assert script('train.py', *flags, '--max_iters=8').status == 0
+    files = sorted(p.name for p in (tmp_path / 'out').iterdir())
+    # the flat part of a long run, and the decay of a shorter one from the middle of it, make the shorter run to the bit
+    assert script('train.py', *flags, '--max_iters=4', f"--out_dir={tmp_path / 'short'}").status == 0
+    branch = [f"--resume_from={tmp_path / 'out' / 'ckpt_00000002.pt'}", f"--out_dir={tmp_path / 'branch'}", f"--data_dir={tmp_path / 'data'}", '--device=cpu', '--dtype=float32']
+    result = script('train.py', '--init_from=resume', '--max_iters=4', *branch)
+    assert result.status == 0 and 'after 2 iterations' in result.out, result.err
+    a, b = (torch.load(tmp_path / name / 'ckpt_00000004.pt')['model'] for name in ('short', 'branch'))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
+    result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
+    assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
+    for args, word in ((['--init_from=resume', *branch], 'already holds a run'), (branch, '--init_from=resume'),
+                       (['--init_from=resume', branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
+        result = script('train.py', *args)
+        assert result.status == 2 and word in result.err and result.err.count('\n') == 1
+
+
+def test_moments_survive_other_groups_and_are_dropped_where_the_optimizer_changes():
+    net = small('llama')
+    make = lambda *args, **kwargs: optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8, *args, **kwargs)
+    one = make()
+    step(net, one, 0)
+    moments = {name: one.state[p]['exp_avg'].clone() for name, p in net.named_parameters()}
+    two = make(embedding_lr=0.1, head_lr=0.2)
+    assert len(two.param_groups) == 4 and len(one.param_groups) == 2
+    optim.load_optimizer_state(two, one.state_dict())
+    assert all(torch.equal(two.state[p]['exp_avg'], moments[name]) for name, p in net.named_parameters())
+    assert [group['lr'] for group in two.param_groups] == [0.1, 1e-2, 0.2, 1e-2]
+    muon = make('muon')
+    optim.load_optimizer_state(muon, two.state_dict())
+    for name, p in net.named_parameters():
+        assert ('exp_avg' in muon.state[p]) == (p.dim() < 2 or not name.startswith('transformer.h.'))
+    step(net, muon, 1)
+    optim.load_optimizer_state(one, muon.state_dict())
+    step(net, one, 2)
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+def test_muon_wants_query_key_and_value_apart(script, tiny):
+    result = script('train.py', *tiny, '--matrix_optimizer=muon')
+    assert result.status == 2 and '--arch=llama' in result.err and result.err.count('\n') == 1
