@@ -1,12 +1,15 @@
 """The update of each parameter is the one that its optimizer is known for: AdamW's and Muon's of torch."""
 
 import copy
+import json
 
 import pytest
+import record_nanogpt
 import torch
+from conftest import REPO
 
 import optim
-from model import GPT, PRESETS, GPTConfig
+from model import GPT, GPTConfig
 
 
 def small(arch, **kwargs):
@@ -37,6 +40,16 @@ def test_a_gpt2_has_nanogpts_two_groups_and_adamw_itself():
         step(net, optimizer, seed), step(other, plain, seed)
     for p, q in zip(net.parameters(), other.parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
+
+
+def test_training_gives_the_losses_that_nanogpt_gave():
+    # recorded by dev/record_nanogpt.py: nanoGPT's network, groups and AdamW, from the same weights, on the same batches
+    want = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())['curve']
+    net = GPT(GPTConfig(**record_nanogpt.SHAPES['bias']))
+    a = record_nanogpt.ADAMW
+    got = record_nanogpt.train(net, optim.create_optimizer(net, a['learning_rate'], a['weight_decay'], a['betas'], 1e-8))
+    assert want[0] > 4 and want[-1] < 0.7 * want[0] and len(want) == 40
+    assert got == pytest.approx(want, rel=2e-4)
 
 
 @pytest.mark.parametrize('arch', ['llama', 'modern'])
