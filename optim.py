@@ -57,14 +57,17 @@ class MuonAdamW(torch.optim.AdamW):
         for p in params:
             if p.grad is not None:
                 by_shape.setdefault(p.shape, []).append(p)
-        for (rows, columns), params in by_shape.items():  # equal shapes at once: small matrices alone do not fill the hardware
-            grads = [p.grad for p in params]
-            buffers = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p)) for p in params]
-            torch._foreach_lerp_(buffers, grads, 1 - momentum)
-            updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
-            torch._foreach_mul_(params, 1 - lr * weight_decay)
-            # an orthogonal matrix that is taller than wide has smaller entries
-            torch._foreach_add_(params, list(updates.to(params[0].dtype).unbind()), alpha=-lr * math.sqrt(max(1, rows / columns)))
+        for (rows, columns), alike in by_shape.items():
+            # several at once, as small matrices alone do not fill the hardware; not too many: what fits into a CPU's cache, a GPU's memory
+            n = max(2, 2 ** (19 if alike[0].device.type == 'cpu' else 26) // (rows * columns))
+            for params in (alike[i:i + n] for i in range(0, len(alike), n)):
+                grads = [p.grad for p in params]
+                buffers = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p)) for p in params]
+                torch._foreach_lerp_(buffers, grads, 1 - momentum)
+                updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
+                torch._foreach_mul_(params, 1 - lr * weight_decay)
+                # an orthogonal matrix that is taller than wide has smaller entries
+                torch._foreach_add_(params, list(updates.to(params[0].dtype).unbind()), alpha=-lr * math.sqrt(max(1, rows / columns)))
 
 
 def orthogonal(G, steps=5):

@@ -29,31 +29,21 @@ out = os.path.join(HERE, 'dev', 'records')  # where the results go
 # -----------------------------------------------------------------------------
 configure(globals())
 
-import glob
 import json
 import shutil
-import subprocess
 import tempfile
-import time
 
 import numpy as np
 import torch
 
 import checkpoint
-from dataset import Dataset
+from races import at, draw, machine, pace, python, reached, spread
 
 LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 '
         '--n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0').split()
 work = tempfile.mkdtemp()
 if peer and not os.path.exists(os.path.join(peer, 'train.py')):
     fail(f"no train.py in {peer}. name a checkout of nanoGPT with --peer, or leave it out")
-
-
-def python(*args, cwd=HERE):
-    done = subprocess.run([sys.executable, *map(str, args)], cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        fail(f"{' '.join(map(str, args))[:200]} ended with status {done.returncode} ({done.stderr.strip().splitlines()[-1:]}). see above")
-    return done.stdout
 
 
 def val_loss(model, val, n=1200, T=64):
@@ -116,53 +106,10 @@ def nanogpt(seed):
         return [tuple(point) for point in json.load(f)]
 
 
-def reached(curve, loss):
-    """Seconds at the first evaluation that shows `loss` or less."""
-    return next((seconds for _, seconds, value in curve if value <= loss), None)
-
-
-def at(curve, seconds):
-    """The last loss before `seconds` were over."""
-    return [value for _, s, value in curve if s <= seconds][-1]
-
-
-def spread(values):
-    return 'never' if None in values else f"{np.mean(values):.3g} ({min(values):.3g} to {max(values):.3g})" if max(values) > 4 else f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def draw(curves, name, title, ylabel, line=None):
-    import matplotlib
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
-    for color, (label, runs) in zip(('#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1'), curves.items()):
-        for i, curve in enumerate(runs):
-            points = [(s, value) for _, s, value in curve if s > 0.5]
-            ax.plot(*zip(*points), color=color, linewidth=1.4, alpha=0.85, label=label if i == 0 else None)
-            ax.plot(*points[-1], 'o', color=color, markersize=4)
-    if line:
-        ax.axhline(line, color='#999999', linewidth=0.8, linestyle=':')
-        ax.annotate(f'{line}', (ax.get_xlim()[1], line), xytext=(-4, 4), textcoords='offset points', ha='right', fontsize=8, color='#666666')
-    ax.set_xlabel('seconds of training')
-    ax.set_ylabel(ylabel)
-    ax.set_ylim(top=np.median([c[min(len(c) - 1, 2)][2] for runs in curves.values() for c in runs]) * 1.15)
-    ax.set_title(title, fontsize=11)
-    ax.grid(alpha=0.25)
-    ax.spines[['top', 'right']].set_visible(False)
-    ax.legend(frameon=False, fontsize=9)
-    fig.tight_layout()
-    fig.savefig(os.path.join(out, name))
-
-
 results, lines = {}, []
 os.makedirs(out, exist_ok=True)
-commit = subprocess.run(['git', 'describe', '--always', '--dirty'], cwd=HERE, capture_output=True, text=True).stdout.strip()
-with open('/proc/cpuinfo') as f:
-    cpu = next(line.split(':')[1].strip() for line in f if line.startswith('model name'))
-from parallel import choose_dtype
-lines += ['# Races on a CPU', '', f"`bash runs/race_cpu.sh{' --peer=PATH' * bool(peer)} --seeds={seeds} --minutes={minutes:g}` at {commit}; torch {torch.__version__}, "
-          f"{os.cpu_count()} CPUs, {cpu}, bfloat16 {'yes' if choose_dtype('auto', torch.device('cpu'))[0] == 'bfloat16' else 'no'}. "
-          f"{time.strftime('%Y-%m-%d')}. Mean (smallest to largest) over {seeds} seeds; all curves are in race_cpu.json."]
+lines += ['# Races on a CPU', '', f"`bash runs/race_cpu.sh{' --peer=PATH' * bool(peer)} --seeds={seeds} --minutes={minutes:g}`; {machine()}. "
+          f"Mean (smallest to largest) over {seeds} seeds; all curves are in race_cpu.json."]
 
 if shakespeare:
     python('prepare.py', 'shakespeare_char', f'--data_dir={work}', *([f'--input={text}'] if text else []))
@@ -184,12 +131,12 @@ if shakespeare:
               'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Seconds of training, evaluation and saving not counted.', '',
               "| | seconds in all | seconds to 1.88 | loss when the opponent's time is up |", '|---|---|---|---|']
     for name, runs in curves.items():
-        lines.append(f"| {name} | {spread([c[-1][1] for c in runs])} | {spread([reached(c, 1.88) for c in runs])} | {spread([at(c, t) for c, t in zip(runs, times)])} |")
+        lines.append(f"| {name} | {spread([c[-1][1] for c in runs], 1)} | {spread([reached(c, 1.88) for c in runs], 1)} | {spread([at(c, t) for c, t in zip(runs, times)])} |")
     first, quick = [[reached(c, 1.88) for c in curves[name]] for name in (opponent, 'ours, in a hurry')]
     if None not in first + quick:
         lines += ['', f"Ratios of the seconds to 1.88, seed by seed: {', '.join(f'{b / a:.3f}' for a, b in zip(first, quick))} of the opponent's."]
     lines += ['', '![The race on Shakespeare](race_shakespeare.png)']
-    draw(curves, 'race_shakespeare.png', 'Shakespeare by characters on two CPU cores', 'validation loss (nats per character)', 1.88)
+    draw(curves, os.path.join(out, 'race_shakespeare.png'), 'Shakespeare by characters on two CPU cores', 'validation loss (nats per character)', 1.88)
     results['shakespeare'] = curves
 
 if gutenberg:
@@ -208,14 +155,12 @@ if gutenberg:
             '--grad_clip=0', '--warmup_iters=0', '--lr_schedule=wsd', '--decay_fraction=0.7']
     contestants = {'gpt2 + AdamW': ['--arch=gpt2', *adamw], 'llama + AdamW': ['--arch=llama', *adamw], 'llama + Muon': ['--arch=llama', *muon],
                    'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'], 'modern + Muon': ['--arch=modern', *muon]}
-    def pace(name, flags):  # seconds per iteration: the budget is time, the schedule wants iterations
-        folder = os.path.join(work, 'pace')
-        python('train.py', *common, *flags, f'--out_dir={folder}', f'--data_dir={work}', '--max_iters=90', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
-        rows = [line.split(',') for line in open(os.path.join(folder, 'log.csv')).read().splitlines()]
-        seconds, it = rows[0].index('seconds'), rows[0].index('iter')
-        a, b = [row for row in rows[1:] if row[seconds]][0], [row for row in rows[1:] if row[seconds]][-1]
-        return (float(b[seconds]) - float(a[seconds])) / (int(b[it]) - int(a[it]))
-    budgets = {name: iters or int(minutes * 60 / np.median([pace(name, flags) for _ in range(2)])) for name, flags in contestants.items()}
+
+    def seconds_per_iteration(flags):  # the budget is time, the schedule wants iterations
+        python('train.py', *common, *flags, f'--out_dir={work}/pace', f'--data_dir={work}', '--max_iters=90', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
+        return pace(f'{work}/pace')
+
+    budgets = {name: iters or int(minutes * 60 / np.mean([seconds_per_iteration(flags) for _ in range(2)])) for name, flags in contestants.items()}
     curves = {name: [] for name in contestants}
     for seed in range(1, seeds + 1):
         for name, flags in contestants.items():
@@ -227,9 +172,9 @@ if gutenberg:
               f"4 layers, 192 channels, windows of {T} bytes, 8 of them per iteration; a complete schedule whose length was set by a measured pace. Bits per byte over the "
               f"first 400 windows of the validation file.", '', '| | iterations | seconds | bits per byte |', '|---|---|---|---|']
     for name, runs in curves.items():
-        lines.append(f"| {name} | {budgets[name]:,} | {spread([c[-1][1] for c in runs])} | {spread([c[-1][2] for c in runs])} |")
+        lines.append(f"| {name} | {budgets[name]:,} | {spread([c[-1][1] for c in runs], 1)} | {spread([c[-1][2] for c in runs])} |")
     lines += ['', f"AdamW: `{' '.join(adamw)}`, linear to zero; in modern, whose embedding is fifty times as large, with `--embedding_lr=0.1 --adam_eps=1e-10` too. Muon: `{' '.join(muon)}`.", '', "![The race on Gutenberg's books](race_gutenberg.png)"]
-    draw(curves, 'race_gutenberg.png', f"Bytes of Gutenberg's books on two CPU cores, {minutes:g} minutes", 'bits per byte, validation')
+    draw(curves, os.path.join(out, 'race_gutenberg.png'), f"Bytes of Gutenberg's books on two CPU cores, {minutes:g} minutes", 'bits per byte, validation')
     results['gutenberg'] = curves
 
 with open(os.path.join(out, 'race_cpu.md'), 'w') as f:

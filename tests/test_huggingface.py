@@ -37,7 +37,7 @@ def random_model(shape):
     net = GPT(GPTConfig(**{**COMMON, **shape})).eval()
     with torch.no_grad():
         for name, p in net.named_parameters():
-            p.copy_(torch.randn_like(p) * (0.3 if p.dim() > 1 else 0.2) + (1 if 'ln_' in name and name.endswith('weight') else 0))
+            p.copy_(torch.randn_like(p) * 0.2 + (1 if 'ln_' in name and name.endswith('weight') else 0))
     return net
 
 

@@ -12,7 +12,7 @@ import torch
 from conftest import REPO
 
 import model as ours
-from model import GPT, PRESETS, GPTConfig, rotate, rope_table, sample_next
+from model import GPT, PRESETS, GPTConfig, RMSNorm, rotate, rope_table, sample_next
 
 RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
 
@@ -224,3 +224,20 @@ def test_initialisation_keeps_its_rules():
     for name, std in stds['modern'].items():
         want = 0 if name.endswith(('c_proj.weight', 'lm_head.weight')) else 1 if 'wte' in name else 768 ** -0.5
         assert std == pytest.approx(want, rel=0.05), name
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_our_rmsnorm_is_torchs(dtype):
+    torch.manual_seed(0)
+    ours, theirs = RMSNorm(24, eps=1e-5), torch.nn.RMSNorm(24, eps=1e-5)
+    theirs.weight.data = ours.weight.data = torch.randn(24)
+    x, grad = torch.randn(5, 7, 24).to(dtype), torch.randn(5, 7, 24).to(dtype)
+    tolerance = dict(atol=1e-5, rtol=1e-5) if dtype == torch.float32 else dict(atol=0.05, rtol=0.02)
+    results = []
+    for norm in (ours, theirs):
+        a = x.clone().requires_grad_()
+        y = norm(a)
+        y.backward(grad.to(y.dtype))
+        results.append((y.float(), a.grad, norm.weight.grad))
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, **tolerance)
