@@ -37,16 +37,19 @@ def newest(out_dir):
 
 
 def starting_point(init_from, out_dir, overwrite=False, eval_only=False, resume_from=None):
-    """What train.py's init_from means: (the checkpoint to start from or None, whether its run goes on)."""
+    """What train.py's init_from means: (the checkpoint to start from or None, whether its run goes on, whether in another folder)."""
     resuming = init_from in ('resume', 'auto') and newest(out_dir) is not None
     path = newest(out_dir) if resuming else None
-    if resume_from is not None:  # a branch of another run
-        if init_from != 'resume':
-            fail(f"resume_from={resume_from} goes with --init_from=resume. to start a new run from its weights: --init_from={resume_from}")
-        if resuming and not overwrite:
-            fail(f"{out_dir} already holds a run, and resume_from begins one. go on with it: leave --resume_from out; keep it: --out_dir=ANOTHER; delete it: --overwrite")
-        path, resuming = find(resume_from, hub=False), True
-        if os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
+    if resume_from is not None and init_from not in ('resume', 'auto'):
+        fail(f"resume_from={resume_from} goes with --init_from=resume. to start a new run from its weights: --init_from={resume_from}")
+    branching = resume_from is not None and not (init_from == 'auto' and resuming)  # from another run's checkpoint into a folder of its own
+    if branching:
+        if resuming and not (overwrite or eval_only):
+            fail(f"{out_dir} already holds a run, and resume_from begins one. go on with it: --init_from=auto; keep it: --out_dir=ANOTHER; delete it: --overwrite")
+        path, resuming = newest(resume_from) if os.path.isdir(resume_from) else resume_from, True
+        if path is None or not os.path.isfile(path):
+            fail(f"no checkpoint at resume_from={resume_from}. name a file such as out/ckpt_00001000.pt, or a run's folder for its newest one")
+        if os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir) and not eval_only:
             fail(f"resume_from names a checkpoint in out_dir itself ({path}). go on in another folder: --out_dir=ANOTHER")
     if init_from == 'resume' and not resuming:
         fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
@@ -57,12 +60,12 @@ def starting_point(init_from, out_dir, overwrite=False, eval_only=False, resume_
         path = find(init_from)
         if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
             fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
-    if resume_from is None and not (resuming or overwrite or eval_only) and newest(out_dir):
+    if not (resuming or overwrite or eval_only) and newest(out_dir):
         fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
     state = read(path) if path else None
     if resuming and 'optimizer' not in state:
         fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
-    return state, resuming
+    return state, resuming, branching
 
 
 def find(source, hub=True):

@@ -9,13 +9,15 @@ import torch
 
 from parallel import choose_dtype
 
+MUON_LR = 0.02  # Keller Jordan's; its unit is another than AdamW's
+
 
 def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_optimizer='adamw', matrix_lr=None, embedding_lr=None, head_lr=None,
                      matrix_weight_decay=None, momentum=0.95):
-    """One optimizer for all parameters of a GPT. Rates that are None are learning_rate (for Muon 0.02); weight decay is for what has
+    """One optimizer for all parameters of a GPT. Rates that are None are learning_rate (for Muon MUON_LR); weight decay is for what has
     two dimensions or more, not for norms and biases. group['lr_scale'] is a group's rate as a multiple of learning_rate."""
     muon = matrix_optimizer == 'muon'
-    rates = {'embedding': embedding_lr, 'matrix': 0.02 if muon and matrix_lr is None else matrix_lr, 'head': head_lr, 'vector': None}
+    rates = {'embedding': embedding_lr, 'matrix': MUON_LR if muon and matrix_lr is None else matrix_lr, 'head': head_lr, 'vector': None}
     params = {role: [] for role in rates}
     for name, p in model.named_parameters():
         params['vector' if p.dim() < 2 else 'matrix' if name.startswith('transformer.h.') else 'head' if name == 'lm_head.weight' else 'embedding'].append(p)
@@ -24,7 +26,7 @@ def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_opti
         rate, decay = learning_rate if rate is None else rate, 0.0 if role == 'vector' else weight_decay
         decay = matrix_weight_decay if role == 'matrix' and matrix_weight_decay is not None else decay
         options = {'lr': rate, 'lr_scale': rate / learning_rate if learning_rate else 0.0, 'weight_decay': decay, 'muon': muon and role == 'matrix'}
-        if groups and options.items() <= groups[-1].items():  # alike: one group. So a GPT-2 has nanoGPT's two, in its order
+        if groups and role != 'vector' and options.items() <= groups[-1].items():  # alike: one group. So a GPT-2 has nanoGPT's two, in its order
             groups[-1]['params'] += params[role]
         elif params[role]:
             groups.append({'params': params[role], **options, 'momentum': momentum})
@@ -62,7 +64,10 @@ class MuonAdamW(torch.optim.AdamW):
             n = max(2, 2 ** (19 if alike[0].device.type == 'cpu' else 26) // (rows * columns))
             for params in (alike[i:i + n] for i in range(0, len(alike), n)):
                 grads = [p.grad for p in params]
-                buffers = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p)) for p in params]
+                for p in params:
+                    if not self.state[p]:
+                        self.state[p]['momentum_buffer'] = torch.zeros_like(p)
+                buffers = [self.state[p]['momentum_buffer'] for p in params]
                 torch._foreach_lerp_(buffers, grads, 1 - momentum)
                 updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
                 torch._foreach_mul_(params, 1 - lr * weight_decay)

@@ -56,7 +56,7 @@ init: str = None  # 'gpt2', 'modern': the rules for the initial weights
 learning_rate = 6e-4  # its peak, of everything that has none of its own in the next four lines
 matrix_optimizer = 'adamw'  # of the matrices inside the blocks: 'adamw', or 'muon', which wants query, key and value apart (arch llama or modern)
 matrix_lr: float = None  # of the same. None: 0.02 for muon, whose rates have another unit, else learning_rate
-embedding_lr: float = None  # None: learning_rate
+embedding_lr: float = None  # of embeddings, a tied head among them. None: learning_rate
 head_lr: float = None  # of an untied head. None: learning_rate
 weight_decay = 1e-1  # on matrices and embeddings, not on biases and norms
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
@@ -111,7 +111,7 @@ import torch
 import checkpoint
 from dataset import Dataset, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
-from optim import create_optimizer, load_optimizer_state
+from optim import MUON_LR, create_optimizer, load_optimizer_state
 from parallel import Processes, choose_compile, choose_dtype, compile_model
 
 procs = Processes(device, backend, ddp_timeout)
@@ -122,7 +122,7 @@ device, master = procs.device, procs.is_main
 
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
-saved, resuming = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only, resume_from)
+saved, resuming, branching = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only, resume_from)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
@@ -132,6 +132,10 @@ if resuming:
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
+    if 'lr_schedule' in given and 'decay_lr' not in given:
+        never.append('decay_lr')
+    if branching and any(name in given for name in ('max_iters', *BUDGETS)) and 'lr_decay_iters' not in given:
+        never.append('lr_decay_iters')  # the branch has an end of its own
     changed = inherit(globals(), knobs, given, saved['config'], never)
     procs.print(f"resuming from {saved['path']}, after {saved['iter_num']:,} iterations")
     for name, (old, new) in changed.items():
@@ -174,7 +178,13 @@ if problems:
 config = GPTConfig(dropout=dropout, **{name: knobs[name] for name in ARCHITECTURE})
 problems += config.problems()
 if matrix_optimizer == 'muon' and config.fused_qkv:
-    problems.append(f"matrix_optimizer=muon wants query, key and value apart, and arch={arch} has them in one matrix. use --arch=llama or modern, or adamw")
+    problems.append(f"matrix_optimizer=muon wants query, key and value apart, and this {arch} has them in one matrix. use --arch=llama or modern, "
+                    "or --matrix_optimizer=adamw")
+rates = {name: value for name, value in dict(matrix_lr=matrix_lr, embedding_lr=embedding_lr, head_lr=head_lr).items() if value is not None}
+if matrix_optimizer == 'muon':
+    rates.setdefault('matrix_lr', MUON_LR)
+if rates and learning_rate == 0:
+    problems.append("learning_rate=0 stops everything, as the other rates are multiples of it. use a number above 0")
 if not 0 < decay_fraction <= 1:
     problems.append(f"decay_fraction is out of range ({decay_fraction}). use a number in (0, 1]")
 # how many micro-batches of an iteration this process makes
@@ -227,9 +237,12 @@ procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} 
             f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
 procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
             f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""))
-procs.print(f"schedule  {lr_schedule}, {learning_rate:g} after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
+procs.print(f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') + f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
             (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
             ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
+if resuming and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters and branching:
+    procs.print(f"note: the decay would have begun at iteration {decay_start:,}, so the rate falls at once. for the whole decay from here on: "
+                f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
 procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
 procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
             f"checkpoints of {12 * n_params / 1e9:.2f} GB in {out_dir}")
@@ -269,7 +282,11 @@ if resuming:
     if saved.get('scaler') and scaler.is_enabled():
         scaler.load_state_dict(saved['scaler'])
     start, best_val_loss = saved['iter_num'], saved['best_val_loss']
-    seconds, evaluation, wandb_run_id = saved.get('seconds', 0.0), saved.get('evaluation', {}), saved.get('wandb_run_id')
+    seconds = saved.get('seconds', 0.0)
+    if branching:  # a run of its own, with a best loss and curves of its own
+        best_val_loss = float('inf')
+    else:
+        evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
 saved = None  # gives its memory back
 
 wrapped = procs.wrap(model)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
@@ -342,7 +359,7 @@ def close():
 def give_up(it, what):
     if master:
         print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
-              f"with a smaller --learning_rate (now {learning_rate:g}): --init_from=resume", file=sys.stderr)
+              f"with smaller rates (now {', '.join(f'--{name}={value:g}' for name, value in {'learning_rate': learning_rate, **rates}.items())}): --init_from=resume", file=sys.stderr)
     close()
     sys.exit(3)
 
@@ -370,7 +387,7 @@ if wandb_log and master:
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     os.makedirs(out_dir, exist_ok=True)
-    if not resuming or resume_from:
+    if not resuming or branching:
         checkpoint.clear(out_dir)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 signal.signal(signal.SIGINT, ask_to_stop)
@@ -385,7 +402,8 @@ for it in range(start, max(start, max_iters) + 1):
     # once in a while: evaluate, save, stop if asked
     stop = procs.any(stop_signal)
     due = eval_only or last or (eval_interval > 0 and it % eval_interval == 0)
-    if due or stop or (save_interval and it % save_interval == 0):
+    first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
+    if due or stop or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
         seconds, improved = time.perf_counter() - origin, False
         if due and not stop and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
@@ -394,8 +412,8 @@ for it in range(start, max(start, max_iters) + 1):
             improved = evaluation.get('val', math.inf) < best_val_loss  # False if it is not a number
             best_val_loss = evaluation['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
-        is_new = it > start or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
-        if is_new and (improved or regular or stop or last) and not eval_only:
+        is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
+        if is_new and (improved or regular or stop or last or first) and not eval_only:
             if procs.any(int(master and not save(it, improved))):
                 give_up(it, "the weights are not finite")
         origin = time.perf_counter() - seconds

@@ -9,7 +9,8 @@
 
 arch = 'modern'
 bias = False  # it has none
-n_head = n_embd // 128 if n_embd % 128 == 0 else n_head  # heads of 128 channels, where that divides
+mlp_width = None  # 4 n_embd
+n_head = n_embd // 128 if n_embd % 128 == 0 else n_head  # heads of 128 channels, where that divides; n_embd has to be set before this file
 
 matrix_optimizer = 'muon'
 matrix_lr = 0.025

@@ -4,7 +4,7 @@
 #   launch   python train.py config/quickstart.py
 #   batch    16 sequences x 128 bytes = 2,048 tokens per iteration; 3,000 iterations = 6.1 million tokens, 0.56 epochs
 #   cost     two to three minutes on two CPU cores
-#   loss     1.34 nats per byte (1.94 bits) for validation, measured: dev/records/quickstart.md
+#   loss     1.33 nats per byte (1.91 bits) for validation, measured: dev/records/quickstart.md
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'

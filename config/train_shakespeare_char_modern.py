@@ -1,5 +1,5 @@
 # The modern recipe at baby scale: 10M parameters on Shakespeare by characters, as config/train_shakespeare_char.py but for network,
-# optimizer and schedule. Rates are those of config/arch_modern.py made smaller for a batch of 16,384; not tuned on a GPU yet.
+# optimizer and schedule. The rates of config/arch_modern.py, most of them made smaller for a batch of 16,384; not tuned on a GPU yet.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_modern.py

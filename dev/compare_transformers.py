@@ -40,7 +40,8 @@ with tempfile.TemporaryDirectory() as folder:
     for arch in ('gpt2', 'llama', 'modern'):
         out, to = os.path.join(folder, arch), os.path.join(folder, arch + '-hf')
         log = run('train.py', 'config/quickstart.py', f'--arch={arch}', '--max_iters=3000', '--block_size=256', '--batch_size=4', '--n_kv_head=2' if arch != 'gpt2' else '--n_head=4',
-                  '--learning_rate=3e-3', '--device=cpu', f'--out_dir={out}')
+                  *'--matrix_optimizer=adamw --learning_rate=3e-3 --matrix_lr=3e-3 --embedding_lr=3e-3 --weight_decay=0.1 --beta1=0.9 --beta2=0.99 --adam_eps=1e-8 '
+                  '--grad_clip=1 --lr_schedule=linear --min_lr=0 --warmup_iters=100 --device=cpu'.split(), f'--out_dir={out}')
         run('export.py', f'--out_dir={out}', f'--to={to}')
         theirs, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(to), transformers.AutoTokenizer.from_pretrained(to)
         sys.path.insert(0, HERE)

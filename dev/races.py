@@ -41,8 +41,8 @@ def reached(curve, loss):
 
 
 def at(curve, seconds):
-    """The last loss before `seconds` were over."""
-    return [value for _, s, value in curve if s <= seconds][-1]
+    """The last loss before `seconds` were over, None if there was none."""
+    return ([value for _, s, value in curve if s <= seconds] or [None])[-1]
 
 
 def spread(values, digits=3):

@@ -98,10 +98,16 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     assert result.status == 0 and 'after 2 iterations' in result.out, result.err
     a, b = (torch.load(tmp_path / name / 'ckpt_00000004.pt')['model'] for name in ('short', 'branch'))
     assert all(torch.equal(a[name], b[name]) for name in a)
+    assert {'ckpt_00000002.pt', 'ckpt_00000004.pt', 'ckpt_best.pt', 'ckpt.pt'} <= {p.name for p in (tmp_path / 'branch').iterdir()}, 'it starts with what it came from'
     assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
+    result = script('train.py', '--init_from=auto', *branch, '--max_iters=6')  # one command that begins and goes on
+    assert result.status == 0 and 'after 5 iterations' in result.out
+    result = script('train.py', '--init_from=resume', branch[0], f"--out_dir={tmp_path / 'late'}", '--max_iters=3', '--decay_fraction=0.9', *branch[2:])
+    assert result.status == 0 and '--decay_fraction=0.3333' in result.out
     for args, word in ((['--init_from=resume', *branch], 'already holds a run'), (branch, '--init_from=resume'),
+                       (['--init_from=resume', '--resume_from=nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume', '--resume_from=nowhere', '--out_dir=x'], 'no checkpoint at resume_from'),
                        (['--init_from=resume', branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
         result = script('train.py', *args)
         assert result.status == 2 and word in result.err and result.err.count('\n') == 1
