@@ -31,6 +31,15 @@ def test_two_processes_have_the_losses_of_one(script, tiny, tmp_path):
         torch.testing.assert_close(p, checkpoint.read(str(tmp_path / 'two' / 'ckpt.pt'))['model'][k], atol=1e-4, rtol=1e-3)
 
 
+def test_muon_makes_the_same_update_on_every_process(script, tiny, tmp_path):
+    flags = [f for f in tiny if not f.startswith(('--out_dir', '--gradient_acc'))] + ['--arch=modern', '--matrix_optimizer=muon', '--gradient_accumulation_steps=4']
+    one = script('train.py', *flags, f"--out_dir={tmp_path / 'one'}")
+    two = torchrun(2, 'train.py', *flags, f"--out_dir={tmp_path / 'two'}")
+    assert one.status == 0 and two.status == 0, two.err
+    for (i, x), (_, y) in zip(losses(tmp_path / 'one'), losses(tmp_path / 'two'), strict=True):
+        assert x == pytest.approx(y, abs=1e-3), i  # sums in another order, rounded to bfloat16 inside the update
+
+
 def test_a_run_goes_on_with_another_number_of_processes(script, tiny, tmp_path):
     flags = [*tiny, '--gradient_accumulation_steps=2', '--lr_decay_iters=6']
     two = torchrun(2, 'train.py', *flags, '--max_iters=3')
