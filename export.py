@@ -33,7 +33,7 @@ if problems:
     fail(*problems)
 
 try:
-    import huggingface_hub, safetensors, tokenizers  # noqa: before the weights are read
+    import huggingface_hub, safetensors, tokenizers  # now, not after a long time of reading weights
 except ImportError as e:
     fail(f"to export, a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub tokenizers")
 import torch

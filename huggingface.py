@@ -14,7 +14,7 @@ import torch
 
 from configurator import fail
 from dataset import END_OF_TEXT, make_tokenizer
-from model import GPT, GPTConfig, PRESETS
+from model import GPT, PRESETS, GPTConfig, parse_rope_scaling
 
 # our names, theirs; {} is the number of a layer. A weight that an architecture lacks is None there
 CLASSES = ('GPT2LMHeadModel', 'LlamaForCausalLM', 'NanoChatForCausalLM')
@@ -49,6 +49,7 @@ FIXED = {
 }
 ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2'}  # ours, theirs
 SAME = {'gelu_pytorch_tanh': 'gelu_new', 'gelu_fast': 'gelu_new'}
+ROPE_KEYS = {'default': [], 'linear': ['factor'], 'llama3': ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']}
 GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}  # as nanoGPT calls them
 
 
@@ -99,13 +100,11 @@ def to_config(config, tokenizer=None, dtype='float32'):
         return {**out, 'n_positions': config.block_size, 'n_embd': config.n_embd, 'n_layer': config.n_layer, 'n_head': config.n_head,
                 'n_inner': config.mlp_width, 'activation_function': ACTIVATIONS[config.mlp], 'layer_norm_epsilon': config.norm_eps,
                 **{name: config.dropout for name in ('resid_pdrop', 'embd_pdrop', 'attn_pdrop')}}, arch
-    rope = {'rope_type': 'default', 'rope_theta': config.rope_theta}
-    kind, *numbers = config.rope_scaling.split(':')
-    if kind != 'none':
-        keys = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
-        rope.update(zip(keys, map(float, numbers)), rope_type=kind)
-        rope.update({key: int(value) for key, value in rope.items() if key == keys[-1]})
-    scaling = {key: value for key, value in rope.items() if key != 'rope_theta'} if kind != 'none' else None
+    kind, numbers = config.rope_scaling.split(':')[0], parse_rope_scaling(config.rope_scaling)
+    scaling = {'rope_type': kind, **dict(zip(ROPE_KEYS[kind], numbers))} if kind != 'none' else None
+    if kind == 'llama3':
+        scaling['original_max_position_embeddings'] = int(numbers[-1])
+    rope = {**(scaling or {'rope_type': 'default'}), 'rope_theta': config.rope_theta}
     return {**out, 'max_position_embeddings': config.block_size, 'hidden_size': config.n_embd, 'num_hidden_layers': config.n_layer,
             'num_attention_heads': config.n_head, 'num_key_value_heads': config.n_kv_head, 'head_dim': config.n_embd // config.n_head,
             'intermediate_size': config.mlp_width, 'hidden_act': 'silu' if arch == 'llama' else ACTIVATIONS[config.mlp],
@@ -149,9 +148,9 @@ def from_config(theirs):
         raise ValueError(f"its activation is {c['hidden_act']!r}; flatgpt's gated MLP has silu")
     rope = {**(c.get('rope_scaling') or {}), **(c.get('rope_parameters') or {})}
     rope_type = rope.get('rope_type', rope.get('type', 'default'))
-    if rope_type not in ('default', 'linear', 'llama3') or rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1.0)) not in (None, 1.0):
+    if rope_type not in ROPE_KEYS or rope.get('partial_rotary_factor', c.get('partial_rotary_factor', 1.0)) not in (None, 1.0):
         raise ValueError(f"its rotary positions are of the kind {rope_type!r}; flatgpt has default, linear and llama3, over whole heads")
-    keys = {'default': [], 'linear': ['factor'], 'llama3': ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']}[rope_type]
+    keys = ROPE_KEYS[rope_type]
     return dict(arch=arch, block_size=c['max_position_embeddings'], vocab_size=c['vocab_size'], n_layer=c['num_hidden_layers'], n_head=H, n_embd=C,
                 bias=False, n_kv_head=c['num_key_value_heads'] or H, mlp_width=c['intermediate_size'], norm_eps=c['rms_norm_eps'],
                 rope_theta=float(rope.get('rope_theta') or c.get('rope_theta') or 10000.0),
