@@ -5,10 +5,11 @@ Races on a CPU: the same text, the same machine, one contestant after the other,
 
 1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py. Seconds until the loss over
    100 batches of 12 windows of 64 characters, the same ones each time, is 1.88 or less; and our loss when nanoGPT's time is up.
-2. Bytes of Gutenberg's books: five pairs of network and optimizer, the same minutes each; bits per byte.
+2. Bytes of Gutenberg's books: five pairs of network and optimizer, the same minutes each; bits per byte. AdamW's rate is swept before, over a
+   minute each, with a seed that does not race; Muon's rates come from the first race. A minute is as many iterations as go into it at a pace
+   measured beforehand, in turns: from there on the machine may do other things, the results stay the same.
 
-Results go to dev/records/: race_shakespeare.md, race_gutenberg.md, a .json and a picture of each (needs matplotlib). AdamW's rate in the second
-race was not swept; Muon's come from the first one.
+Results go to dev/records/: race_shakespeare.md, race_gutenberg.md, a .json and a picture of each (needs matplotlib).
 """
 
 import os
@@ -25,6 +26,7 @@ gutenberg: str = None  # the folder with gutenberg_train.jsonl.gz and gutenberg_
 shakespeare = True  # False: without the first race
 seeds = 3
 minutes = 3.0  # of each contestant in the second race
+long_minutes = 10.0  # of each contestant in the second race once more, with one seed; 0: without
 iters: int = None  # for a test: that many iterations everywhere
 out = os.path.join(HERE, 'dev', 'records')  # where the results go
 # -----------------------------------------------------------------------------
@@ -161,30 +163,50 @@ if gutenberg:
     T = 256
     common = ['--dataset=gutenberg_train', '--device=cpu', '--compile=False', '--log_interval=50', '--n_layer=4', '--n_head=4', '--n_embd=192', f'--block_size={T}',
               '--batch_size=8', '--gradient_accumulation_steps=1', '--lr_schedule=linear', '--min_lr=0']
-    adamw = ['--learning_rate=3e-3', '--beta2=0.99', '--warmup_iters=50']
+    adamw = ['--beta2=0.99', '--warmup_iters=50']
     muon = ['--matrix_optimizer=muon', '--matrix_lr=0.03', '--embedding_lr=0.1', '--learning_rate=0.01', '--weight_decay=0', '--beta1=0.8', '--beta2=0.95', '--adam_eps=1e-10',
             '--grad_clip=0', '--warmup_iters=0', '--lr_schedule=wsd', '--decay_fraction=0.7']
     contestants = {'gpt2 + AdamW': ['--arch=gpt2', *adamw], 'llama + AdamW': ['--arch=llama', *adamw], 'llama + Muon': ['--arch=llama', *muon],
                    'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'], 'modern + Muon': ['--arch=modern', *muon]}
 
-    def seconds_per_iteration(flags):  # the budget is time, the schedule wants iterations
-        python('train.py', *common, *flags, f'--out_dir={work}/pace', f'--data_dir={work}', '--max_iters=90', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
-        return pace(f'{work}/pace')
-
-    budgets = {name: iters or int(minutes * 60 / np.mean([seconds_per_iteration(flags) for _ in range(2)])) for name, flags in contestants.items()}
-    curves = {name: [] for name in contestants}
-    for seed in range(1, seeds + 1):
+    paces = {name: [] for name in contestants}  # seconds per iteration
+    for _ in range(1 if iters else 3):
         for name, flags in contestants.items():
-            every = max(1, -(-budgets[name] // 6))
-            curve = ours('gutenberg', seed, val_gutenberg, [*common, *flags, f'--max_iters={budgets[name]}'], every, n=400, T=T)
-            curves[name].append([(it, seconds, value / np.log(2)) for it, seconds, value in curve])
-            print(f"gutenberg, seed {seed}, {name}: {curves[name][-1][-1]}", flush=True)
-    lines = ['', f"4 layers, 192 channels, windows of {T} bytes, 8 of them per iteration; a complete schedule whose length was set by a measured pace. Bits per byte over the "
-              f"first 400 windows of the validation file.", '', '| | iterations | seconds | bits per byte |', '|---|---|---|---|']
-    for name, runs in curves.items():
-        lines.append(f"| {name} | {budgets[name]:,} | {spread([c[-1][1] for c in runs], 1)} | {spread([c[-1][2] for c in runs])} |")
-    lines += ['', f"AdamW: `{' '.join(adamw)}`, linear to zero; in modern, whose embedding is fifty times as large, with `--embedding_lr=0.1 --adam_eps=1e-10` too; its rate was not swept. Muon: `{' '.join(muon)}`.", '', "![The race on Gutenberg's books](race_gutenberg.png)"]
-    draw(curves, os.path.join(out, 'race_gutenberg.png'), f"Bytes of Gutenberg's books on two CPU cores, {minutes:g} minutes", 'bits per byte, validation')
-    record('gutenberg', f"Bytes of Gutenberg's books, {minutes:g} minutes each", lines, curves)
+            python('train.py', *common, *flags, f'--out_dir={work}/pace', f'--data_dir={work}', '--max_iters=120', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
+            paces[name].append(pace(f'{work}/pace'))
+    paces = {name: float(np.median(seen)) for name, seen in paces.items()}
+    print('the pace is measured', {name: round(1000 * s, 1) for name, s in paces.items()}, 'ms per iteration', flush=True)
+
+    def race(name, seed, minutes, flags=[]):
+        budget = iters or int(minutes * 60 / paces[name])
+        curve = ours('gutenberg', seed, val_gutenberg, [*common, *contestants[name], *flags, f'--max_iters={budget}'], -(-budget // 6), n=400, T=T)
+        print(f"gutenberg, {minutes:g} minutes, seed {seed}, {name} {' '.join(flags)}: {curve[-1][2] / np.log(2):.4f}", flush=True)
+        return [(it, it * paces[name], value / np.log(2)) for it, _, value in curve]
+
+    swept = {}
+    for name in [name for name in contestants if 'AdamW' in name]:
+        swept[name] = {rate: race(name, 1000, minutes / 3, [f'--learning_rate={rate}'])[-1][2] for rate in ('1.5e-3', '3e-3', '6e-3')}
+        contestants[name].append(f'--learning_rate={min(swept[name], key=swept[name].get)}')
+    lines = ['', f"4 layers, 192 channels, windows of {T} bytes, 8 of them per iteration; a complete schedule. Bits per byte over the first 400 windows of the "
+             "validation file, in float32. The minutes are as many iterations as go into them at the pace measured before, in turns (median of three).", '',
+             f"AdamW: `{' '.join(adamw)}`, linear to zero; in modern, whose embedding is fifty times as large, with `--embedding_lr=0.1 --adam_eps=1e-10` too. Its rate was swept "
+             f"over {minutes / 3:g} minute{'s' * (minutes != 3)}, with a seed that does not race: " +
+             '; '.join(f"{name} {', '.join(f'{rate} {value:.3f}' for rate, value in found.items())}" for name, found in swept.items()) + ". The best one raced. "
+             f"Muon: `{' '.join(muon)}`, chosen in the race on Shakespeare, not here."]
+    every_curve = {}
+    for budget, those in ((minutes, range(1, seeds + 1)), (long_minutes, [1])):
+        if not budget:
+            continue
+        curves = {name: [] for name in contestants}
+        for seed in those:
+            for name in contestants:
+                curves[name].append(race(name, seed, budget))
+        lines += ['', f"{budget:g} minutes, {len(those)} seed{'s' * (len(those) > 1)}:", '', '| | ms per iteration | iterations | bits per byte |', '|---|---|---|---|']
+        lines += [f"| {name} | {1000 * paces[name]:.1f} | {runs[0][-1][0]:,} | {spread([c[-1][2] for c in runs])} |" for name, runs in curves.items()]
+        picture = 'race_gutenberg.png' if budget == minutes else 'race_gutenberg_long.png'
+        lines += ['', f"![The race on Gutenberg's books, {budget:g} minutes]({picture})"]
+        draw(curves, os.path.join(out, picture), f"Bytes of Gutenberg's books on two CPU cores, {budget:g} minutes", 'bits per byte, validation')
+        every_curve.update({f'{name}, {budget:g} minutes': runs for name, runs in curves.items()})
+        record('gutenberg', "Bytes of Gutenberg's books", lines, every_curve)
 
 shutil.rmtree(work)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The races on a CPU, their table and pictures into dev/records/: see dev/race_cpu.py. Three seeds of the first take about eight minutes, the
-# second 45.
-#   bash runs/race_cpu.sh [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3] [--minutes=3]
+# second, with its sweep and its ten minutes once, two hours.
+#   bash runs/race_cpu.sh [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3] [--minutes=3] [--long_minutes=10]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then
