@@ -11,6 +11,7 @@ Only numpy here: prepare.py uses this file too and, for most tokenizers, need no
 """
 
 import base64
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -234,6 +235,24 @@ def get_encoding(tiktoken, name):
 
 # -----------------------------------------------------------------------------
 # reading a folder
+
+
+def lock(folder, who):
+    """Let this process be the only one that writes into `folder`, as long as the file that is returned stays open; another one ends
+    with status 2. The system frees it whatever becomes of the process."""
+    try:
+        import fcntl
+    except ImportError:
+        print(f"note: this system has no file locks; take care that no second {who} writes into {folder}")
+        return None
+    file = open(os.path.join(folder, '.lock'), 'a')
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno in (errno.EACCES, errno.EAGAIN):
+            fail(f"another {who} is writing into {folder}. wait for its end, or name another folder")
+        print(f"note: {folder} cannot be locked ({e.strerror}); take care that no second {who} writes into it")
+    return file
 
 
 class Dataset:
