@@ -2,6 +2,8 @@
 How a run folder is written and read. A checkpoint is one file of plain types: nanoGPT's six keys (model, optimizer,
 model_args, iter_num, best_val_loss, config) and what an exact resume and an offline sample.py need besides.
 
+At every instant a run's folder holds a whole one: each is written under another name, flushed to the disk, read back and renamed.
+
     out_dir/ckpt_00000500.pt   the state after 500 iterations; the last few of them stay
     out_dir/ckpt.pt            the newest one, or the best one with always_save_checkpoint=False; ckpt_best.pt the best one
 
@@ -13,6 +15,7 @@ import os
 import pickle
 import re
 import shutil
+import zipfile
 
 import torch
 
@@ -20,8 +23,18 @@ import dataset
 import huggingface
 from configurator import fail
 from model import GPT, GPTConfig
+from parallel import warn
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
+VERSION = 1  # of the keys below
+
+
+class Damaged(Exception):
+    """A file that is no whole checkpoint, and why."""
+
+
+class NotSaved(Exception):
+    """A checkpoint that could not be written, and why; the older ones are as they were."""
 
 
 def numbered(out_dir):
@@ -36,36 +49,73 @@ def newest(out_dir):
     return (numbered(out_dir) or [single if os.path.exists(single) else None])[-1]
 
 
-def starting_point(init_from, out_dir, overwrite=False, eval_only=False, resume_from=None):
-    """What train.py's init_from means: (the checkpoint to start from or None, whether its run goes on, whether in another folder)."""
+def candidates(out_dir):
+    """What a resume may begin with, best first: the numbered ones, newest first, then ckpt.pt and ckpt_best.pt if they are other files."""
+    paths, seen = [], set()
+    for path in numbered(out_dir)[::-1] + [os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt_best.pt')]:
+        if os.path.exists(path) and (inode := (os.stat(path).st_dev, os.stat(path).st_ino or path)) not in seen:
+            seen.add(inode)
+            paths.append(path)
+    return paths
+
+
+def newest_whole(out_dir, tell=print):
+    """The path of the first candidate that is whole; the others are named. None left is an error, never a new beginning."""
+    damaged = []
+    for path in candidates(out_dir):
+        try:
+            unpack(path)
+        except Damaged as e:
+            damaged.append(f"{path} {e}")
+            continue
+        for what in damaged:
+            tell(f"note: {what}. it is left out")
+        return path
+    fail(f"no checkpoint in {out_dir} is whole ({'; '.join(damaged)}). bring one back from a copy, or begin anew with --init_from=scratch --overwrite")
+
+
+def starting_point(procs, init_from, out_dir, overwrite=False, eval_only=False, resume_from=None):
+    """What train.py's init_from means: (the checkpoint to start from or None, whether its run goes on, whether in another folder).
+    The main process chooses, as a folder may look different to another for a moment; all of them read."""
+    path = resuming = branching = None
+    if procs.is_main:
+        path, resuming, branching = choose(procs, init_from, out_dir, overwrite, eval_only, resume_from)
+    path, resuming, branching = procs.share((path, resuming, branching))
+    state = read(path, verify=not resuming) if path else None
+    if resuming and 'optimizer' not in state:
+        fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
+    return state, resuming, branching
+
+
+def choose(procs, init_from, out_dir, overwrite, eval_only, resume_from):
     resuming = init_from in ('resume', 'auto') and newest(out_dir) is not None
-    path = newest(out_dir) if resuming else None
     if resume_from is not None and init_from not in ('resume', 'auto'):
         fail(f"resume_from={resume_from} goes with --init_from=resume. to start a new run from its weights: --init_from={resume_from}")
     branching = resume_from is not None and not (init_from == 'auto' and resuming)  # from another run's checkpoint into a folder of its own
     if branching:
         if resuming and not (overwrite or eval_only):
             fail(f"{out_dir} already holds a run, and resume_from begins one. go on with it: --init_from=auto; keep it: --out_dir=ANOTHER; delete it: --overwrite")
-        path, resuming = newest(resume_from) if os.path.isdir(resume_from) else resume_from, True
-        if path is None or not os.path.isfile(path):
+        if not (os.path.isfile(resume_from) or newest(resume_from)):
             fail(f"no checkpoint at resume_from={resume_from}. name a file such as out/ckpt_00001000.pt, or a run's folder for its newest one")
+        path = newest_whole(resume_from, procs.print) if os.path.isdir(resume_from) else resume_from
         if os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir) and not eval_only:
             fail(f"resume_from names a checkpoint in out_dir itself ({path}). go on in another folder: --out_dir=ANOTHER")
-    if init_from == 'resume' and not resuming:
+        return path, True, True
+    if resuming:
+        return newest_whole(out_dir, procs.print), True, False
+    if init_from == 'resume':
         fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use --init_from=auto or scratch")
-    if init_from not in ('scratch', 'resume', 'auto'):
+    path = None
+    if init_from not in ('scratch', 'auto'):
         if not os.path.exists(init_from) and not huggingface.is_hub_name(init_from):
             fail(f"init_from is neither a file nor a known word ({init_from}). use scratch, resume, auto, the path of a checkpoint, or a Hugging Face "
                  "folder or name (gpt2, OWNER/NAME)")
         path = find(init_from)
         if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
             fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
-    if not (resuming or overwrite or eval_only) and newest(out_dir):
+    if not (overwrite or eval_only) and newest(out_dir):
         fail(f"{out_dir} already holds a run. go on with it: --init_from=resume; keep it: --out_dir=ANOTHER; delete it: --overwrite")
-    state = read(path) if path else None
-    if resuming and 'optimizer' not in state:
-        fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
-    return state, resuming, branching
+    return path, False, False
 
 
 def find(source, hub=True):
@@ -83,20 +133,47 @@ def find(source, hub=True):
 
 def save(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it;
-    keep the last `keep`. Returns False, writing nothing, if a weight is not finite."""
-    if not all(torch.isfinite(p).all() for p in state['model'].values()):
-        return False
+    keep the last `keep`. Raises NotSaved if the disk does not take it."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
-    with open(path + '.tmp', 'wb') as f:  # a kill, at whatever instant, leaves the older files as they were
-        torch.save(state, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + '.tmp', path)
-    for name in links:
-        link(path, os.path.join(out_dir, name))
-    for old in numbered(out_dir)[:-keep]:
-        os.remove(old)
-    return True
+    try:
+        with open(path + '.tmp', 'wb') as f:  # a file, not a path: with a path torch forgets the system's error
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        check_sums(path + '.tmp')  # what cannot be read back shall not take the place of what can
+        os.replace(path + '.tmp', path)
+        for name in links:
+            link(path, os.path.join(out_dir, name))
+        if os.name != 'nt':  # the names, too, have to reach the disk before older files go
+            folder = os.open(out_dir, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        for old in numbered(out_dir)[:-keep]:
+            os.remove(old)
+    except (OSError, RuntimeError, Damaged) as e:
+        error = e.__context__ if isinstance(e, RuntimeError) else e  # torch hides the system's error behind its own
+        if not isinstance(error, (OSError, Damaged)):
+            raise
+        if os.path.exists(path + '.tmp'):
+            os.remove(path + '.tmp')
+        raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+
+
+def finite(weights):
+    """Whether all numbers in the dict of tensors `weights` are finite."""
+    return all(torch.isfinite(p).all() for p in weights.values())
+
+
+def too_little_space(out_dir, size, keep):
+    """A problem to report if the disk has no room for checkpoints of `size` bytes: those kept, the best and one being written. Else None."""
+    folder = os.path.abspath(out_dir)
+    there = sum(os.path.getsize(path) for path in candidates(out_dir))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    need, free = 1.05 * size * (keep + 2) + 2**20, shutil.disk_usage(folder).free + there
+    if need > free:
+        return (f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the best and one being written take {need / 1e9:.3f}). "
+                "make room, name another --out_dir" + (", or use a smaller --keep_checkpoints" if keep > 1 else ''))
 
 
 def link(path, name):
@@ -110,27 +187,68 @@ def link(path, name):
     os.replace(name + '.tmp', name)
 
 
-def clear(out_dir):
-    """Remove the checkpoints and the log of an earlier run."""
+def claim(out_dir, start=None):
+    """Make out_dir this process's own to write into: for a new run, without what an earlier one left, or to go on at iteration `start`.
+    Returns the lock, which has to be kept."""
+    os.makedirs(out_dir, exist_ok=True)
+    held = dataset.lock(out_dir, 'run')
     for name in os.listdir(out_dir):
-        if NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv') or name.endswith('.pt.tmp'):
-            os.remove(os.path.join(out_dir, name))
+        path = os.path.join(out_dir, name)
+        if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv'))):
+            os.remove(path)
+        elif NUMBERED.fullmatch(name) and int(name[5:-3]) > start:  # in the way of the numbers that come
+            try:
+                check_sums(path)
+            except Damaged:
+                os.replace(path, path + '.damaged')
+            else:
+                fail(f"{path} was written by another run in the meantime. start again")
+    return held
 
 
-def read(path):
-    """The checkpoint at `path` (see find), ours, nanoGPT's or Hugging Face's, as a dict on the CPU. Nothing in it is executed."""
+def check_sums(path):
+    """Raise Damaged unless every record of the file has the checksum that it was written with: torch.load does not look."""
+    try:
+        with zipfile.ZipFile(path) as records:
+            wrong = records.testzip()
+    except Exception as e:  # a damaged table of contents may lead zipfile anywhere
+        raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
+    if wrong is not None:
+        raise Damaged(f"is damaged (the checksum of {wrong} is wrong)")
+
+
+def unpack(path, verify=True):
+    """What the checkpoint file `path` holds, its checksums verified. Nothing in it is executed. Raises Damaged."""
+    if os.path.getsize(path) == 0:
+        raise Damaged('is damaged (it is empty)')
+    with open(path, 'rb') as f:
+        zipped = f.read(4) == b'PK\3\4'  # older ones of torch are not, and have no checksums
+    if zipped and verify:
+        check_sums(path)
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as e:
+        wants = re.search(r'GLOBAL ([\w.]+)', str(e))
+        if zipped or wants:
+            fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
+                 "would run code. save it again with plain dicts only")
+        raise Damaged('is no checkpoint') from e
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
+        raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
+
+
+def read(path, verify=True):
+    """The checkpoint at `path` (see find), ours, nanoGPT's or Hugging Face's, as a dict on the CPU."""
     if not os.path.isfile(path):
         return huggingface.read(path)
     if path.endswith(('.safetensors', '.json')):
         fail(f"{path} is a part of a Hugging Face folder. name the folder: {os.path.dirname(path) or '.'}")
     try:
-        state = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
-    except pickle.UnpicklingError as e:
-        wants = re.search(r'GLOBAL ([\w.]+)', str(e))
-        fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
-             "would run code. save it again with plain dicts only")
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
-        fail(f"{path} cannot be read ({str(e).strip().splitlines()[0][:120]}). take an older checkpoint, if there is one")
+        state = unpack(path, verify)
+    except Damaged as e:
+        fail(f"{path} {e}. take an older checkpoint, if there is one")
+    if isinstance(state, dict) and isinstance(state.get('version'), int) and state['version'] > VERSION:
+        fail(f"{path} was written by a newer flatgpt (version {state['version']}, this one reads {VERSION}). update this one")
     try:
         assert isinstance(state, dict), 'it is not a dict'
         # nanoGPT saves the compiled model's names
@@ -217,26 +335,34 @@ class Log:
     in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's names for the latter two
 
     def __init__(self, out_dir, start, run=None, enabled=True):
-        self.file, self.run = None, run
+        self.file, self.run, self.complains = None, run, True
         if not enabled:
             return
         path, rows = os.path.join(out_dir, 'log.csv'), []
         if os.path.exists(path):
             with open(path, newline='', encoding='utf-8') as f:
                 rows = [row for row in csv.DictReader(f) if row['iter'].isdigit() and int(row['iter']) < start and None not in row.values()]
-        with open(path + '.tmp', 'w', newline='', encoding='utf-8') as f:
-            writer = csv.DictWriter(f, self.columns, extrasaction='ignore', lineterminator='\n')
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(path + '.tmp', path)
-        self.file = open(path, 'a', newline='', encoding='utf-8')
+        try:
+            with open(path + '.tmp', 'w', newline='', encoding='utf-8') as f:
+                writer = csv.DictWriter(f, self.columns, extrasaction='ignore', lineterminator='\n')
+                writer.writeheader()
+                writer.writerows(rows)
+            os.replace(path + '.tmp', path)
+            self.file = open(path, 'a', newline='', encoding='utf-8')
+        except OSError as e:
+            fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         self.writer = csv.DictWriter(self.file, self.columns, lineterminator='\n')
 
     def write(self, row):
         """`row`: {column: number}, missing and None ones stay empty; a row that says nothing but its `iter` is not written."""
         row = {name: value for name, value in row.items() if value is not None}
         if self.file and len(row) > 1:
-            self.writer.writerow(row)
-            self.file.flush()
+            try:
+                self.writer.writerow(row)
+                self.file.flush()
+            except OSError as e:  # a full disk must not end a run; what the file did not take waits for the next row
+                if self.complains:
+                    warn(f"log.csv could not be written ({e.strerror}), the run goes on")
+                self.complains = False
         if self.run and len(row) > 1:
             self.run.log({self.in_wandb.get(name, name): value for name, value in row.items()})

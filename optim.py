@@ -48,13 +48,12 @@ class MuonAdamW(torch.optim.AdamW):
         self.param_groups = [group for group in groups if not group['muon']]
         super().step()
         self.param_groups = groups
-        found_inf = getattr(self, 'found_inf', None)  # float16: the gradient scaler has seen an overflow
-        if found_inf is None or not found_inf.item():
-            for group in groups:
-                if group['muon']:
-                    self.muon_step(group['params'], group['lr'], group['weight_decay'], group['momentum'])
+        found_inf = getattr(self, 'found_inf', None)  # 1.0: this update is to be skipped, by Guard or float16's gradient scaler
+        for group in groups:
+            if group['muon']:
+                self.muon_step(group['params'], group['lr'], group['weight_decay'], group['momentum'], found_inf)
 
-    def muon_step(self, params, lr, weight_decay, momentum):
+    def muon_step(self, params, lr, weight_decay, momentum, found_inf=None):
         by_shape = {}
         for p in params:
             if p.grad is not None:
@@ -63,16 +62,54 @@ class MuonAdamW(torch.optim.AdamW):
             # several at once, as small matrices alone do not fill the hardware; not too many: what fits into a CPU's cache, a GPU's memory
             n = max(2, 2 ** (19 if alike[0].device.type == 'cpu' else 26) // (rows * columns))
             for params in (alike[i:i + n] for i in range(0, len(alike), n)):
-                grads = [p.grad for p in params]
                 for p in params:
                     if not self.state[p]:
                         self.state[p]['momentum_buffer'] = torch.zeros_like(p)
-                buffers = [self.state[p]['momentum_buffer'] for p in params]
+                grads, buffers = [p.grad for p in params], [self.state[p]['momentum_buffer'] for p in params]
+                keep = 1 - lr * weight_decay
+                # an orthogonal matrix that is taller than wide has smaller entries
+                size = -lr * math.sqrt(max(1, rows / columns))
+                if found_inf is not None:  # skipped without asking the host: the momentum is averaged with itself, the weights move by nothing
+                    skip = found_inf > 0
+                    grads = [torch.where(skip, buffer, grad) for grad, buffer in zip(grads, buffers)]
+                    keep, size = torch.where(skip, 1.0, keep), torch.where(skip, 0.0, size)
                 torch._foreach_lerp_(buffers, grads, 1 - momentum)
                 updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
-                torch._foreach_mul_(params, 1 - lr * weight_decay)
-                # an orthogonal matrix that is taller than wide has smaller entries
-                torch._foreach_add_(params, list(updates.to(params[0].dtype).unbind()), alpha=-lr * math.sqrt(max(1, rows / columns)))
+                torch._foreach_mul_(params, keep)
+                torch._foreach_add_(params, list((updates.to(params[0].dtype) * size).unbind()))
+
+
+class Guard:
+    """Makes the updates and skips those whose loss or gradient is not finite. The device decides, so the host need not wait; it
+    remembers what it skipped until report(). From max_bad_steps in a row on nothing is updated any more."""
+
+    def __init__(self, optimizer, scaler, device, max_bad_steps, in_a_row=0):
+        self.optimizer, self.scaler, self.limit = optimizer, scaler, max_bad_steps
+        self.in_a_row = torch.tensor(float(in_a_row), device=device)
+        self.seen = torch.zeros(4, device=device)  # how many since the last report; iteration, loss and norm of the first of them
+        self.one_more = torch.tensor([1.0, 0, 0, 0], device=device)
+
+    def step(self, it, loss, norm):
+        """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all processes."""
+        bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= self.limit)
+        if self.scaler.is_enabled():  # it skips by itself, and does so now and then while it looks for its scale
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            bad &= self.scaler.get_scale() < 1
+        elif self.optimizer.defaults['fused']:
+            self.optimizer.found_inf = bad.float()
+            self.optimizer.step()
+        elif not bad.item():
+            self.optimizer.step()
+        self.in_a_row = (self.in_a_row + 1) * bad
+        first = torch.stack([bad.float(), torch.full_like(norm, it), loss, norm])
+        self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen + self.one_more * bad)
+
+    def report(self):
+        """(how many were skipped since the last report, how many in a row until now, iteration, loss and norm of the first). Waits for the device."""
+        (n, it, loss, norm), in_a_row = self.seen.tolist(), int(self.in_a_row)
+        self.seen.zero_()
+        return int(n), in_a_row, int(it), loss, norm
 
 
 def orthogonal(G, steps=5):

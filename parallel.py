@@ -3,13 +3,18 @@
 import gc
 import importlib.util
 import os
+import re
 import shutil
+import signal
+import sys
+import time
 from datetime import timedelta
 
 import torch
 
 from configurator import fail
 
+begin = time.monotonic()  # max_minutes counts from here: near enough to the start of the process
 if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9):
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
 
@@ -36,12 +41,20 @@ class Processes:
             import torch.distributed as dist
             # gloo beside nccl: what the hosts tell each other (any()) travels over CPU memory and waits for no GPU
             auto = 'cpu:gloo,cuda:nccl' if self.device.type == 'cuda' and dist.is_nccl_available() else 'gloo'  # Windows has no nccl
-            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, timeout=timedelta(seconds=max(1, timeout)))
+            timeout = timedelta(seconds=max(1, timeout))
+            # torchrun's store outlives a restart: without a name of its own, a new process may read the address of a dead one
+            store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+            store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
+            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
             self.dist = dist
 
     def print(self, *words):
         if self.is_main:
-            print(*words, flush=True)
+            try:
+                print(*words, flush=True)
+            except OSError as e:  # a full disk or a closed pipe must not end a run; log.csv has the numbers
+                sys.stdout = open(os.devnull, 'w')
+                warn(f"standard output is gone ({e.strerror}), the run goes on without it")
 
     def divide(self, steps, total_batch_size, batch_size, block_size):
         """(how many of an iteration's micro-batches are this process's, or a problem to report): `steps` micro-batches over all
@@ -60,9 +73,10 @@ class Processes:
         return None, (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of their number {n}. "
                       f"nearest: {low or n} or {low + n}")
 
-    def wrap(self, model):
-        """`model` with gradients averaged over the processes in backward, when model.require_backward_grad_sync."""
-        if not self.many:
+    def wrap(self, model, deterministic=False):
+        """`model` with gradients averaged over the processes in backward, when model.require_backward_grad_sync; with
+        `deterministic` TreeSum does that."""
+        if not self.many or deterministic:
             return model
         from torch.nn.parallel import DistributedDataParallel
         # not to be sent around before every forward pass: the only buffer is a table, the same everywhere
@@ -83,6 +97,14 @@ class Processes:
         self.dist.all_reduce(number, op=self.dist.ReduceOp.MAX)
         return number.item()
 
+    def share(self, value):
+        """The `value` that the main process has, a plain one."""
+        if not self.many:
+            return value
+        values = [value]
+        self.dist.broadcast_object_list(values, src=0, device=torch.device('cpu'))
+        return values[0]
+
     def synchronize(self):
         """Wait until the device has done what it was told, so that a clock read next tells the truth."""
         if self.device.type in ('cuda', 'mps'):
@@ -93,6 +115,115 @@ class Processes:
             gc.collect()  # DDP, if nobody refers to it any more, is a cycle
             self.dist.barrier()  # nobody leaves while another still talks
             self.dist.destroy_process_group()
+
+
+    def environment(self, deterministic, **more):
+        """What the bits of a result depend on besides the knobs; with `deterministic` the number of processes is not among it."""
+        cpu = self.device.type == 'cpu'
+        device = f"cpu ({torch.backends.cpu.get_cpu_capability()})" if cpu else torch.cuda.get_device_name(self.device) if self.device.type == 'cuda' else self.device.type
+        return {'torch': str(torch.__version__), 'device': device, **({'threads': torch.get_num_threads()} if cpu else {}),
+                **({} if deterministic else {'processes': self.world_size}), **more}
+
+
+class Requests:
+    """What is asked of a run while it trains. SIGTERM, SIGINT, SIGUSR1: save and stop; SIGUSR2: save and go on; max_minutes is up: stop;
+    torchrun was killed: stop. A handler only takes a note, as it interrupts anything; the loop looks at it with asked()."""
+    SAVE = 1
+
+    def __init__(self, procs, max_minutes=None):
+        self.procs, self.stop, self.save, self.agreed, self.first = procs, 0, False, 0, None
+        self.parent = os.getppid()
+        self.deadline = float('inf') if max_minutes is None else begin + 60 * max_minutes
+        self.save_at, self.last, self.longest = float('inf'), None, 0.0
+        for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2'):
+            if hasattr(signal, name):  # Windows lacks the last two
+                signal.signal(getattr(signal, name), self.on_save if name == 'SIGUSR2' else self.on_stop)
+
+    def on_save(self, number, frame):
+        self.save = True
+
+    def on_stop(self, number, frame):
+        # asked twice, it ends at once. But a cluster may signal torchrun and us together, and torchrun passes its own on
+        if self.first and time.monotonic() > self.first + 2 * self.procs.many:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.stop, self.first = self.stop or 128 + number, self.first or time.monotonic()
+
+    def asked(self):
+        """The same in all processes: 0 (go on), SAVE, or the exit status to stop with, 128 + the signal's number; 256 more if it is the clock."""
+        if self.agreed:
+            return self.agreed
+        now = time.monotonic()
+        self.longest, self.last = max(self.longest, now - (self.last or now)), now
+        if not self.stop and now + 2 * self.longest > self.deadline:  # an iteration and the saving still have to end in time
+            self.stop = 256 + 128 + signal.SIGTERM
+        if not self.stop and self.procs.many and os.getppid() != self.parent:  # nobody would end us any more
+            self.stop = 128 + signal.SIGTERM
+        number = self.procs.any(int(self.stop or self.SAVE * (self.save or now > self.save_at)))
+        self.agreed = number if number > self.SAVE else 0
+        return number
+
+    def saved(self, again_in=float('inf')):
+        """A checkpoint was written, or should be tried again in some seconds."""
+        self.save, self.save_at = False, time.monotonic() + again_in
+
+
+class TreeSum:
+    """Gradients and loss, added in an order that depends on the number of micro-batches alone: a binary tree over them, its lower part
+    in each process, its upper part between the processes. So any power of two of processes ends with the same bits."""
+
+    def __init__(self, procs, model):
+        self.procs, self.params, self.parts = procs, [p for p in model.parameters() if p.requires_grad], []
+
+    def add(self, loss):
+        """Take over the gradients of a micro-batch, and its loss."""
+        level, vector = 0, torch.cat([p.grad.reshape(-1) for p in self.params] + [loss.detach().reshape(1).to(self.params[0].dtype)])
+        for p in self.params:
+            p.grad = None
+        while self.parts and self.parts[-1][0] == level:  # as a binary counter carries
+            level, vector = level + 1, self.parts.pop()[1] + vector
+        self.parts.append((level, vector))
+
+    def finish(self):
+        """Give every parameter its gradient, the mean over the processes; returns that of the loss."""
+        (_, vector), = self.parts
+        self.parts, n, distance = [], self.procs.world_size, 1
+        while distance < n:
+            other, received, dist = self.procs.rank ^ distance, torch.empty_like(vector), self.procs.dist
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, vector, other), dist.P2POp(dist.irecv, received, other)]):
+                work.wait()
+            vector, distance = vector + received, 2 * distance  # a + b is b + a to the bit, so both have the same
+        vector /= n  # a power of two: exact
+        for p, grad in zip(self.params, vector[:-1].split([p.numel() for p in self.params])):
+            p.grad = grad.view_as(p)
+        return vector[-1].clone()
+
+
+def make_deterministic(device):
+    """The same bits for the same numbers, whatever the number of processes: torchrun gives each of several one thread, python all."""
+    torch.set_num_threads(1)
+    if device.type == 'cuda':
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def warn(what):
+    """A line on standard error; not being able to write it is no reason to stop."""
+    try:
+        print(f'warning: {what}', file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+def explain_out_of_memory(remedy):
+    """From now on an error of too little memory ends this process with one line and status 2."""
+    def hook(kind, error, traceback, before=sys.excepthook):
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search("can't allocate memory|not enough memory|out of memory", str(error)):
+            return before(kind, error, traceback)
+        print(f"error: out of memory ({str(error).strip().splitlines()[0][:160]}). {remedy}", file=sys.stderr, flush=True)
+        os._exit(2)  # from here Python would make it 1
+    sys.excepthook = hook
 
 
 def choose_device(device, local_rank=0, many=False):

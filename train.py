@@ -22,6 +22,7 @@ overwrite = False  # True: 'scratch' deletes the run that out_dir holds
 always_save_checkpoint = True  # False: save only when the validation loss improved, at save_interval if set, and at the end; ckpt.pt is then the best
 save_interval: int = None  # iterations between checkpoints. None: one with each evaluation
 keep_checkpoints = 2  # how many of the numbered ones stay; the best one stays besides
+allow_change = False  # True: 'resume' goes on even if the data or the tokens per iteration are not those of the run
 # data
 dataset = 'openwebtext'  # the folder data/<dataset>, made by prepare.py
 data_dir: str = None  # where the datasets lie. None: data/ beside this file
@@ -81,6 +82,7 @@ eval_interval = 2000  # iterations between evaluations; 0: only of the last weig
 eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of val.bin, and as much of train.bin
 eval_tokens: int = None  # tokens per evaluation instead: comparable between batch sizes
 eval_only = False  # evaluate once, write nothing, exit
+max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
 wandb_log = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
 wandb_project = 'owt'
@@ -93,6 +95,8 @@ matmul_precision = 'high'  # of float32 products: 'highest', 'high' (TF32 on NVI
 peak_flops: float = None  # FLOP/s that MFU is a share of. None: from a table of GPUs in model.py
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
 ddp_timeout = 600  # seconds that a process waits for the others
+max_minutes: float = None  # stop and save before so many have passed, as before a cluster's time limit
+deterministic = False  # True: the same bits on 1, 2, 4, ... processes; one thread on a CPU, sums in a fixed order
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
@@ -111,8 +115,8 @@ import torch
 import checkpoint
 from dataset import Dataset, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
-from optim import MUON_LR, create_optimizer, load_optimizer_state
-from parallel import Processes, choose_compile, choose_dtype, compile_model
+from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
+from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
 
 procs = Processes(device, backend, ddp_timeout)
 device, master = procs.device, procs.is_main
@@ -122,13 +126,13 @@ device, master = procs.device, procs.is_main
 
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
-saved, resuming, branching = checkpoint.starting_point(init_from, out_dir, overwrite, eval_only, resume_from)
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision')
+saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only, resume_from)
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
-    never = ['init_from', 'resume_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE]
+    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE]
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
@@ -161,7 +165,7 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout',
+    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout max_minutes max_bad_steps',
     from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
     below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
@@ -191,6 +195,9 @@ if not 0 < decay_fraction <= 1:
 accumulation, problem = procs.divide(gradient_accumulation_steps, total_batch_size, batch_size, block_size)
 if problem:
     problems.append(problem)
+elif deterministic and not all(n.bit_count() == 1 for n in (procs.world_size, accumulation)):
+    problems.append(f"deterministic=True adds pairwise and wants powers of two ({procs.world_size} processes, {accumulation} micro-batches in each). "
+                    f"use 1, 2, 4, ... processes and --gradient_accumulation_steps={2 ** ((procs.world_size * accumulation).bit_length() - 1)}")
 if problems:
     fail(*problems)
 samples_per_iter = accumulation * procs.world_size * batch_size
@@ -209,8 +216,21 @@ if saved:
                         "train on a dataset made with the checkpoint's tokenizer, or from scratch")
     for tokens in splits.values():  # some tokenizers have an id or two more than their model, which no text should contain
         tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
+# an iteration's samples follow from these: with others a resume would train on some twice and on some never
+trained_on = {f'{name}.bin': f"{tokens.n:,} tokens, sha256 {data.meta['splits'].get(name, {}).get('sha256', 'unknown')[:16]}" for name, tokens in splits.items()}
+trained_on['tokens per iteration'] = tokens_per_iter
+others = {name: old for name, old in saved.get('trained_on', {}).items() if trained_on.get(name) != old} if resuming else {}
+if others and not (branching or allow_change or eval_only or problems):
+    name, old = others.popitem()
+    problems.append(f"{name} changed since this run was saved ({old} -> {trained_on.get(name)}). " + (f"keep it with --total_batch_size={old}" if old == saved['trained_on']['tokens per iteration']
+                    else "bring the old data back, or begin a new run from these weights with --init_from=PATH") + "; to go on all the same: --allow_change")
 with torch.device('meta'):  # to count only: no memory is used
-    n_params = 0 if problems else GPT(config).get_num_params(non_embedding=False)
+    shapes = {} if problems else {name: p.numel() for name, p in GPT(config).named_parameters()}
+n_params = sum(shapes.values())
+# weights and AdamW's two moments; Muon has one
+checkpoint_bytes = 12 * n_params - (4 * sum(n for name, n in shapes.items() if name.startswith('transformer.h.')) if matrix_optimizer == 'muon' else 0)
+if master and not eval_only and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
+    problems.append(problem)
 if max_epochs is not None:
     max_tokens = max_epochs * samples_per_epoch * block_size
 if tokens_per_param is not None:
@@ -229,6 +249,11 @@ if problems:
     fail(*problems)
 dtype, why_dtype = choose_dtype(dtype, device)
 compiling, why_compile = choose_compile(compile, device)
+if deterministic:
+    make_deterministic(device)
+environment = procs.environment(deterministic, dtype=dtype, compile=compiling, batch_size=batch_size)
+if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
+    procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
 
 procs.print(f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else
             " and no val.bin: no validation loss, no best checkpoint"))
@@ -246,7 +271,7 @@ if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_d
                 f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
 procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
 procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
-            f"checkpoints of {12 * n_params / 1e9:.2f} GB in {out_dir}")
+            f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}")
 
 # -----------------------------------------------------------------------------
 # data
@@ -269,6 +294,9 @@ def to_device(windows):
 # -----------------------------------------------------------------------------
 # model and optimizer
 
+smaller = max((n for n in range(1, batch_size // 2 + 1) if batch_size % n == 0), default=None)
+explain_out_of_memory(f"the same tokens per iteration from micro-batches of {smaller} sequences: --batch_size={smaller} --total_batch_size={tokens_per_iter}" if smaller else
+                      "use a smaller --block_size or a smaller model, or more memory")
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision(matmul_precision)
 model = checkpoint.build(saved, dropout, **{name: knobs[name] for name in free}) if saved else GPT(config)
@@ -277,20 +305,22 @@ autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, 
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer, matrix_lr, embedding_lr, head_lr,
                              matrix_weight_decay, momentum)
-start, best_val_loss, seconds, evaluation, wandb_run_id = 0, float('inf'), 0.0, {}, None
+start, best_val_loss, seconds, evaluation, wandb_run_id, bad_steps = 0, float('inf'), 0.0, {}, None, 0
 if resuming:
     load_optimizer_state(optimizer, saved['optimizer'])
     if saved.get('scaler') and scaler.is_enabled():
         scaler.load_state_dict(saved['scaler'])
     start, best_val_loss = saved['iter_num'], saved['best_val_loss']
-    seconds = saved.get('seconds', 0.0)
+    seconds, bad_steps = saved.get('seconds', 0.0), saved.get('bad_steps', 0)
     if branching:  # a run of its own, with a best loss and curves of its own
         best_val_loss = float('inf')
     else:
         evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
 saved = None  # gives its memory back
+guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
 
-wrapped = procs.wrap(model)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
+requests = Requests(procs, max_minutes)  # from here on a signal is a request
+wrapped = procs.wrap(model, deterministic)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
 if compiling:
     def first_step():
         with autocast:
@@ -300,21 +330,26 @@ if compiling:
     t0 = time.perf_counter()
     note = compile_model(model, first_step, compile)
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
-    wrapped = procs.wrap(model) if note else wrapped  # anew: the failed step may have left it in the middle of something
+    wrapped = procs.wrap(model, deterministic) if note else wrapped  # anew: the failed step may have left it in the middle of something
 
 # -----------------------------------------------------------------------------
 # helpers
 
 @torch.no_grad()
 def evaluate(split):
-    """Mean loss over the first windows of a split: the same ones each time, shared out over the processes."""
+    """Mean loss over the first windows of a split: the same ones each time, shared out over the processes. None if asked to stop."""
     tokens = splits[split]
     wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
     n = min(wanted, tokens.n_windows(block_size))
     losses = torch.zeros(math.ceil(n / batch_size), device=device)  # a place for each batch: the sum is the same for any world size
     model.eval()
-    for i in range(procs.rank, len(losses), procs.world_size):
+    for i in range(procs.rank, len(losses) + procs.rank, procs.world_size):  # as often in every process, as asked() needs all of them
+        if requests.asked() > Requests.SAVE:
+            model.train()
+            return None
         rows = min(batch_size, n - i * batch_size)
+        if rows <= 0:
+            continue
         x, y = to_device(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1))
         y[rows:] = -1  # a last, incomplete batch keeps its shape; what fills it up does not count
         with autocast:
@@ -339,12 +374,27 @@ def get_lr(it):
 
 
 def save(it, best):
-    """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one."""
-    state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
-             'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
-             'seconds': seconds, 'wandb_run_id': wandb_run_id, 'torch': str(torch.__version__), 'version': 1}
-    newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
-    return checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
+    """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one. Returns whether
+    the disk took it; weights that are not finite end the run."""
+    outcome = 0
+    if master:
+        state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
+                 'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
+                 'seconds': seconds, 'wandb_run_id': wandb_run_id, 'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment,
+                 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
+        newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
+        try:
+            outcome = 0 if checkpoint.finite(state['model']) else 2
+            if outcome == 0:
+                checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
+        except checkpoint.NotSaved as e:
+            warn(f"{e}. the run goes on, and tries again in a minute; the checkpoints before are as they were")
+            outcome = 1
+    outcome = procs.any(outcome)
+    if outcome == 2:
+        give_up(it, "the weights are not finite")
+    requests.saved(again_in=60 if outcome else math.inf)
+    return outcome == 0
 
 
 def duration(seconds):
@@ -357,20 +407,33 @@ def close():
     procs.close()
 
 
-def give_up(it, what):
+def give_up(it, why):
     if master:
-        print(f"error: {what} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
+        print(f"error: {why} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
               f"with smaller rates (now {', '.join(f'--{name}={value:g}' for name, value in {'learning_rate': learning_rate, **rates}.items())}): --init_from=resume", file=sys.stderr)
     close()
     sys.exit(3)
 
 
-stop_signal = 0
+def look_at_guard():
+    """Tell which updates were skipped since the last time, and how to see the first of them again; give up if it does not end."""
+    n, in_a_row, bad_it, loss, norm = guard.report()
+    if n:
+        path = checkpoint.newest(out_dir)
+        begin = ['--init_from=resume', f'--resume_from={path}'] if path else sys.argv[1:]
+        replay = [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={bad_it + 1}', f'--lr_decay_iters={lr_decay_iters}', '--log_interval=1', '--eval_interval=0', '--eval_iters=1']
+        procs.print(f"note: the update of iteration {bad_it} was skipped, its loss is {loss:.4g}, its gradient norm {norm:.4g}, lr {get_lr(bad_it):.2e} ({n} skipped since the "
+                    f"last line, {in_a_row} in a row). that iteration once more: {command(replay)}")
+    if in_a_row >= max_bad_steps:
+        give_up(it, f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite (max_bad_steps={max_bad_steps})")
 
-def ask_to_stop(number, frame):
-    global stop_signal
-    stop_signal = number
-    signal.signal(number, signal.SIG_DFL)  # asked twice, it ends at once
+
+def command(args):
+    """The line that starts train.py as it was started now, with `args` and the knobs that no checkpoint hands on."""
+    n, local = procs.world_size, int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    launcher = 'python' if not procs.many else f"torchrun --standalone --nproc_per_node={n}" if n == local else f"torchrun --nnodes={n // local} --nproc_per_node={local} ..."
+    again = [f'--{name}={given[name]}' for name in LAUNCH if name in given and not any(arg.startswith(f'--{name}=') for arg in args)]
+    return f"{launcher} {shlex.join([sys.argv[0], *args, *again])}"
 
 # -----------------------------------------------------------------------------
 # the loop: pass `it` starts with `it` updates made; the last pass evaluates and saves but does not update
@@ -387,12 +450,10 @@ if wandb_log and master:
     wandb_run.define_metric('*', step_metric='iter')
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
-    os.makedirs(out_dir, exist_ok=True)
-    if not resuming or branching:
-        checkpoint.clear(out_dir)
+    lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
-signal.signal(signal.SIGINT, ask_to_stop)
-signal.signal(signal.SIGTERM, ask_to_stop)
+tree = TreeSum(procs, model) if deterministic else None
+whole = True  # whether the newest checkpoint could be written
 x, y = get_batch(start, 0)
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving
 logged_at, steps = seconds, 0  # when the last log line was, and the steps made since
@@ -401,26 +462,30 @@ for it in range(start, max(start, max_iters) + 1):
     row, last = {'iter': it}, it >= max_iters
 
     # once in a while: evaluate, save, stop if asked
-    stop = procs.any(stop_signal)
+    asked = requests.asked()
     due = eval_only or last or (eval_interval > 0 and it % eval_interval == 0)
     first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
-    if due or stop or first or (save_interval and it % save_interval == 0):
+    if due or asked or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
-        seconds, improved = time.perf_counter() - origin, False
-        if due and not stop and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
-            evaluation = {'iter': it, **{split: evaluate(split) for split in splits}}
-            procs.print(f"step {it}: " + ', '.join(f"{split} loss {evaluation[split]:.4f}" for split in splits))
-            improved = evaluation.get('val', math.inf) < best_val_loss  # False if it is not a number
-            best_val_loss = evaluation['val'] if improved else best_val_loss
+        seconds, improved, best_before = time.perf_counter() - origin, False, best_val_loss
+        look_at_guard()
+        if due and asked <= Requests.SAVE and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
+            losses = {split: evaluate(split) for split in splits}
+            asked = requests.asked()
+            if None not in losses.values():
+                evaluation = {'iter': it, **losses}
+                procs.print(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in splits))
+                improved = losses.get('val', math.inf) < best_val_loss  # False if it is not a number
+                best_val_loss = losses['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
         is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
-        if is_new and (improved or regular or stop or last or first) and not eval_only:
-            if procs.any(int(master and not save(it, improved))):
-                give_up(it, "the weights are not finite")
+        if is_new and (improved or regular or asked or last or first) and not eval_only:
+            whole = save(it, improved)
+            best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
     if evaluation.get('iter') == it:
         row.update(train_loss=evaluation['train'], val_loss=evaluation.get('val'))
-    if stop or last or eval_only:
+    if asked > Requests.SAVE or last or eval_only:
         break
 
     # the gradient, summed over micro-batches, averaged over processes
@@ -434,6 +499,9 @@ for it in range(start, max(start, max_iters) + 1):
         x, y = get_batch(it + (micro + 1) // accumulation, (micro + 1) % accumulation)  # the next one, while the device still works
         scaler.scale(micro_loss).backward()
         loss_sum += micro_loss.detach()
+        if deterministic:
+            tree.add(micro_loss)
+    loss = tree.finish() if deterministic else procs.sum(loss_sum) / procs.world_size
 
     # the update
     lr = get_lr(it)
@@ -441,14 +509,13 @@ for it in range(start, max(start, max_iters) + 1):
         group['lr'] = lr * group['lr_scale']  # each has its own rate, one factor moves all of them
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)
-    scaler.step(optimizer)
-    scaler.update()
+    guard.step(it, loss, grad_norm)  # skips what is not finite
     optimizer.zero_grad(set_to_none=True)
     steps += 1
 
     # the log; reading the loss waits for the device, so not at every step
     if log_interval > 0 and it % log_interval == 0:
-        loss = procs.sum(loss_sum).item() / procs.world_size
+        loss = loss.item()
         seconds = time.perf_counter() - origin
         dt, logged_at, steps = (seconds - logged_at) / steps, seconds, 0
         if it >= start + 5:  # the first steps are slower
@@ -459,18 +526,21 @@ for it in range(start, max(start, max_iters) + 1):
         procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
                     f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}" +
                     (f", eta {duration((max_iters - it - 1) * step_time)}" if step_time else ""))
-        if not math.isfinite(loss):
-            give_up(it, f"the loss is {loss}")
+        look_at_guard()
     log.write(row)
 log.write(row)
 
-if stop:
-    again = shlex.join(f'--{name}={given[name]}' for name in LAUNCH if name in given and name != 'out_dir')
-    procs.print(f"stopped by {signal.Signals(stop).name} after {it:,} iterations, saved in {out_dir}. to go on: "
-                f"python train.py --init_from=resume --out_dir={shlex.quote(out_dir)} {again}")
+if not whole:
+    problem = f"the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} is the newest). make room, then: {command(['--init_from=auto', f'--out_dir={out_dir}'])}"
+    if master:
+        print(f"error: {problem}", file=sys.stderr)
+elif asked > Requests.SAVE:
+    by = 'max_minutes' if asked > 255 else signal.Signals(asked - 128).name
+    procs.print(f"stopped by {by} after {it:,} iterations, " + (f"saved in {out_dir}. to go on: {command(['--init_from=resume', f'--out_dir={out_dir}'])}" if it > start or resuming
+                else "with nothing to save yet"))
 elif not eval_only:
     procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")
 close()
-if stop:
-    sys.exit(128 + stop)
+if not whole or asked > Requests.SAVE:
+    sys.exit(4 if not whole else asked % 256)

@@ -37,7 +37,7 @@ def script(capsys, monkeypatch):
     """script('train.py', '--max_iters=3') -> Result: runs in this process."""
     def run(name, *args):
         monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
         capsys.readouterr()
         status, found = 0, None
         try:

@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tiny, tmp_path):
             break
     out, err = p.communicate(timeout=60)
     assert p.returncode == 128 + signal.SIGINT and 'Traceback' not in err
-    assert re.search(r'stopped by SIGINT after (\d+) iterations.*python train.py --init_from=resume --out_dir=', out)
+    assert re.search(r'stopped by SIGINT after (\d+) iterations.*python \S*train.py --init_from=resume --out_dir=', out)
     state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert state['iter_num'] >= 20 and not list((tmp_path / 'out').glob('*.tmp'))
 
@@ -305,8 +305,8 @@ def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
 
 def test_the_line_to_go_on_with_is_complete(script, tiny, tmp_path, monkeypatch):
     import parallel
-    asked = iter([0, 0, signal.SIGTERM])
-    monkeypatch.setattr(parallel.Processes, 'any', lambda self, number, real=parallel.Processes.any: next(asked, 0))
+    asked = iter([0, 0, 128 + signal.SIGTERM])
+    monkeypatch.setattr(parallel.Requests, 'asked', lambda self: next(asked))
     result = script('train.py', *tiny, '--eval_interval=0')
     assert result.status == 128 + signal.SIGTERM and f"--data_dir={tmp_path / 'data'}" in result.out and '--device=cpu' in result.out
     assert checkpoint.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 2
