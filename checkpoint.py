@@ -232,7 +232,7 @@ def unpack(path, verify=True):
         if zipped or wants:
             fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
                  "would run code. save it again with plain dicts only")
-        raise Damaged('is no checkpoint') from e
+        raise Damaged('is damaged (it is not even the beginning of a checkpoint)') from e
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
         raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
 

@@ -221,7 +221,7 @@ trained_on = {f'{name}.bin': f"{tokens.n:,} tokens, sha256 {data.meta['splits'].
 trained_on['tokens per iteration'] = tokens_per_iter
 others = {name: old for name, old in saved.get('trained_on', {}).items() if trained_on.get(name) != old} if resuming else {}
 if others and not (branching or allow_change or eval_only or problems):
-    name, old = others.popitem()
+    name, old = next(iter(others.items()))
     problems.append(f"{name} changed since this run was saved ({old} -> {trained_on.get(name)}). " + (f"keep it with --total_batch_size={old}" if name == 'tokens per iteration'
                     else "bring the old data back, or begin a new run from these weights with --init_from=PATH") + "; to go on all the same: --allow_change")
 with torch.device('meta'):  # to count only: no memory is used
