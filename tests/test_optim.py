@@ -137,3 +137,52 @@ def test_moments_survive_other_groups_and_are_dropped_where_the_optimizer_change
 def test_muon_wants_query_key_and_value_apart(script, tiny):
     result = script('train.py', *tiny, '--matrix_optimizer=muon')
     assert result.status == 2 and '--arch=llama' in result.err and result.err.count('\n') == 1
+
+
+@pytest.mark.parametrize('arch, optimizer', [('gpt2', 'adamw'), ('modern', 'muon')])
+def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer):
+    net = small(arch, n_kv_head=2)
+    other = copy.deepcopy(net)
+    guarded, plain = (optim.create_optimizer(n, 1e-2, 0.1, (0.9, 0.95), 1e-8, optimizer) for n in (net, other))
+    guard = optim.Guard(guarded, torch.amp.GradScaler('cpu', enabled=False), torch.device('cpu'), max_bad_steps=3)
+    fine, nan, inf = torch.tensor(1.0), torch.tensor(float('nan')), torch.tensor(float('inf'))
+
+    def guarded_step(it, loss, norm, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for p in net.parameters():
+            p.grad = torch.randn(p.shape, generator=generator) * torch.rand((), generator=generator)
+            if not torch.isfinite(norm):
+                p.grad.fill_(norm)
+        guard.step(it, loss, norm)
+
+    for it, (loss, norm) in enumerate([(fine, fine), (fine, nan), (nan, fine), (fine, fine), (fine, inf), (inf, inf), (fine, fine)]):
+        guarded_step(it, loss, norm, seed=it)
+        if torch.isfinite(loss + norm):
+            step(other, plain, seed=it)
+        if it == 2:
+            assert str(guard.report()) == '(2, 2, 1, 1.0, nan)'
+    assert str(guard.report()) == '(2, 0, 4, 1.0, inf)' and guard.report()[0] == 0
+    for p, q in zip(net.parameters(), other.parameters()):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)  # the guard's factors round once more
+        for (name, a), b in zip(guarded.state[p].items(), plain.state[q].values()):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
+    # after too many in a row nothing moves any more, whenever somebody looks
+    before = {name: p.clone() for name, p in net.state_dict().items()}
+    for it in range(10, 14):
+        guarded_step(it, fine, nan if it < 13 else fine, seed=it)
+    assert guard.report()[1] == 4 and all(torch.equal(p, before[name]) for name, p in net.state_dict().items())
+
+
+def test_what_is_skipped_leaves_every_bit():
+    net = small('modern')
+    optimizer = optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8, 'muon')
+    guard = optim.Guard(optimizer, torch.amp.GradScaler('cpu', enabled=False), torch.device('cpu'), 10)
+    step(net, optimizer, 0)
+    bits = lambda: copy.deepcopy((net.state_dict(), optimizer.state_dict()['state']))
+    weights, state = bits()
+    for p in net.parameters():
+        p.grad.fill_(float('nan'))
+    guard.step(1, torch.tensor(float('nan')), torch.tensor(float('nan')))
+    now, state_now = bits()
+    assert all(torch.equal(weights[k], now[k]) for k in weights)
+    assert all(torch.equal(own[name], state_now[k][name]) for k, own in state.items() for name in own)

@@ -438,3 +438,38 @@ def test_compile_falls_back_or_explains(tiny, tmp_path):
     assert not (tmp_path / 'out').exists()
     result = own_process('train.py', *tiny, '--compile=auto', env=env)
     assert result.status == 0 and 'compile off' in result.out
+
+
+def test_out_of_memory_names_the_setting_that_gives_the_same_batch(tiny):
+    code = 'import resource, runpy, sys, torch; sys.path.insert(0, {repo!r}); sys.argv = {argv!r}\n' \
+           'with open("/proc/self/statm") as f:\n    used = int(f.read().split()[0]) * resource.getpagesize()\n' \
+           'resource.setrlimit(resource.RLIMIT_AS, (used + 800 * 2**20,) * 2)\nrunpy.run_path({path!r}, run_name="__main__")'
+    argv = ['train.py', *tiny, '--batch_size=30000', '--eval_interval=0', '--n_layer=8', '--dataset=tiny']
+    if sys.platform != 'linux':
+        pytest.skip('limits memory as Linux does')
+    done = subprocess.run([sys.executable, '-c', code.format(repo=str(REPO), argv=argv, path=str(REPO / 'train.py'))], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2 and done.stderr.startswith('error: out of memory') and done.stderr.count('\n') == 1, done.stderr[-2000:]
+    assert '--batch_size=15000 --total_batch_size=480000' in done.stderr
+    done = own_process('train.py', *tiny, '--batch_size=2', '--total_batch_size=64', '--max_iters=3')
+    assert done.status == 0 and '64 tokens per iteration = 2 sequences x 16 tokens x 2 micro-batches' in done.out, 'the form of the remedy works'
+
+
+def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
+    import parallel
+    now = [parallel.begin]
+    monkeypatch.setattr(parallel.time, 'monotonic', lambda: now[0])
+    monkeypatch.setattr(parallel.signal, 'signal', lambda *args: None)
+    procs = type('One', (), {'many': False, 'any': staticmethod(lambda number: number)})
+    requests = parallel.Requests(procs, max_minutes=10)
+    seen = []
+    for seconds in (100, 160, 220, 280, 340, 400, 460, 520):  # iterations of a minute
+        now[0] = parallel.begin + seconds
+        seen.append(requests.asked())
+    assert seen.index(256 + 128 + signal.SIGTERM) == 7 and not any(seen[:7])  # 520 + 2 * 60 is after 600
+    requests = parallel.Requests(procs)
+    requests.saved(again_in=60)
+    asked = []
+    for seconds in (0, 30, 61):
+        now[0] = parallel.begin + 520 + seconds
+        asked.append(requests.asked())
+    assert asked == [0, 0, parallel.Requests.SAVE]
