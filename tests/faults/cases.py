@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-
+import harness  # before torch, which it gives one thread
 import torch
 from harness import PLACE, REPO, RUN, SCRATCH, Child, checkpoint, copy, die_at, fingerprint, log_without_times, make_dataset, random, resource, resume, same_as_through, stop_at, tempfile, through, train
 
@@ -441,7 +441,7 @@ def a_loss_is_nan(quick):
     assert rows[12]['loss'] == 'nan' and rows[13]['loss'] != 'nan' and float(rows[-2]['loss']) < 10
     a, b = (train('--eval_interval=0', f'--log_interval={n}', sabotage=poison({12})).out for n in (1, 9))
     assert fingerprint(a) == fingerprint(b), 'when it is looked at changes nothing'
-    text = train('--eval_interval=0', '--log_interval=10', sabotage=poison({12, 13, 25})).text()
+    text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10', sabotage=poison({12, 13, 25})).text()
     assert '(2 skipped since the last line, 0 in a row)' in text and 'iteration 25' in text, text
     two = Child(*RUN, '--eval_interval=0', ranks=2, sabotage=lambda: poison({6} if os.environ.get('RANK') == '1' else set())())  # 2 micro-batches: iteration 12 and 13
     assert two.wait() == 0 and 'iteration 12 was skipped' in two.text(), two.text()[-800:]
