@@ -11,7 +11,6 @@ itself: run only the ones you would run as a program.
 
 import ast
 import difflib
-import math
 import os
 import sys
 import types
@@ -41,7 +40,7 @@ def fail(*problems, everywhere=False):
     so one per machine says them, unless `everywhere`: what only this process may have met."""
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         for problem in problems:
-            print(f'error: {problem}', file=sys.stderr, flush=True)
+            print('error:', ' '.join(problem.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -155,14 +154,16 @@ def parse(text, kinds):
 
 def check(value, kinds):
     """`value` as one of `kinds`: an int is a fine float, 1e5 is a fine int, True is not a number."""
-    if type(value) is float and not math.isfinite(value):
-        return None, 'a finite number'
+    if type(value) is float and not abs(value) < 1e100:  # nor is nan
+        return None, 'a finite number below 1e100'
+    if type(value) is int and not abs(value) < 2**63:
+        return None, 'a whole number below 2**63'
     if type(value) in kinds:
         return value, None
     if type(value) is int and float in kinds:
         return float(value), None
     if type(value) is float and int in kinds and value.is_integer():
-        return int(value), None
+        return check(int(value), kinds)
     return None, describe(kinds)
 
 
@@ -191,7 +192,7 @@ def read_config(path, knobs, kinds, script_dir):
         return {}, [f"{path} is not UTF-8 (byte {e.start}). save it as UTF-8"]
     except SyntaxError as e:
         return {}, [f"{path}:{e.lineno} is not Python ({e.msg}). correct that line"]
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         tb = e.__traceback__
         while tb.tb_next is not None and tb.tb_frame.f_code.co_filename != found:
             tb = tb.tb_next
