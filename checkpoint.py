@@ -85,6 +85,9 @@ def starting_point(procs, init_from, out_dir, overwrite=False, eval_only=False, 
         path, resuming, branching = choose(procs, init_from, out_dir, overwrite, eval_only, resume_from)
     path, resuming, branching = procs.share((path, resuming, branching))
     state = read(path, verify=not resuming) if path else None
+    named = NUMBERED.fullmatch(os.path.basename(path)) if resuming and not branching else None
+    if named and int(named[1]) != state['iter_num']:  # else it would be in the way of the numbers that come
+        fail(f"{path} holds iteration {state['iter_num']}. rename it to ckpt_{state['iter_num']:08d}.pt, or take it out of the folder")
     if resuming and 'optimizer' not in state:
         fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
     return state, resuming, branching
@@ -375,10 +378,10 @@ class Log:
         if not enabled:
             return
         path, rows = os.path.join(out_dir, 'log.csv'), []
-        if os.path.exists(path):
-            with open(path, newline='', encoding='utf-8') as f:
-                rows = [row for row in csv.DictReader(f) if row['iter'].isdigit() and int(row['iter']) < start and None not in row.values()]
         try:
+            if os.path.exists(path):
+                with open(path, newline='', encoding='utf-8') as f:
+                    rows = [row for row in csv.DictReader(f) if row['iter'].isdecimal() and int(row['iter']) < start and None not in row.values()]
             with open(path + '.tmp', 'w', newline='', encoding='utf-8') as f:
                 writer = csv.DictWriter(f, self.columns, extrasaction='ignore', lineterminator='\n')
                 writer.writeheader()
@@ -387,6 +390,8 @@ class Log:
             self.file = open(path, 'a', newline='', encoding='utf-8')
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
+        except (ValueError, KeyError, csv.Error) as e:
+            fail(f"{path} is not the log of a run ({type(e).__name__}: {e}). move it away, and a new one begins")
         self.writer = csv.DictWriter(self.file, self.columns, lineterminator='\n')
 
     def write(self, row):

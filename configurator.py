@@ -47,6 +47,8 @@ def fail(*problems, everywhere=False):
 def configure(script, positional=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). `positional` names the knob that a bare word sets.
     Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, status 2."""
+    if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
+        sys.stdout.reconfigure(errors='backslashreplace')
     knobs = {name: value for name, value in script.items()
              if not name.startswith('_') and isinstance(value, (int, float, str, types.NoneType))}
     if any(arg in ('--help', '-h') for arg in sys.argv[1:]):

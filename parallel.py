@@ -47,17 +47,18 @@ class Processes:
                 fail(f"backend={backend}, but this torch was built without it. use --backend=auto, nccl (GPUs) or gloo (CPUs)")
             timeout = timedelta(seconds=timeout)
             # torchrun's store outlives a restart: without a name of its own, a new process may read the address of a dead one
-            store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
-            store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
-            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+            try:
+                store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+                store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
+                dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+            except (ValueError, RuntimeError) as e:
+                fail(f"the processes do not find each other ({str(e).strip().splitlines()[0][:160]}). launch with torchrun, see the top of train.py; or unset RANK", everywhere=True)
             self.dist = dist
 
     def print(self, *words):
         if self.is_main:
             try:
                 print(*words, flush=True)
-            except UnicodeEncodeError:  # a path may have what the console's encoding lacks
-                print(*(ascii(word)[1:-1] for word in words), flush=True)
             except OSError as e:  # a full disk or a closed pipe must not end a run; log.csv has the numbers
                 sys.stdout = open(os.devnull, 'w')
                 warn(f"standard output is gone ({e.strerror}), the run goes on without it")

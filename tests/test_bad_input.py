@@ -202,6 +202,15 @@ def processes(n):
     return pretend
 
 
+def environment(**variables):
+    def set(place, monkeypatch):
+        for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    return set
+
+
 def no_compiler(place, monkeypatch):
     def compile(model, **how):
         def call(*args):
@@ -264,6 +273,8 @@ for device in ('gpu', "''", 'cuda:-1', 'meta', 'vulkan', 'hip'):
 row(48, '--backend=nncl', 'nncl', 'gloo')
 row(48, '--ddp_timeout=0', 'ddp_timeout')
 row(48, '--ddp_timeout=1e18', 'ddp_timeout')
+row(48, '', 'RANK is set', 'torchrun', given=environment(RANK='0'), what='RANK alone')
+row(48, '', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'), what='no MASTER_ADDR')
 row(49, '--gradient_accumulation_steps=6', 'gradient_accumulation_steps=6', 'number 4', '4 or 8', given=processes(4), what='6 micro-batches in 4 processes')
 row(49, '--gradient_accumulation_steps=1', '4 or 8', given=processes(4), what='1 micro-batch in 4 processes')
 row(49, '--gradient_accumulation_steps=0', 'gradient_accumulation_steps', 'above 0')
@@ -453,7 +464,10 @@ for key in ('model', 'model_args', 'optimizer', 'scaler', 'config', 'iter_num', 
     row(60, '', 'ckpt_00000006.pt', given=run(**{key: [1]}), what=f'{key} is a list')
 for number in (-3, 10**30, float('nan'), float('inf'), 'x', torch.tensor([3, 4])):
     row(60, '', 'not a checkpoint', given=run(iter_num=number), what=f'iter_num={number}')
-row(60, '', 'this run is done: 99,999,999', given=run(iter_num=torch.tensor(99_999_999)), status=0, what='iter_num=tensor(99999999)')
+row(60, '', 'holds iteration 99999999', 'ckpt_99999999.pt', given=run(iter_num=torch.tensor(99_999_999)), what='iter_num=tensor(99999999)')
+row(60, '', 'holds iteration 6', 'ckpt_00000006.pt', given=lambda place, _: [run()(place, _), os.rename(place / 'out' / 'ckpt_00000006.pt', place / 'out' / 'ckpt_00009999.pt')][0], what='a checkpoint with another number')
+for content in (b'\xff\xfe', b'x,y\n1,2\n', b'iter\n' + b'1' * 200_000):
+    row(60, '--max_iters=7', 'log.csv', 'move it away', given=lambda place, _, content=content: [run()(place, _), (place / 'out' / 'log.csv').write_bytes(content)][0], writes=True, what=f'log.csv is {content[:9]}')
 for tokenizer in ({'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {5: 6}):
     row(60, '', 'tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
 for tokenizer in ({'kind': 'byte'}, {'kind': 'char', 'chars': []}):
