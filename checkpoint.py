@@ -302,7 +302,8 @@ def check_model_args(args, weights):
     if problems := GPTConfig(**args).problems():
         raise ValueError(problems[0])
     for name, p in weights.items():
-        if not (torch.is_tensor(p) and p.is_floating_point() and p.layout is torch.strided and p.device.type == 'cpu'):
+        if not (torch.is_tensor(p) and p.is_floating_point() and p.layout is torch.strided and p.device.type == 'cpu') or \
+                p.numel() * p.element_size() > p.untyped_storage().nbytes():  # a view may say that it is larger than any memory
             raise ValueError(f'{name} is no plain tensor of floats')
     layers = len({name.split('.')[2] for name in weights if name.startswith('transformer.h.')})
     have = dict(zip(('vocab_size', 'n_embd'), weights['transformer.wte.weight'].shape), n_layer=layers)

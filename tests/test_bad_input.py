@@ -98,7 +98,7 @@ row(10, '', 'UTF-8', 'byte 2', given=config(b'# \xff\n'), what='a config file th
 row(11, '--max_iters=7 --max_iters=4', 'given twice', '(4)', 'done: 4 iterations', status=0)
 row(12, '--seed=True', 'seed', 'whole number')
 row(12, '', 'seed', 'whole number', given=config('seed = True'), what='seed = True')
-row(13, 'config/quickstart.py --dataset=tiny --max_iters=0', 'done', given=elsewhere, status=0)
+row(13, 'config/quickstart.py --dataset=tiny --max_iters=0 --n_layer=1 --n_embd=32 --n_head=2 --block_size=16 --eval_iters=1', 'done', given=elsewhere, status=0)
 
 # -----------------------------------------------------------------------------
 # 26-35: training data
@@ -349,10 +349,13 @@ row(52, '--overwrite', 'done: 6', given=trained, status=0)
 # -----------------------------------------------------------------------------
 # 53-61: resuming
 
-def run(*edits, **changes):
-    """A run whose only checkpoint was changed: `edits` are functions of its state, `changes` new values of its keys; None removes one."""
+def run(*edits, log=None, **changes):
+    """A run whose only checkpoint was changed: `edits` are functions of its state, `changes` new values of its keys; None removes one.
+    log: what its log.csv holds."""
     def write(place, monkeypatch):
         trained(place, keep=lambda name: name == 'ckpt_00000006.pt')
+        if log is not None:
+            (place / 'out' / 'log.csv').write_bytes(log)
         path = place / 'out' / 'ckpt_00000006.pt'
         state = {**torch.load(path, weights_only=True), **changes}
         for edit in edits:
@@ -394,6 +397,10 @@ def weights(of=None):
     return prepare
 
 
+def both(first, second):
+    return lambda place, monkeypatch: (second(place, monkeypatch) or []) + (first(place, monkeypatch) or [])
+
+
 def edit(key, **changes):
     return lambda state: {**state, key: {**state[key], **changes}}
 
@@ -422,12 +429,12 @@ for name, write in {'a folder': Path.mkdir, 'empty': Path.touch, 'a text': lambd
                     'half': lambda p: p.write_bytes(FILES['ckpt.pt'][:len(FILES['ckpt.pt']) // 2]), 'one flipped bit': lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))}.items():
     row(54, '', 'no checkpoint in', 'is whole', 'ckpt.pt', '--overwrite', given=file(write), what=f'ckpt.pt is {name}')
 row(54, '--init_from=auto', 'is whole', given=file(Path.touch), what='--init_from=auto with a damaged folder')
-row(54, '--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: file(lambda p: p.write_text('text'))(place, _) and None, what='weights from a text')
+row(54, '--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: trained(place) or (place / 'out' / 'ckpt.pt').write_text('text') and None, what='weights from a text')
 row(55, '--n_layer=3 --n_embd=64 --max_iters=7', 'n_layer=3 is ignored, the checkpoint has 2', 'n_embd=64 is ignored', 'done: 7', given=run(), status=0, what='--n_layer=3 of a run with 2')
 row(55, '--block_size=32', '--block_size=16', given=weights(), what='--block_size=32 of learned 16')
-row(55, '--dataset=other --max_iters=9', 'another tokenizer', given=lambda place, _: make_dataset(place / 'data', 'other', text='other characters, other ids! ' * 200) and run()(place, _), what='a dataset with another tokenizer')
+row(55, '--dataset=other --max_iters=9', 'another tokenizer', given=both(run(), lambda place, _: make_dataset(place / 'data', 'other', text='other characters, other ids! ' * 200) and None), what='a dataset with another tokenizer')
 row(56, '--batch_size=8', 'tokens per iteration', '--total_batch_size=64', '--allow_change', given=run(), what='another batch')
-row(56, '', 'train.bin changed', '--allow_change', given=lambda place, _: meta(splits={})(place, _) or ids(lambda a: a[:-10])(place, _) or run()(place, _), what='other data')
+row(56, '', 'train.bin changed', '--allow_change', given=both(run(), both(meta(splits={}), ids(lambda a: a[:-10]))), what='other data')
 row(56, '--batch_size=8 --allow_change --max_iters=7', 'done: 7', given=run(), status=0, what='another batch, --allow_change')
 row(57, '', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0, what='a run that is done')
 row(57, '--max_iters=4', 'this run is done: 6 of 4', given=run(), status=0, what='a run that is past its end')
@@ -465,9 +472,9 @@ for key in ('model', 'model_args', 'optimizer', 'scaler', 'config', 'iter_num', 
 for number in (-3, 10**30, float('nan'), float('inf'), 'x', torch.tensor([3, 4])):
     row(60, '', 'not a checkpoint', given=run(iter_num=number), what=f'iter_num={number}')
 row(60, '', 'holds iteration 99999999', 'ckpt_99999999.pt', given=run(iter_num=torch.tensor(99_999_999)), what='iter_num=tensor(99999999)')
-row(60, '', 'holds iteration 6', 'ckpt_00000006.pt', given=lambda place, _: [run()(place, _), os.rename(place / 'out' / 'ckpt_00000006.pt', place / 'out' / 'ckpt_00009999.pt')][0], what='a checkpoint with another number')
+row(60, '', 'holds iteration 5', 'ckpt_00000005.pt', given=run(lambda state: {**state, 'iter_num': 5}), what='a checkpoint with another number')
 for content in (b'\xff\xfe', b'x,y\n1,2\n', b'iter\n' + b'1' * 200_000):
-    row(60, '--max_iters=7', 'log.csv', 'move it away', given=lambda place, _, content=content: [run()(place, _), (place / 'out' / 'log.csv').write_bytes(content)][0], writes=True, what=f'log.csv is {content[:9]}')
+    row(60, '--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True, what=f'log.csv is {content[:9]}')
 for tokenizer in ({'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {5: 6}):
     row(60, '', 'tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
 for tokenizer in ({'kind': 'byte'}, {'kind': 'char', 'chars': []}):
@@ -501,7 +508,7 @@ for name, function in {'of another shape': lambda p: torch.zeros(2, 2), 'that is
     row(61, '', 'ckpt_00000006.pt', given=weights(run(lambda s, f=function: s['model'].update({W: f(s['model'][W])}) if f else s['model'].pop(W) is None)), what=f'a weight {name}')
 row(61, '', 'ckpt_00000006.pt', given=weights(run(edit('model', **{'x.y': torch.zeros(2)}))), what='a weight too many')
 row(61, '', 'ckpt_00000006.pt', given=weights(run(lambda s: s['model'].update({5: torch.zeros(2)}))), what='a weight without a name')
-row(61, '', 'ckpt_00000006.pt', given=weights(run(edit('model', **{W: torch.zeros(1).expand(96, 32)[:1]}))), what='a weight that is a view')
+row(61, '', 'no plain tensor', given=weights(run(edit('model', **{'transformer.wte.weight': torch.zeros(1).expand(10**7, 10**5)}), edit('model_args', n_embd=10**5, vocab_size=10**7))), what='a weight larger than its file')
 
 # -----------------------------------------------------------------------------
 
