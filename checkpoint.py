@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 import zipfile
 
 import torch
@@ -27,6 +28,8 @@ from parallel import warn
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 VERSION = 1  # of the keys below
+KINDS = {'optimizer': dict, 'scaler': dict, 'tokenizer': dict, 'evaluation': dict, 'trained_on': dict, 'environment': dict, 'seconds': float,
+         'bad_steps': int, 'wandb_run_id': str, 'version': int}  # what of a checkpoint may be missing, as in nanoGPT's
 
 
 class Damaged(Exception):
@@ -82,6 +85,9 @@ def starting_point(procs, init_from, out_dir, overwrite=False, eval_only=False, 
         path, resuming, branching = choose(procs, init_from, out_dir, overwrite, eval_only, resume_from)
     path, resuming, branching = procs.share((path, resuming, branching))
     state = read(path, verify=not resuming) if path else None
+    named = NUMBERED.fullmatch(os.path.basename(path)) if resuming and not branching else None
+    if named and int(named[1]) != state['iter_num']:  # else it would be in the way of the numbers that come
+        fail(f"{path} holds iteration {state['iter_num']}. rename it to ckpt_{state['iter_num']:08d}.pt, or take it out of the folder")
     if resuming and 'optimizer' not in state:
         fail(f"{path} holds weights only, no run to go on with. start a new one from them: --init_from={path} --out_dir=ANOTHER")
     return state, resuming, branching
@@ -164,6 +170,17 @@ def finite(weights):
     return all(torch.isfinite(p).all() for p in weights.values())
 
 
+def no_folder(out_dir):
+    """A problem to report if out_dir is not a folder that can be written into, or made. Else None."""
+    folder = os.path.abspath(out_dir)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not out_dir or not os.path.isdir(folder):
+        return f"out_dir is no folder and cannot become one ({out_dir!r}). name another with --out_dir"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"out_dir cannot be written into ({out_dir!r}). name another folder with --out_dir"
+
+
 def too_little_space(out_dir, size, keep):
     """A problem to report if the disk has no room for checkpoints of `size` bytes: those kept, the best and one being written. Else None."""
     folder = os.path.abspath(out_dir)
@@ -190,19 +207,22 @@ def link(path, name):
 def claim(out_dir, start=None):
     """Make out_dir this process's own to write into: for a new run, without what an earlier one left, or to go on at iteration `start`.
     Returns the lock, which has to be kept."""
-    os.makedirs(out_dir, exist_ok=True)
-    held = dataset.lock(out_dir, 'run')
-    for name in os.listdir(out_dir):
-        path = os.path.join(out_dir, name)
-        if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv'))):
-            os.remove(path)
-        elif NUMBERED.fullmatch(name) and int(name[5:-3]) > start:  # in the way of the numbers that come
-            try:
-                check_sums(path)
-            except Damaged:
-                os.replace(path, path + '.damaged')
-            else:
-                fail(f"{path} was written by another run in the meantime. start again")
+    try:
+        os.makedirs(out_dir, exist_ok=True)
+        held = dataset.lock(out_dir, 'run')
+        for name in os.listdir(out_dir):
+            path = os.path.join(out_dir, name)
+            if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv'))):
+                os.remove(path)
+            elif NUMBERED.fullmatch(name) and int(name[5:-3]) > start:  # in the way of the numbers that come
+                try:
+                    check_sums(path)
+                except Damaged:
+                    os.replace(path, path + '.damaged')
+                else:
+                    fail(f"{path} was written by another run in the meantime. start again")
+    except (OSError, ValueError) as e:
+        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with --out_dir", everywhere=True)
     return held
 
 
@@ -219,22 +239,30 @@ def check_sums(path):
 
 def unpack(path, verify=True):
     """What the checkpoint file `path` holds, its checksums verified. Nothing in it is executed. Raises Damaged."""
-    if os.path.getsize(path) == 0:
+    if not os.path.isfile(path):
+        raise Damaged('is no file')
+    try:
+        with open(path, 'rb') as f:
+            begin = f.read(4)
+    except OSError as e:
+        raise Damaged(f"cannot be read ({e.strerror})") from e
+    if not begin:
         raise Damaged('is damaged (it is empty)')
-    with open(path, 'rb') as f:
-        zipped = f.read(4) == b'PK\3\4'  # older ones of torch are not, and have no checksums
+    zipped = begin == b'PK\3\4'  # older ones of torch are not, and have no checksums
     if zipped and verify:
         check_sums(path)
     try:
-        return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
+        with warnings.catch_warnings(action='ignore'):  # about files that are refused below
+            return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as e:
         wants = re.search(r'GLOBAL ([\w.]+)', str(e))
         if zipped or wants:
             fail(f"{path} holds more than tensors and plain values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it "
                  "would run code. save it again with plain dicts only")
         raise Damaged('is damaged (it is not even the beginning of a checkpoint)') from e
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
-        raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
+    except Exception as e:  # as a pickle, a text may be any nonsense
+        why = (str(e).strip() or type(e).__name__).splitlines()[0][:120] if zipped else 'it is not even the beginning of a checkpoint'
+        raise Damaged(f"is damaged ({why})") from e
 
 
 def read(path, verify=True):
@@ -256,9 +284,15 @@ def read(path, verify=True):
         state['model_args'].setdefault('bias', 'transformer.ln_f.bias' in state['model'])  # older than that flag, or than the next
         state['model_args'].setdefault('dropout', 0.0)
         check_model_args(state['model_args'], state['model'])
+        state = {name: value for name, value in state.items() if value is not None or name not in KINDS}
+        for name in KINDS.keys() & state.keys():
+            assert isinstance(state[name], KINDS[name]), f'{name} is {state[name]!r:.60}'
+        if 'tokenizer' in state:
+            dataset.check_tokenizer_state(state['tokenizer'])
         state['iter_num'], state['best_val_loss'] = int(state.get('iter_num', 0)), float(state.get('best_val_loss', float('inf')))
+        assert 0 <= state['iter_num'] < 10**12, f"iter_num is {state['iter_num']}"
         state['config'], state['path'] = dict(state.get('config', {})), path
-    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, IndexError) as e:
+    except Exception as e:  # a file may say anything
         fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that train.py wrote")
     return state
 
@@ -267,6 +301,10 @@ def check_model_args(args, weights):
     """Raise ValueError where model_args are not what the weights have: a model is built from them, however large they say."""
     if problems := GPTConfig(**args).problems():
         raise ValueError(problems[0])
+    for name, p in weights.items():
+        if not (torch.is_tensor(p) and p.is_floating_point() and p.layout is torch.strided and p.device.type == 'cpu') or \
+                p.numel() * p.element_size() > p.untyped_storage().nbytes():  # a view may say that it is larger than any memory
+            raise ValueError(f'{name} is no plain tensor of floats')
     layers = len({name.split('.')[2] for name in weights if name.startswith('transformer.h.')})
     have = dict(zip(('vocab_size', 'n_embd'), weights['transformer.wte.weight'].shape), n_layer=layers)
     if 'transformer.wpe.weight' in weights:
@@ -292,6 +330,8 @@ def build(state, dropout=0.0, **changes):
         model = GPT(config)
     # the causal mask of nanoGPT's early days is no weight; copied, as the tensors may be a mapped file that is about to be replaced
     weights = {name: p.to(torch.float32, copy=True) for name, p in state['model'].items() if not name.endswith('.attn.bias')}
+    if not finite(weights):
+        fail(f"the weights of {state['path']} are not finite. take an older checkpoint")
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
@@ -339,10 +379,10 @@ class Log:
         if not enabled:
             return
         path, rows = os.path.join(out_dir, 'log.csv'), []
-        if os.path.exists(path):
-            with open(path, newline='', encoding='utf-8') as f:
-                rows = [row for row in csv.DictReader(f) if row['iter'].isdigit() and int(row['iter']) < start and None not in row.values()]
         try:
+            if os.path.exists(path):
+                with open(path, newline='', encoding='utf-8') as f:
+                    rows = [row for row in csv.DictReader(f) if row['iter'].isdecimal() and int(row['iter']) < start and None not in row.values()]
             with open(path + '.tmp', 'w', newline='', encoding='utf-8') as f:
                 writer = csv.DictWriter(f, self.columns, extrasaction='ignore', lineterminator='\n')
                 writer.writeheader()
@@ -351,6 +391,8 @@ class Log:
             self.file = open(path, 'a', newline='', encoding='utf-8')
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
+        except (ValueError, KeyError, csv.Error) as e:
+            fail(f"{path} is not the log of a run ({type(e).__name__}: {e}). move it away, and a new one begins")
         self.writer = csv.DictWriter(self.file, self.columns, lineterminator='\n')
 
     def write(self, row):

@@ -11,7 +11,6 @@ itself: run only the ones you would run as a program.
 
 import ast
 import difflib
-import math
 import os
 import sys
 import types
@@ -41,13 +40,15 @@ def fail(*problems, everywhere=False):
     so one per machine says them, unless `everywhere`: what only this process may have met."""
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         for problem in problems:
-            print(f'error: {problem}', file=sys.stderr, flush=True)
+            print('error:', ' '.join(problem.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def configure(script, positional=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). `positional` names the knob that a bare word sets.
     Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, status 2."""
+    if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
+        sys.stdout.reconfigure(errors='backslashreplace')
     knobs = {name: value for name, value in script.items()
              if not name.startswith('_') and isinstance(value, (int, float, str, types.NoneType))}
     if any(arg in ('--help', '-h') for arg in sys.argv[1:]):
@@ -155,14 +156,16 @@ def parse(text, kinds):
 
 def check(value, kinds):
     """`value` as one of `kinds`: an int is a fine float, 1e5 is a fine int, True is not a number."""
-    if type(value) is float and not math.isfinite(value):
-        return None, 'a finite number'
+    if type(value) is float and not abs(value) < 1e100:  # nor is nan
+        return None, 'a finite number below 1e100'
+    if type(value) is int and not abs(value) < 2**63:
+        return None, 'a whole number below 2**63'
     if type(value) in kinds:
         return value, None
     if type(value) is int and float in kinds:
         return float(value), None
     if type(value) is float and int in kinds and value.is_integer():
-        return int(value), None
+        return check(int(value), kinds)
     return None, describe(kinds)
 
 
@@ -191,7 +194,7 @@ def read_config(path, knobs, kinds, script_dir):
         return {}, [f"{path} is not UTF-8 (byte {e.start}). save it as UTF-8"]
     except SyntaxError as e:
         return {}, [f"{path}:{e.lineno} is not Python ({e.msg}). correct that line"]
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         tb = e.__traceback__
         while tb.tb_next is not None and tb.tb_frame.f_code.co_filename != found:
             tb = tb.tb_next

@@ -189,8 +189,27 @@ class HFTokenizer:
         return dict(self._state)
 
 
+KINDS = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str}}  # what the state of each has at least
+
+
+def check_tokenizer_state(state):
+    """Raise AssertionError where `state`, which a file brought, is not of a kind that make_tokenizer knows."""
+    assert isinstance(state, dict) and isinstance(state.get('kind'), str), 'no kind of tokenizer'
+    assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
+    for name, kind in KINDS[state['kind']].items():
+        assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {state.get(name)!r:.60}"
+
+
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, or meta.json's, or {'kind': 'tiktoken', 'name': 'gpt2'}."""
+    try:
+        return known_tokenizer(state)
+    except Exception as e:  # the state may come from anywhere, and each package has errors of its own
+        fail(f"the tokenizer {state.get('name', state['kind'])} cannot be made ({type(e).__name__}: {str(e)[:120]}). run prepare.py for its dataset again, "
+             "or take another checkpoint")
+
+
+def known_tokenizer(state):
     if state['kind'] == 'byte':
         return ByteTokenizer()
     if state['kind'] == 'char':
@@ -285,12 +304,12 @@ def same_tokenizer(a, b):
         return a.get('name') == b.get('name')
     if a['kind'] == b['kind'] != 'hf':
         return False
-    if a['kind'] == b['kind'] and json.loads(a['json']) == json.loads(b['json']):
-        return True
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: let both encode the same
     chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)
-    a, b = make_tokenizer(a), make_tokenizer(b)
     try:
+        if a['kind'] == b['kind'] and json.loads(a['json']) == json.loads(b['json']):
+            return True
+        a, b = make_tokenizer(a), make_tokenizer(b)
         texts = [PROBE] if chars is None else chars
         return all(np.array_equal(a.encode(text), b.encode(text)) for text in texts)
     except ValueError:  # a character that one of them lacks
@@ -318,10 +337,14 @@ def read_meta(folder):
                 meta = json.load(f)
             if meta.get('unfinished'):
                 fail(f"{folder} is not finished. run its command again: {meta.get('command', 'python prepare.py ...')}")
-            assert meta['tokenizer']['kind'] and int(meta['vocab_size']) > 0 and meta['dtype'] in ('uint16', 'uint32')
-            assert all(int(split['tokens']) > 0 for split in meta['splits'].values())
+            check_tokenizer_state(meta['tokenizer'])
+            size, chars = meta['vocab_size'], meta['tokenizer'].get('chars')
+            assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
+            assert chars is None or len(chars) == size, f'vocab_size is {size}, and there are {len(chars)} characters'
+            assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
+            assert all(type(split['tokens']) is int and split['tokens'] > 0 for split in meta['splits'].values()), 'the number of tokens'
             return meta
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as e:
+        except Exception as e:  # a file may say anything
             fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
     path = os.path.join(folder, 'meta.pkl')
     if not os.path.exists(path):
@@ -332,7 +355,7 @@ def read_meta(folder):
             old = PlainUnpickler(f).load()
         size, itos = int(old['vocab_size']), old['itos']
         chars = [itos[i] for i in range(size)]
-        assert all(isinstance(c, str) for c in chars)
+        assert chars and all(isinstance(c, str) for c in chars)
     except Exception as e:  # whatever a strange pickle may raise
         fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this dataset again")
     return {'tokenizer': {'kind': 'char', 'chars': chars}, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
@@ -352,7 +375,7 @@ def read_tokenizer_state(folder, meta):
         state = make_tokenizer(state).state()  # nanoGPT's folders only assume it: if it is at hand, the checkpoint shall have it
     for key in ('ranks', 'json', 'config'):
         if f'{key}_file' in state:
-            path = os.path.join(folder, os.path.basename(state.pop(f'{key}_file')))
+            path = os.path.join(folder, os.path.basename(str(state.pop(f'{key}_file'))))
             try:
                 with open(path, 'rb') as f:
                     state[key] = f.read() if key == 'ranks' else f.read().decode()
@@ -377,7 +400,10 @@ class Tokens:
                  f"has {size:,} bytes, not the {expected:,} that it was made with" if expected not in (None, size) else None)
         if wrong:
             fail(f"{self.path} {wrong}. run prepare.py for this dataset again")
-        self.file = open(self.path, 'rb', buffering=0)
+        try:
+            self.file = open(self.path, 'rb', buffering=0)
+        except OSError as e:
+            fail(f"{self.path} cannot be read ({e.strerror}). make it readable, or run prepare.py for this dataset again")
         self.n = size // width
         # a wrong vocabulary should show before the model is built; each batch is looked at as well
         self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))

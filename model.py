@@ -33,7 +33,7 @@ PARTS = {
     'init': ('gpt2', 'gpt2', 'modern'),  # see GPT.init_weights
 }
 WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'), 'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
-LARGEST = {'n_layer': 10_000, 'block_size': 2**23}  # a file may say anything, and what has no weights is made from it
+LARGEST = {'n_layer': 10_000, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24}  # a file may say anything, and what has no weights is made from it
 
 
 @dataclasses.dataclass
@@ -80,7 +80,7 @@ class GPTConfig:
             if type(value) is not field.type and not (field.type is float and type(value) is int):
                 wrong.append(f"{field.name} is {value!r}. use a value of the type {field.type.__name__}")
             elif field.type in (int, float) and not (0 if field.name in ('dropout', 'softcap') else 1e-30) <= value < LARGEST.get(field.name, 1e30):
-                wrong.append(f"{field.name} is out of range ({value}). use a number above 0")
+                wrong.append(f"{field.name} is out of range ({value}). use a number above 0" + (f" and below {LARGEST[field.name]:,}" if field.name in LARGEST else ''))
             elif field.name in WORDS and value not in WORDS[field.name]:
                 wrong.append(f"no such {field.name} ({value}). use {', '.join(WORDS[field.name])}")
         if wrong:

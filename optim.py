@@ -138,6 +138,11 @@ def load_optimizer_state(optimizer, state):
     muon = {i for group in groups if group.get('muon') for i in group['params']}
     # a matrix that has changed its optimizer starts anew
     moments = {i: own for i, own in state['state'].items() if ('momentum_buffer' in own) == (i in muon)}
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    for i, own in moments.items():  # the fused update trusts the shapes: with others it would write beyond the end of a tensor
+        shapes = {'momentum_buffer': params[i].shape} if i in muon else {'step': (), 'exp_avg': params[i].shape, 'exp_avg_sq': params[i].shape}
+        assert {name: torch.as_tensor(value).shape for name, value in own.items()} == shapes, f'the state of parameter {i} has another shape'
+        assert all(torch.isfinite(torch.as_tensor(value)).all() for value in own.values()), f'the state of parameter {i} is not finite'
     optimizer.load_state_dict({'state': moments, 'param_groups': groups})
     for moments in optimizer.state.values():  # on a CPU these still are the mapped file, which is about to be replaced
         moments.update({k: v.clone() for k, v in moments.items() if torch.is_tensor(v) and v.device.type == 'cpu'})

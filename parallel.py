@@ -35,17 +35,24 @@ class Processes:
         self.device, self.why_device = choose_device(device, self.local_rank, self.many)
         if backend not in ('auto', 'nccl', 'gloo', 'mpi', 'ucc', 'xccl'):
             fail(f"no such backend ({backend}). use --backend=auto, nccl (GPUs) or gloo (CPUs)")
+        if not 0 < timeout < 2**30:  # it is needed before the other knobs are looked at
+            fail(f"ddp_timeout is out of range ({timeout}). use a number of seconds above 0 and below {2**30:,}")
         if self.device.type != 'cuda' and backend == 'nccl':
             backend = 'auto'  # nanoGPT's default, which its users spell out; it means GPUs and there are none here
         if self.many:
             import torch.distributed as dist
             # gloo beside nccl: what the hosts tell each other (any()) travels over CPU memory and waits for no GPU
             auto = 'cpu:gloo,cuda:nccl' if self.device.type == 'cuda' and dist.is_nccl_available() else 'gloo'  # Windows has no nccl
-            timeout = timedelta(seconds=max(1, timeout))
+            if backend in ('mpi', 'ucc', 'xccl') and not dist.is_backend_available(backend):
+                fail(f"backend={backend}, but this torch was built without it. use --backend=auto, nccl (GPUs) or gloo (CPUs)")
+            timeout = timedelta(seconds=timeout)
             # torchrun's store outlives a restart: without a name of its own, a new process may read the address of a dead one
-            store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
-            store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
-            dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+            try:
+                store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+                store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
+                dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+            except (ValueError, RuntimeError) as e:
+                fail(f"the processes do not find each other ({str(e).strip().splitlines()[0][:160]}). launch with torchrun, see the top of train.py; or unset RANK", everywhere=True)
             self.dist = dist
 
     def print(self, *words):
@@ -64,14 +71,14 @@ class Processes:
             tokens = batch_size * block_size * n
             if total_batch_size % tokens == 0:
                 return total_batch_size // tokens, None
-            low = total_batch_size // tokens * tokens
+            low = max(1, total_batch_size // tokens) * tokens
             return None, (f"total_batch_size={total_batch_size} is not a multiple of batch_size x block_size x processes = {batch_size} x "
-                          f"{block_size} x {n} = {tokens}. nearest: {low or tokens} or {low + tokens}")
+                          f"{block_size} x {n} = {tokens}. nearest: {low} or {low + tokens}")
         if steps % n == 0:
             return steps // n, None
-        low = steps // n * n
+        low = max(1, steps // n) * n
         return None, (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of their number {n}. "
-                      f"nearest: {low or n} or {low + n}")
+                      f"nearest: {low} or {low + n}")
 
     def wrap(self, model, deterministic=False):
         """`model` with gradients averaged over the processes in backward, when model.require_backward_grad_sync; with
@@ -234,7 +241,9 @@ def choose_device(device, local_rank=0, many=False):
                        ('mps', 'an Apple GPU was found') if torch.backends.mps.is_available() and not many else ('cpu', 'no GPU was found'))
     try:
         device = torch.device(device)
-    except RuntimeError:
+        if device.type not in ('cpu', 'cuda', 'mps'):  # torch knows the names of more than it was built for
+            torch.zeros(1, device=device).item()
+    except Exception:
         fail(f"no such device ({device}). use --device=auto, cpu, cuda, cuda:1 or mps")
     if device.type == 'cuda':
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -165,18 +165,18 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops ddp_timeout max_minutes max_bad_steps',
+    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
     from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
     below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
 if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
-if seed >= 2**63:
-    problems.append(f"seed is out of range ({seed}). use one below 2**63")
 if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
     problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
-if os.path.exists(out_dir) and not os.path.isdir(out_dir):
-    problems.append(f"out_dir is a file ({out_dir}). name a folder with --out_dir")
+if batch_size * block_size >= 2**31:
+    problems.append(f"batch_size x block_size is out of range ({batch_size} x {block_size}). use a smaller micro-batch and more of them: --gradient_accumulation_steps")
+if master and not eval_only and (problem := checkpoint.no_folder(out_dir)):
+    problems.append(problem)
 if problems:
     fail(*problems)  # below, some of them are divided by
 config = GPTConfig(dropout=dropout, **{name: knobs[name] for name in ARCHITECTURE})
@@ -217,7 +217,7 @@ if saved:
     for tokens in splits.values():  # some tokenizers have an id or two more than their model, which no text should contain
         tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
 # an iteration's samples follow from these: with others a resume would train on some twice and on some never
-trained_on = {f'{name}.bin': f"{tokens.n:,} tokens, sha256 {data.meta['splits'].get(name, {}).get('sha256', 'unknown')[:16]}" for name, tokens in splits.items()}
+trained_on = {f'{name}.bin': f"{tokens.n:,} tokens, sha256 {str(data.meta['splits'].get(name, {}).get('sha256', 'unknown'))[:16]}" for name, tokens in splits.items()}
 trained_on['tokens per iteration'] = tokens_per_iter
 others = {name: old for name, old in saved.get('trained_on', {}).items() if trained_on.get(name) != old} if resuming else {}
 if others and not (branching or allow_change or eval_only or problems):
@@ -243,8 +243,6 @@ min_lr = (0.0 if lr_schedule == 'wsd' else learning_rate / 10) if min_lr is None
 decay_start = max(warmup_iters, round(lr_decay_iters * (1 - decay_fraction))) if lr_schedule == 'wsd' else warmup_iters
 if lr_schedule != 'constant' and 0 < lr_decay_iters <= warmup_iters and not eval_only:
     problems.append(f"warmup_iters={warmup_iters} leaves nothing of lr_decay_iters={lr_decay_iters}. use --warmup_iters={lr_decay_iters // 20}")
-if lr_schedule != 'constant' and min_lr > learning_rate:
-    problems.append(f"min_lr={min_lr} is above learning_rate={learning_rate}. use --min_lr={learning_rate / 10:g}")
 if problems:
     fail(*problems)
 dtype, why_dtype = choose_dtype(dtype, device)
@@ -266,6 +264,8 @@ procs.print(f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{n
             f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
             (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
             ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
+if lr_schedule != 'constant' and min_lr > learning_rate:
+    procs.print(f"note: min_lr={min_lr:g} is above learning_rate={learning_rate:g}, so the rate rises to the end. usual is --min_lr={learning_rate / 10:g}")
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
     procs.print(f"note: the decay would have begun at iteration {decay_start:,}, so the rate falls at once. for the whole decay from here on: "
                 f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
@@ -294,8 +294,8 @@ def to_device(windows):
 # -----------------------------------------------------------------------------
 # model and optimizer
 
-smaller = max((n for n in range(1, batch_size // 2 + 1) if batch_size % n == 0), default=None)
-explain_out_of_memory(f"the same tokens per iteration from micro-batches of {smaller} sequences: --batch_size={smaller} --total_batch_size={tokens_per_iter}" if smaller else
+smaller = next((batch_size // n for n in range(2, math.isqrt(batch_size) + 1) if batch_size % n == 0), 1)
+explain_out_of_memory(f"the same tokens per iteration from micro-batches of {smaller} sequences: --batch_size={smaller} --total_batch_size={tokens_per_iter}" if batch_size > 1 else
                       "use a smaller --block_size or a smaller model, or more memory")
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision(matmul_precision)
@@ -307,9 +307,13 @@ optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2),
                              matrix_weight_decay, momentum)
 start, best_val_loss, seconds, evaluation, wandb_run_id, bad_steps = 0, float('inf'), 0.0, {}, None, 0
 if resuming:
-    load_optimizer_state(optimizer, saved['optimizer'])
-    if saved.get('scaler') and scaler.is_enabled():
-        scaler.load_state_dict(saved['scaler'])
+    try:
+        load_optimizer_state(optimizer, saved['optimizer'])
+        if saved.get('scaler') and scaler.is_enabled():
+            scaler.load_state_dict(saved['scaler'])
+    except Exception as e:  # a file may say anything
+        fail(f"the optimizer's state in {saved['path']} cannot be used ({type(e).__name__}: {e}). take an older checkpoint, or begin a new run from its weights: "
+             f"--init_from={saved['path']} --out_dir=ANOTHER")
     start, best_val_loss = saved['iter_num'], saved['best_val_loss']
     seconds, bad_steps = saved.get('seconds', 0.0), saved.get('bad_steps', 0)
     if branching:  # a run of its own, with a best loss and curves of its own
@@ -484,7 +488,7 @@ for it in range(start, max(start, max_iters) + 1):
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
     if evaluation.get('iter') == it:
-        row.update(train_loss=evaluation['train'], val_loss=evaluation.get('val'))
+        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'))
     if asked > Requests.SAVE or last or eval_only:
         break
 
