@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import glob
 import gzip
 import hashlib
@@ -225,8 +226,9 @@ def text_of(line, text_key, where):
         fail(f"{where} has no text under the key {text_key!r}. name the right one with --text_key")
     if not isinstance(text, str):
         fail(f"{where} has no text under {text_key!r} but {type(text).__name__}. name the right key with --text_key")
-    # JSON can hold half a surrogate pair, which is no text: it becomes U+FFFD
-    return text if text.isascii() else text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    if '\\ud' in line or '\\uD' in line:  # JSON can hold half a surrogate pair, which is no text: it becomes U+FFFD
+        text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    return text
 
 
 def rows_of(path, text_key, skip):
@@ -528,29 +530,37 @@ def glob_to_re(pattern):
 def fetch(file, folder):
     """Download a file of the Hub into `folder`, going on with what is there of it; its path when size and checksum are right."""
     import huggingface_hub
+    from huggingface_hub.file_download import http_get  # hf_hub_download begins anew after a kill, and these files are large
     huggingface_hub.utils.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity_error()
+    path, what = os.path.join(folder, f'{file.stamp[:16]}_{os.path.basename(file.path)}'), ''  # another version is another file
+    url = huggingface_hub.hf_hub_url(file.repo, file.path, repo_type='dataset', revision=file.revision)
+    os.makedirs(folder, exist_ok=True)
     for wait in (*WAITS, None):
         try:
-            path = huggingface_hub.hf_hub_download(file.repo, file.path, repo_type='dataset', revision=file.revision, local_dir=folder)
+            with open(path, 'ab') as f:
+                if f.tell() > file.size:
+                    f.truncate(0)
+                http_get(url, f, resume_size=f.tell(), headers=huggingface_hub.utils.build_hf_headers(), expected_size=file.size)
             digest = hashlib.sha256() if len(file.stamp) == 64 else hashlib.sha1(b'blob %d\0' % file.size)  # small files are kept by git
             with open(path, 'rb') as f:
                 while block := f.read(CHUNK):
                     digest.update(block)
             if os.path.getsize(path) == file.size and digest.hexdigest() == file.stamp:
                 return path
-            what = f"{os.path.getsize(path):,} bytes of {file.size:,} with the wrong checksum"
+            what = f"{os.path.getsize(path):,} bytes of {file.size:,} came, with the wrong checksum"
             os.remove(path)
-        except OSError as e:
-            if e.errno is not None and e.filename is not None:  # the disk, not the network
-                raise
-            what = f"{type(e).__name__}: {e}"
         except Exception as e:  # the network has many ways to fail, and they have no common class
-            what = f"{type(e).__name__}: {e}"
-        if wait is None:
-            raise Problem(f"{file.path} of hf:{file.repo} cannot be fetched from {huggingface_hub.constants.ENDPOINT} "
-                          f"({' '.join(what.split())[:150]}). run it again: it goes on where it was")
-        print(f"note: {file.path}: {' '.join(what.split())[:150]}; again in {wait} s", flush=True)
-        time.sleep(wait)
+            if getattr(e, 'errno', None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+                raise  # it was the disk
+            what = f"{type(e).__name__}: {' '.join(str(e).split())[:150]}"
+            if getattr(getattr(e, 'response', None), 'status_code', None) in (401, 403, 404):
+                break  # and will be
+        if wait is not None:
+            print(f"note: {file.path}: {what}; again in {wait} s", flush=True)
+            time.sleep(wait)
+    raise Problem(f"{file.path} of hf:{file.repo} cannot be fetched from {huggingface_hub.constants.ENDPOINT} ({what}). "
+                  "run it again: it goes on where it was")
 
 
 # -----------------------------------------------------------------------------

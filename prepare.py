@@ -34,6 +34,7 @@ data_dir: str = None  # where the datasets lie. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -314,6 +315,15 @@ def bring_home(meta):
         shutil.rmtree(path, ignore_errors=True)
 
 
+def wipe():
+    """Remove what cannot be gone on from; downloads can."""
+    for entry in os.listdir(unfinished) if os.path.isdir(unfinished) else ():
+        if entry != 'download':
+            os.remove(os.path.join(unfinished, entry))
+    with contextlib.suppress(OSError):
+        os.rmdir(unfinished)
+
+
 def meta_of(folder):
     """What meta.json says, finished or not; {} if there is none that can be read."""
     try:
@@ -385,8 +395,8 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
                 splits, place, whole, look_alikes = (saved[key] for key in ('splits', 'place', 'whole', 'look_alikes'))
                 print(f"going on behind {sum(split.tokens for split in splits.values()):,} tokens of an earlier run")
             else:
-                shutil.rmtree(unfinished)
-                os.makedirs(unfinished)
+                wipe()
+                os.makedirs(unfinished, exist_ok=True)
                 use(make_tokenizer(read_tokenizer_state(parts[0], metas[0])) if join else choose_tokenizer(all_files))
                 write_whole(os.path.join(unfinished, 'state.json'), tokenizer_as_json())
                 splits = {side: Split(side) for side in ('train', 'val')}
@@ -455,7 +465,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
         for split in splits.values():
             split.close()  # Windows removes no open file
         if ours and not os.path.exists(os.path.join(unfinished, 'progress.json')):
-            shutil.rmtree(unfinished, ignore_errors=True)
+            wipe()
         for path in {folder: 0, dataset_folder: 0} if ours else ():
             if os.path.isdir(path) and set(os.listdir(path)) <= {'.lock'}:
                 shutil.rmtree(path)
