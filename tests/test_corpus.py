@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -259,7 +258,7 @@ def test_a_tokenizer_of_ones_own_decodes_from_the_folder_and_serves_another_set(
     assert theirs.encode(text).ids == a.tokenizer().encode(text).tolist()
 
 
-def test_show_tells_and_checks(script, tmp_path):
+def test_show_tells_and_checks(script, tmp_path, gpt2):
     texts = [f'document {i}: ' + TEXT[:500] for i in range(100)]
     source = write(tmp_path / 'all.jsonl', texts)
     prepare(script, tmp_path, 'mine', f'--input={source}', '--tokenizer=byte', '--shard_tokens=20000')
@@ -277,6 +276,8 @@ def test_show_tells_and_checks(script, tmp_path):
     folder = tmp_path / 'data' / 'old'
     folder.mkdir()
     (np.arange(500) % 300).astype('<u2').tofile(folder / 'train.bin')
+    result = prepare(script, tmp_path, 'old', '--show')
+    assert result.status == 0 and 'no checksums' in result.out, result.err
 
 
 # -----------------------------------------------------------------------------
@@ -395,7 +396,7 @@ def test_bad_knobs_are_one_line_each(script, tmp_path):
 @pytest.mark.skipif(sys.platform != 'linux', reason='sends signals')
 def test_stopped_by_a_signal_it_ends_at_once_and_goes_on_later(tmp_path, gpt2):
     (tmp_path / 'in').mkdir()
-    for i in range(24):
+    for i in range(14):
         (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 15)
     args = ['mine', f"--input={tmp_path / 'in'}", '--tokenizer=gpt2', '--workers=2', f"--data_dir={tmp_path / 'data'}", '--shard_tokens=300000']
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
@@ -418,10 +419,23 @@ def test_stopped_by_a_signal_it_ends_at_once_and_goes_on_later(tmp_path, gpt2):
     assert done.status == 0 and 'going on' in done.out, done.err
 
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='kills a process')
+def test_a_worker_that_is_killed_is_one_line(tmp_path, gpt2):
+    (tmp_path / 'a.txt').write_text(TEXT * 300)
+    args = ['mine', f"--input={tmp_path / 'a.txt'}", '--tokenizer=gpt2', '--workers=2', f"--data_dir={tmp_path / 'data'}"]
+    process = subprocess.Popen([sys.executable, str(REPO / 'prepare.py'), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (workers := os.popen(f'pgrep -P {process.pid}').read().split()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(int(workers[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and err.count('\n') == 1 and '--workers' in err, err
+
+
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='the peak of memory is read from /proc')
 def test_memory_of_all_processes_stays_small(tmp_path, gpt2):
     for i in range(6):
-        (tmp_path / f'{i}.txt').write_text(TEXT * 120)
+        (tmp_path / f'{i}.txt').write_text(TEXT * 70)
     code = textwrap.dedent(f"""
         import os, runpy, sys, resource
         sys.argv = ['prepare.py', 'big', '--input={tmp_path}/*.txt', '--tokenizer=gpt2', '--workers=2', '--data_dir={tmp_path / 'data'}']
