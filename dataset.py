@@ -323,6 +323,8 @@ def missing(name, data_dir):
     folder = os.path.join(data_dir, name)
     if os.path.isdir(os.path.join(folder, 'unfinished')):
         return f"{folder} is not finished. run the prepare.py that makes it again: it goes on where it was"
+    if glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')):
+        return f"{folder} has parts that are not put together. python prepare.py {name} --join"
     if bin_files(folder, 'val'):
         return f"no train.bin in {folder}. run prepare.py for it again"
     make = f"python prepare.py {name}" if name in KNOWN else f"python prepare.py {name} --input=FILE_OR_FOLDER"

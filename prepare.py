@@ -135,12 +135,12 @@ def choose_tokenizer(files):
     if tokenizer.startswith('bpe:'):
         print(f"learning {tokenizer[4:]} tokens", flush=True)
         return corpus.train_bpe(int(tokenizer[4:]), corpus.sample(documents, files))
-    if os.path.exists(os.path.join(tokenizer, 'meta.json')):
-        return make_tokenizer(read_tokenizer_state(tokenizer, read_meta(tokenizer)))
-    if tokenizer.startswith('hf:') or os.path.exists(tokenizer):
+    source = tokenizer.removeprefix('hf:')
+    if tokenizer.startswith('hf:') or '/' in tokenizer or os.sep in tokenizer:
+        if os.path.exists(os.path.join(source, 'meta.json')):  # of another dataset
+            return make_tokenizer(read_tokenizer_state(source, read_meta(source)))
         import huggingface
-        source = tokenizer.removeprefix('hf:')
-        return make_tokenizer(huggingface.read_tokenizer(os.path.dirname(source) or '.' if os.path.isfile(source) else source))
+        return make_tokenizer(huggingface.read_tokenizer(os.path.dirname(source) if os.path.basename(source) == 'tokenizer.json' else source))
     return make_tokenizer({'kind': 'byte'} if tokenizer == 'byte' else {'kind': 'tiktoken', 'name': tokenizer})
 
 
@@ -309,10 +309,9 @@ def bring_home(meta):
     for file in os.listdir(folder):  # of the set that was here before
         if re.fullmatch(r'(train|val)(_\d{6})?\.bin', file) and file not in homes.values():
             os.remove(os.path.join(folder, file))
+    for done in [unfinished, *(glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')) if 'parts' in meta else ())]:
+        shutil.rmtree(done, ignore_errors=True)
     write_whole(path, json.dumps(meta, indent=1).encode())
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for path in glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')) if 'parts' in meta else ():
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def wipe():
@@ -367,8 +366,10 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
         made_with = {'name': name, 'tokenizer': tokenizer, 'text_key': text_key, 'encoding_errors': encoding_errors, 'val_fraction': val_fraction,
                      'max_tokens': max_tokens, 'shard_tokens': shard_tokens, 'part': part}
         meta = before.get('then', {})
+        if join and 'parts' in before and not glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')):
+            meta = before  # it was done
         if meta and ('parts' in meta if join else before.get('made_with') == made_with):  # killed while the files took their places
-            made_with = before['made_with']
+            made_with = before.get('made_with')
         else:
             os.makedirs(unfinished, exist_ok=True)
 

@@ -8,10 +8,12 @@ encode_ordinary, or its faster encode_to_numpy, alone reach on the same text in 
 that it takes. data(): a batch of 64 x 1024, from one file and from shards.
 """
 
+import contextlib
 import gzip
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,34 +27,45 @@ sys.path.insert(0, REPO)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 
+def cpu_seconds():
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def encode_all(texts, function, ready):
     import tiktoken
     encode = getattr(tiktoken.get_encoding('gpt2'), function)
     how = {'disallowed_special': ()} if function == 'encode_to_numpy' else {}
     encode('warm up')
     ready.wait()
+    t0, cpu = time.perf_counter(), time.process_time()
     for text in texts:
         encode(text, **how)
+    ready.wait()
+    results.put((time.perf_counter() - t0, time.process_time() - cpu))
 
 
-def alone(texts, function, processes):
-    """Seconds in which `processes` processes each encode all texts."""
+def alone(texts, function):
+    """Seconds, and CPU seconds, in which as many processes as there are cores encode all texts once each."""
+    global results
     context = multiprocessing.get_context('fork')
-    ready = context.Barrier(processes + 1)
-    workers = [context.Process(target=encode_all, args=(texts, function, ready)) for _ in range(processes)]
+    ready, results = context.Barrier(CORES), context.Queue()
+    workers = [context.Process(target=encode_all, args=(texts, function, ready)) for _ in range(CORES)]
     for worker in workers:
         worker.start()
-    ready.wait()
-    t0 = time.perf_counter()
+    found = [results.get() for _ in workers]
     for worker in workers:
         worker.join()
-    return time.perf_counter() - t0
+    return max(seconds for seconds, _ in found), sum(cpu for _, cpu in found)
 
 
 def tree_memory(pid):
     """Bytes that a process and those it started occupy; pages that they share count once."""
-    total = 0
-    for process in [pid, *map(int, subprocess.run(['pgrep', '-P', str(pid)], capture_output=True, text=True).stdout.split())]:
+    total, processes = 0, [pid]
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/task/{pid}/children') as f:
+        processes += map(int, f.read().split())
+    for process in processes:
         try:
             with open(f'/proc/{process}/smaps_rollup') as f:
                 total += 1024 * next(int(line.split()[1]) for line in f if line.startswith('Pss:'))
@@ -62,37 +75,37 @@ def tree_memory(pid):
 
 
 def whole(paths, workers, *flags):
-    """Seconds and peak memory of prepare.py, from the start of Python to the last rename."""
+    """Seconds, CPU seconds and peak memory of prepare.py, from the start of Python to the last rename."""
     with tempfile.TemporaryDirectory() as folder:
         for i, path in enumerate(paths):
             os.symlink(os.path.abspath(path), os.path.join(folder, f'{i}_{os.path.basename(path)}'))
-        t0, peak = time.perf_counter(), 0
+        t0, cpu, peak = time.perf_counter(), cpu_seconds(), 0
         process = subprocess.Popen([sys.executable, os.path.join(REPO, 'prepare.py'), 'set', f'--input={folder}/*.*', f'--workers={workers}',
                                     f'--data_dir={folder}/data', *flags], stdout=subprocess.DEVNULL)
         while process.poll() is None:
             peak = max(peak, tree_memory(process.pid))
-            time.sleep(0.1)
+            time.sleep(0.5)
         assert process.returncode == 0
-        return time.perf_counter() - t0, peak
+        return time.perf_counter() - t0, cpu_seconds() - cpu, peak
 
 
 def prepare(path, repetitions=3, copies=3):
     with gzip.open(path, 'rt', encoding='utf-8') as f:
         texts = [json.loads(line)['text'] for line in f]
-    size = sum(len(text.encode()) for text in texts)
-    print(f"{size / 1e6:.1f} MB in {len(texts)} documents; prepare.py reads them {copies} times; all in MB/s\n\n"
-          f"| encode_ordinary, 1 core | {CORES} cores | encode_to_numpy, 1 core | {CORES} cores | prepare.py --workers={CORES} | --workers=1 | peak memory, MB |\n"
-          "|---|---|---|---|---|---|---|")
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    print(f"{size:.1f} MB in {len(texts)} documents, which prepare.py reads {copies} times; MB per second, and per CPU second\n\n"
+          f"| encode_ordinary, {CORES} processes | | encode_to_numpy, {CORES} processes | | prepare.py, {CORES} workers | | its peak memory, MB |\n|---|---|---|---|---|---|---|", flush=True)
     rows = []
     for _ in range(repetitions):
-        seconds, peak = whole([path] * copies, CORES, '--tokenizer=gpt2')
-        row = [n * size / alone(texts, function, n) / 1e6 for function in ('encode_ordinary', 'encode_to_numpy') for n in (1, CORES)]
-        rows.append((*row, copies * size / seconds / 1e6, size / whole([path], 1, '--tokenizer=gpt2')[0] / 1e6, peak / 1e6))
+        row = []
+        for function in ('encode_ordinary', 'encode_to_numpy'):
+            seconds, cpu = alone(texts, function)
+            row += [CORES * size / seconds, CORES * size / cpu]
+        seconds, cpu, peak = whole([path] * copies, CORES, '--tokenizer=gpt2')
+        rows.append([*row, copies * size / seconds, copies * size / cpu, peak / 1e6])
         print('| ' + ' | '.join(f'{number:.1f}' for number in rows[-1]) + ' |', flush=True)
-    ordinary, ordinary_all, numpy, numpy_all, ours, ours_one, _ = map(statistics.median, zip(*rows))
-    print(f"\nof the medians: {ours / ordinary_all:.1%} of encode_ordinary on all {CORES} cores ({ours / (CORES * ordinary):.1%} of {CORES} times one), "
-          f"{ours / numpy_all:.1%} of encode_to_numpy on all ({ours / (CORES * numpy):.1%} of {CORES} times one); "
-          f"one worker: {ours_one / ordinary:.1%} and {ours_one / numpy:.1%} of one core")
+    shares = [statistics.median(row[i] / row[j] for row in rows) for i, j in ((4, 0), (5, 1), (4, 2), (5, 3))]
+    print("\nmedian share of encode_ordinary: {:.1%} by the clock, {:.1%} by CPU seconds; of encode_to_numpy: {:.1%} and {:.1%}".format(*shares))
 
 
 def data(batch_size=64, block_size=1024, batches=300):
