@@ -79,10 +79,10 @@ dataset_folder = folder = os.path.join(data_dir or DATA_DIR, name)
 if part:
     folder = os.path.join(folder, f"part_{part.replace('/', '_of_')}")
 unfinished = os.path.join(folder, 'unfinished')
-input = input or HUB.get(name)
-tokenizer = tokenizer or AS_NANOGPT.get(name) or ('byte' if name == 'pystdlib' else 'gpt2')
-val_fraction = (0.0005 if name in HUB else 0.1) if val_fraction is None else val_fraction
-workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1)
+# what is not given
+input, tokenizer = input or HUB.get(name), tokenizer or AS_NANOGPT.get(name) or ('byte' if name == 'pystdlib' else 'gpt2')
+cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+workers, val_fraction = workers or cores, (0.0005 if name in HUB else 0.1) if val_fraction is None else val_fraction
 
 # -----------------------------------------------------------------------------
 # text and tokenizer
@@ -363,7 +363,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
         os.makedirs(folder, exist_ok=True)
         lock_file = lock(folder, 'prepare.py')
         ours, before = True, meta_of(folder)
-        made_with = {'name': name, 'tokenizer': tokenizer, 'text_key': text_key, 'encoding_errors': encoding_errors, 'val_fraction': val_fraction,
+        made_with = {'name': name, 'input': input, 'tokenizer': tokenizer, 'text_key': text_key, 'encoding_errors': encoding_errors, 'val_fraction': val_fraction,
                      'max_tokens': max_tokens, 'shard_tokens': shard_tokens, 'part': part}
         meta = before.get('then', {})
         if join and 'parts' in before and not glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')):
@@ -404,6 +404,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
             train, val = splits['train'], splits['val']
             check_room()
             if any(file.repo for file in files):
+                source += f" at commit {files[0].revision}"
                 print(f"{input}: {len(files)} files of {sum(file.size for file in files) / 1e9:.2f} GB, fetched one after the other", flush=True)
 
             # text becomes ids

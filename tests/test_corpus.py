@@ -381,6 +381,11 @@ def test_encoding_errors_can_be_replaced(script, tmp_path):
     assert 'caf\ufffd au lait' in data.tokenizer().decode(data.train.windows([0], data.train.n)[0].tolist())
 
 
+def test_help_is_the_block_of_knobs(script):
+    result = script('prepare.py', '--help')
+    assert result.out.strip().splitlines()[-1].startswith('data_dir') and '--show' in result.out
+
+
 def test_bad_knobs_are_one_line_each(script, tmp_path):
     (tmp_path / 'a.txt').write_text(TEXT)
     for args, word in [(['--part=0/4'], '--part=1/8'), (['--part=5/4'], 'part'), (['--part=half'], 'part'), (['--tokenizer=bpe:100'], '257'), (['--tokenizer=bpe:x'], 'bpe'),
