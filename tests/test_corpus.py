@@ -373,6 +373,19 @@ def test_bad_files_are_one_line_and_leave_nothing(script, tmp_path):
             assert not (tmp_path / 'data' / 'mine').exists(), file
 
 
+def test_a_package_that_is_not_installed_is_named(script, tmp_path, monkeypatch):
+    (tmp_path / 'a.txt').write_text(TEXT)
+    (tmp_path / 'a.txt.zst').write_bytes(b'\x28\xb5\x2f\xfd')
+    (tmp_path / 'a.parquet').write_bytes(b'PAR1')
+    for package, args in [('zstandard', [f"--input={tmp_path / 'a.txt.zst'}"]), ('pyarrow', [f"--input={tmp_path / 'a.parquet'}"]), ('huggingface_hub', ['--input=hf:a/b']),
+                          ('tokenizers', [f"--input={tmp_path / 'a.txt'}", '--tokenizer=bpe:300']), ('tiktoken', [f"--input={tmp_path / 'a.txt'}", '--tokenizer=gpt2'])]:
+        with monkeypatch.context() as m:
+            m.setitem(sys.modules, package, None)
+            result = prepare(script, tmp_path, 'mine', '--tokenizer=byte', *args)
+        assert result.status == 2 and result.err.count('\n') == 1 and package in result.err and 'pip install' in result.err, result.err
+        assert not (tmp_path / 'data' / 'mine').exists()
+
+
 def test_encoding_errors_can_be_replaced(script, tmp_path):
     (tmp_path / 'a.jsonl').write_bytes((json.dumps({'text': TEXT[:300]}) + '\n').encode() * 50 + b'{"text": "caf\xe9 au lait"}\n')
     result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.jsonl'}", '--tokenizer=byte', '--encoding_errors=replace', '--val_fraction=0')
