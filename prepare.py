@@ -223,7 +223,7 @@ class Split:
             other.documents, self.documents = other.documents + self.documents, 0
         save_progress()
         self.close()
-        self.__init__(self.name, **self.state())
+        self.__init__(self.name, **self.state())  # as an interrupted run would find it
 
     def finish(self):
         """The entry for meta.json."""
@@ -416,7 +416,8 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
                 # bytes and characters are faster looked up than sent to another process
                 results = corpus.encode_in_order(portions, 1 if tok.cut == 'anywhere' else workers, tok, dtype, begin)
             progress = corpus.Progress(files, place[0], max_tokens, train)
-            saved_at, shards = time.time(), sum(len(split.shards) for split in splits.values())
+            full_shards = lambda: len(train.shards) + len(val.shards)
+            saved_at, shards = time.time(), full_shards()
             for (ids_of, n), where, bytes_read in results if not whole else ():
                 for side, (ids, n_documents) in ids_of.items():
                     if side == 'train' and max_tokens and train.tokens + len(ids) >= max_tokens:
@@ -424,9 +425,9 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
                         n_documents = int((ids == begin).sum()) if begin is not None else n_documents
                     splits[side].write(ids, n_documents)
                 place, look_alikes = where, look_alikes + n
-                if time.time() > saved_at + SAVE_EVERY or sum(len(split.shards) for split in splits.values()) > shards:
+                if time.time() > saved_at + SAVE_EVERY or full_shards() > shards:
                     save_progress()
-                    saved_at, shards = time.time(), sum(len(split.shards) for split in splits.values())
+                    saved_at, shards = time.time(), full_shards()
                 progress.show(where[0], bytes_read, train, val)
                 if whole:
                     results.close()
@@ -468,7 +469,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
             split.close()  # Windows removes no open file
         if ours and not os.path.exists(os.path.join(unfinished, 'progress.json')):
             wipe()
-        for path in {folder: 0, dataset_folder: 0} if ours else ():
+        for path in (folder, dataset_folder) if ours else ():
             if os.path.isdir(path) and set(os.listdir(path)) <= {'.lock'}:
                 shutil.rmtree(path)
 
