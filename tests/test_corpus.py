@@ -394,6 +394,22 @@ def test_encoding_errors_can_be_replaced(script, tmp_path):
     assert 'caf\ufffd au lait' in data.tokenizer().decode(data.train.windows([0], data.train.n)[0].tolist())
 
 
+def test_text_that_looks_like_the_special_token_is_text_and_counted(script, tmp_path, gpt2):
+    source = write(tmp_path / 'all.jsonl', ['a <|endoftext|> b <|endoftext|> ' + TEXT[:200 + i] for i in range(30)])
+    for tokenizer in ('byte', 'gpt2'):
+        result = prepare(script, tmp_path, tokenizer, f'--input={source}', f'--tokenizer={tokenizer}', '--workers=2')
+        assert result.status == 0 and '(60 times)' in result.out
+        data = Dataset(tokenizer, tmp_path / 'data')
+        assert sum((tokens.windows([0], tokens.n) == data.meta['end_of_text']).sum() for tokens in (data.train, data.val)) == 30
+
+
+def test_too_little_text_is_told(script, tmp_path):
+    for content, args in (('', []), ('\n', ['--tokenizer=char']), ('ab', []), ('a', ['--tokenizer=char', '--val_fraction=0'])):
+        (tmp_path / 'a.txt').write_text(content)
+        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.txt'}", '--tokenizer=byte', *args)
+        assert result.status == 2 and 'too little text' in result.err and result.err.count('\n') == 1 and not (tmp_path / 'data' / 'mine').exists()
+
+
 def test_help_is_the_block_of_knobs(script):
     result = script('prepare.py', '--help')
     assert result.out.strip().splitlines()[-1].startswith('data_dir') and '--show' in result.out
