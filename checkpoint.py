@@ -371,7 +371,7 @@ def load(path='out', dataset_name=None, data_dir=None):
 class Log:
     """log.csv of a run, a row per logged or evaluated iteration, and the same to wandb's `run` if there is one. A resume at
     `start` first drops the rows from there on: they are written again, once."""
-    columns = ('iter', 'loss', 'train_loss', 'val_loss', 'lr', 'grad_norm', 'tokens', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'seconds')
+    columns = ('iter', 'loss', 'train_loss', 'val_loss', 'lr', 'grad_norm', 'tokens', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'data', 'seconds')
     in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's names for the latter two
 
     def __init__(self, out_dir, start, run=None, enabled=True):

@@ -32,6 +32,7 @@ ALIASES = dict(
     load_ckpt='init_from', resume='init_from', checkpoint='init_from', model='init_from', use_wandb='wandb_log',
     precision='dtype', use_compile='compile', torch_compile='compile', prompt='start', length='max_new_tokens',
     max_tokens_to_generate='max_new_tokens', n='num_samples', output='name', out='name', val_frac='val_fraction',
+    num_workers='workers', n_workers='workers', num_proc='workers', shard_size='shard_tokens', text_column='text_key', column='text_key',
 )
 
 

@@ -1,25 +1,32 @@
 """
 What a dataset is: a folder data/<name>/ with the token ids train.bin and val.bin (little-endian, no header) and
-meta.json, which tells the tokenizer, the dtype and the counts. nanoGPT's folders, with meta.pkl or without, are read too.
+meta.json, which tells the tokenizer, the dtype and the counts. A large split comes in shards, train_000000.bin and so on, one
+long array to who reads it. nanoGPT's folders, with meta.pkl or without, are read too.
 
     meta.json: {"tokenizer": {"kind": "char", "chars": "..."} or {"kind": "byte"} or {"kind": "tiktoken", "name", "pat_str",
                 "special_tokens"} (its merges beside it, in tokenizer.tiktoken) or {"kind": "hf", "name"} (tokenizer.json and
                 tokenizer_config.json beside it), "vocab_size", "end_of_text": id or null, "dtype",
-                "splits": {"train": {"tokens", "bytes", "documents", "sha256"}, ...}, "source", "command"}
+                "splits": {"train": {"tokens", "bytes", "documents", "sha256" or, of shards, "shards": [{"file", "tokens",
+                "sha256"}, ...]}, ...}, "source", "command"}
 
 Only numpy here: prepare.py uses this file too and, for most tokenizers, need not wait for torch.
 """
 
 import base64
+import bisect
 import errno
 import functools
+import glob
 import hashlib
 import importlib.util
 import json
 import os
 import pickle
+import queue
 import re
 import tempfile
+import threading
+import time
 
 import numpy as np
 
@@ -27,7 +34,7 @@ from configurator import fail
 
 END_OF_TEXT = '<|endoftext|>'
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
-KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare')  # the sets that prepare.py makes by name
+KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare', 'openwebtext', 'fineweb', 'fineweb_edu', 'tinystories')  # what prepare.py makes by name
 
 # -----------------------------------------------------------------------------
 # tokenizers. Each has n_vocab, end_of_text (an id or None), encode(text) -> ids, encode_prompt(text), which also knows
@@ -200,6 +207,14 @@ def check_tokenizer_state(state):
         assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {state.get(name)!r:.60}"
 
 
+def byte_letters():
+    """A printable character for each byte, as GPT-2's vocabulary writes them: those that are printable themselves, the others
+    counted on from 256."""
+    printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, or meta.json's, or {'kind': 'tiktoken', 'name': 'gpt2'}."""
     try:
@@ -282,7 +297,7 @@ class Dataset:
         self.name, self.folder = name, os.path.join(data_dir, name)
         if name != os.path.basename(name) or name in ('', '.', '..'):
             fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is not in {data_dir}")
-        if not os.path.exists(os.path.join(self.folder, 'train.bin')):
+        if not bin_files(self.folder, 'train'):
             fail(missing(name, data_dir))
         self.meta = read_meta(self.folder)
         self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
@@ -290,7 +305,7 @@ class Dataset:
         pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
         self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
         self.train = Tokens(self.folder, 'train', self.meta)
-        self.val = Tokens(self.folder, 'val', self.meta) if os.path.exists(os.path.join(self.folder, 'val.bin')) else None
+        self.val = Tokens(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
 
     def tokenizer(self):
         return make_tokenizer(self.tokenizer_state)
@@ -316,13 +331,24 @@ def same_tokenizer(a, b):
         return False
 
 
+def bin_files(folder, split):
+    """The files with a split's token ids, in order: one, or shards, or none."""
+    whole = os.path.join(folder, split + '.bin')
+    return [whole] if os.path.exists(whole) else sorted(glob.glob(os.path.join(glob.escape(folder), split + '_' + '[0-9]' * 6 + '.bin')))
+
+
 def missing(name, data_dir):
     """What to say when there is no data_dir/name/train.bin."""
-    if os.path.exists(os.path.join(data_dir, name, 'val.bin')):
-        return f"no train.bin in {os.path.join(data_dir, name)}. run prepare.py for it again"
+    folder = os.path.join(data_dir, name)
+    if os.path.isdir(os.path.join(folder, 'unfinished')):
+        return f"{folder} is not finished. run the prepare.py that makes it again: it goes on where it was"
+    if glob.glob(os.path.join(glob.escape(folder), 'part_*_of_*')):
+        return f"{folder} has parts that are not put together. python prepare.py {name} --join"
+    if bin_files(folder, 'val'):
+        return f"no train.bin in {folder}. run prepare.py for it again"
     make = f"python prepare.py {name}" if name in KNOWN else f"python prepare.py {name} --input=FILE_OR_FOLDER"
     have = sorted(d for d in (os.listdir(data_dir) if os.path.isdir(data_dir) else [])
-                  if os.path.exists(os.path.join(data_dir, d, 'train.bin')))
+                  if bin_files(os.path.join(data_dir, d), 'train'))
     there = f"there is: {', '.join(have)}" if have else "there is none yet"
     return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on a laptop: "
             "bash runs/quickstart.sh")
@@ -343,6 +369,8 @@ def read_meta(folder):
             assert chars is None or len(chars) == size, f'vocab_size is {size}, and there are {len(chars)} characters'
             assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
             assert all(type(split['tokens']) is int and split['tokens'] > 0 for split in meta['splits'].values()), 'the number of tokens'
+            assert all(type(shard['tokens']) is int and shard['tokens'] > 0 and isinstance(shard['file'], str)
+                       for split in meta['splits'].values() for shard in split.get('shards', [])), 'the shards'
             return meta
         except Exception as e:  # a file may say anything
             fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
@@ -387,26 +415,40 @@ def read_tokenizer_state(folder, meta):
 TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
 
 
+OPEN_FILES = 128  # shards kept open at once: a process may have about a thousand files
+
+
 class Tokens:
-    """The token ids of one split, read window by window. The file is not mapped: a mapped file counts as our memory while
-    it is read, and kills the process if it is cut short; a read does neither and costs two microseconds more."""
+    """The token ids of one split, read window by window, from one file or from shards. The files are not mapped: a mapped file counts
+    as our memory while it is read, and kills the process if it is cut short; a read does neither and costs two microseconds more."""
 
     def __init__(self, folder, split, meta):
-        self.path, self.dtype = os.path.join(folder, split + '.bin'), np.dtype(meta['dtype']).newbyteorder('<')
-        self.vocab_size = meta['vocab_size']
-        size, width = os.path.getsize(self.path), self.dtype.itemsize
-        expected = meta['splits'][split]['tokens'] * width if split in meta['splits'] else None
-        wrong = ("is empty" if size == 0 else f"has {size:,} bytes, not a multiple of {width}" if size % width else
-                 f"has {size:,} bytes, not the {expected:,} that it was made with" if expected not in (None, size) else None)
-        if wrong:
-            fail(f"{self.path} {wrong}. run prepare.py for this dataset again")
-        try:
-            self.file = open(self.path, 'rb', buffering=0)
-        except OSError as e:
-            fail(f"{self.path} cannot be read ({e.strerror}). make it readable, or run prepare.py for this dataset again")
-        self.n = size // width
+        self.dtype, self.vocab_size = np.dtype(meta['dtype']).newbyteorder('<'), meta['vocab_size']
+        entry, width = meta['splits'].get(split, {}), self.dtype.itemsize
+        shards = [(os.path.join(folder, os.path.basename(shard['file'])), shard['tokens']) for shard in entry.get('shards', [])]
+        shards = shards or [(path, entry.get('tokens')) for path in bin_files(folder, split)]
+        self.path = os.path.join(folder, split + '.bin') if len(shards) == 1 else os.path.join(folder, split + '_*.bin')
+        self.paths, self.ends = [path for path, _ in shards], []  # where each file ends, in ids from the first one's beginning
+        for path, tokens in shards:
+            size = os.path.getsize(path) if os.path.exists(path) else -1
+            wrong = ("is missing" if size < 0 else "is empty" if size == 0 else f"has {size:,} bytes, not a multiple of {width}" if size % width else
+                     f"has {size:,} bytes, not the {tokens * width:,} that it was made with" if tokens not in (None, size // width) else None)
+            if wrong:
+                fail(f"{path} {wrong}. run prepare.py for this dataset again")
+            self.ends.append((self.ends or [0])[-1] + size // width)
+        self.n = self.ends[-1]
+        sums = [str(part.get('sha256', 'unknown')) for part in entry.get('shards', [entry])]
+        self.fingerprint = f"{self.n:,} tokens, sha256 {sums[0][:16] if len(sums) == 1 else hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'}"
+        self.open = functools.lru_cache(OPEN_FILES)(self.open_shard)
+        self.one_at_a_time = threading.Lock()  # a file has one place where it is read, and Prefetch reads beside the evaluation
         # a wrong vocabulary should show before the model is built; each batch is looked at as well
         self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
+
+    def open_shard(self, i):
+        try:
+            return open(self.paths[i], 'rb', buffering=0)
+        except OSError as e:
+            fail(f"{self.paths[i]} cannot be read ({e.strerror}). make it readable, or run prepare.py for this dataset again", everywhere=True)
 
     def windows(self, starts, length):
         """The `length` ids from each of `starts` on, (len(starts), length) as int64; behind the last one comes the first."""
@@ -422,9 +464,16 @@ class Tokens:
         return out.astype(np.int64)
 
     def read(self, row, start):
-        self.file.seek(start * self.dtype.itemsize)
-        if self.file.readinto(row.view(np.uint8)) != row.nbytes:
-            fail(f"{self.path} became shorter while it was read. restore it, then go on with --init_from=resume", everywhere=True)
+        shard = bisect.bisect_right(self.ends, start)
+        while len(row):
+            part, first = row[:self.ends[shard] - start], self.ends[shard - 1] if shard else 0
+            with self.one_at_a_time:
+                file = self.open(shard)
+                file.seek((start - first) * self.dtype.itemsize)
+                n = file.readinto(part.view(np.uint8))
+            if n != part.nbytes:
+                fail(f"{self.paths[shard]} became shorter while it was read. restore it, then go on with --init_from=resume", everywhere=True)
+            row, start, shard = row[len(part):], start + len(part), shard + 1
 
     def n_windows(self, block_size):
         """How many windows of block_size ids and the one that follows lie side by side from the start on, overlapping by that one."""
@@ -489,3 +538,37 @@ def train_starts(seed, numbers, n_tokens, block_size):
     """Where the training samples `numbers` (an iterable of ints) start. An epoch is the data as a ring, cut into blocks from
     a fresh offset on and taken in a fresh order: each token is the target at most once in an epoch."""
     return [int(chunk_of_starts(seed, i // CHUNK, n_tokens, block_size)[i % CHUNK]) for i in numbers]
+
+
+class Prefetch:
+    """What make(first), make(first + 1), ... return, in this order, made ahead by a thread while the device works. `waited` counts the
+    seconds that next() took: time in which nobody worked."""
+
+    def __init__(self, make, first=0, ahead=2):
+        self.ready, self.waited, self.closed = queue.Queue(ahead), 0.0, False
+        threading.Thread(target=self.work, args=(make, first), daemon=True).start()
+
+    def work(self, make, number):
+        problem = None
+        while not self.closed and problem is None:
+            made = None
+            try:
+                made = make(number)
+            except BaseException as e:  # an exit, too, belongs to who waits for the batch
+                problem = e
+            self.ready.put((made, problem))
+            number += 1
+
+    def next(self):
+        t0 = time.perf_counter()
+        made, problem = self.ready.get()
+        self.waited += time.perf_counter() - t0
+        if problem is not None:
+            raise problem
+        return made
+
+    def close(self):
+        """Let the thread end; what it has made is dropped."""
+        self.closed = True
+        while not self.ready.empty():
+            self.ready.get()

@@ -13,7 +13,7 @@ import re
 import torch
 
 from configurator import fail
-from dataset import END_OF_TEXT, make_tokenizer
+from dataset import END_OF_TEXT, byte_letters, make_tokenizer
 from model import GPT, PRESETS, GPTConfig, parse_rope_scaling
 
 # our names, theirs; {} is the number of a layer. A weight that an architecture lacks is None there
@@ -393,14 +393,6 @@ def to_tokenizer_json(tokenizer, block_size):
     if END_OF_TEXT in special:
         settings.update(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
     return out.to_str(pretty=True), json.dumps(settings, indent=2)
-
-
-def byte_letters():
-    """A printable character for each byte, as GPT-2's vocabulary writes them: those that are printable themselves, the others
-    counted on from 256."""
-    printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-    others = [b for b in range(256) if b not in printable]
-    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
 
 
 def merges_of(ranks):

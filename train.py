@@ -113,7 +113,7 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
-from dataset import Dataset, hash64, same_tokenizer, train_starts
+from dataset import Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
@@ -217,12 +217,12 @@ if saved:
     for tokens in splits.values():  # some tokenizers have an id or two more than their model, which no text should contain
         tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
 # an iteration's samples follow from these: with others a resume would train on some twice and on some never
-trained_on = {f'{name}.bin': f"{tokens.n:,} tokens, sha256 {str(data.meta['splits'].get(name, {}).get('sha256', 'unknown'))[:16]}" for name, tokens in splits.items()}
+trained_on = {name: tokens.fingerprint for name, tokens in splits.items()}
 trained_on['tokens per iteration'] = tokens_per_iter
 others = {name: old for name, old in saved.get('trained_on', {}).items() if trained_on.get(name) != old} if resuming else {}
 if others and not (branching or allow_change or eval_only or problems):
     name, old = next(iter(others.items()))
-    problems.append(f"{name} changed since this run was saved ({old} -> {trained_on.get(name)}). " + (f"keep it with --total_batch_size={old}" if name == 'tokens per iteration'
+    problems.append(f"{name + '.bin' * (name in splits)} changed since this run was saved ({old} -> {trained_on.get(name)}). " + (f"keep it with --total_batch_size={old}" if name == 'tokens per iteration'
                     else "bring the old data back, or begin a new run from these weights with --init_from=PATH") + "; to go on all the same: --allow_change")
 with torch.device('meta'):  # to count only: no memory is used
     shapes = {} if problems else {name: p.numel() for name, p in GPT(config).named_parameters()}
@@ -276,19 +276,23 @@ procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}
 # -----------------------------------------------------------------------------
 # data
 
-def get_batch(it, micro):
-    """Micro-batch `micro` of this process in iteration `it`: x, y of shape (batch_size, block_size). A function of the two
-    numbers alone, and the batch of an iteration is the same however many processes share it."""
+def read_batch(n):
+    """Micro-batch n of this process, counted over all iterations: x, y of shape (batch_size, block_size). A function of that number
+    alone, and the batch of an iteration is the same however many processes share it."""
+    it, micro = divmod(n, accumulation)
     first = ((it * procs.world_size + procs.rank) * accumulation + micro) * batch_size
     starts = train_starts(seed, range(first, first + batch_size), data.train.n, block_size)
-    return to_device(data.train.windows(starts, block_size + 1))
+    return to_tensors(data.train.windows(starts, block_size + 1))
 
 
-def to_device(windows):
+def to_tensors(windows):
     x, y = torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())  # the target is the next token
-    if device.type == 'cuda':  # from pinned memory the copy runs beside the computation
-        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
-    return x.to(device), y.to(device)  # elsewhere it has to wait: on MPS the source could be gone before it is read
+    return (x.pin_memory(), y.pin_memory()) if device.type == 'cuda' else (x, y)  # from pinned memory the copy runs beside the computation
+
+
+def to_device(x, y):
+    beside = device.type == 'cuda'  # elsewhere it has to wait: on MPS the source could be gone before it is read
+    return x.to(device, non_blocking=beside), y.to(device, non_blocking=beside)
 
 
 # -----------------------------------------------------------------------------
@@ -328,7 +332,7 @@ wrapped = procs.wrap(model, deterministic)  # what trains; the plain model keeps
 if compiling:
     def first_step():
         with autocast:
-            loss = wrapped(*get_batch(start, 0))[1]
+            loss = wrapped(*to_device(*read_batch(start * accumulation)))[1]
         loss.backward()
         model.zero_grad(set_to_none=True)
     t0 = time.perf_counter()
@@ -354,7 +358,7 @@ def evaluate(split):
         rows = min(batch_size, n - i * batch_size)
         if rows <= 0:
             continue
-        x, y = to_device(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1))
+        x, y = to_device(*to_tensors(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1)))
         y[rows:] = -1  # a last, incomplete batch keeps its shape; what fills it up does not count
         with autocast:
             losses[i] = model(x, y)[1] * rows
@@ -458,7 +462,10 @@ if master and not eval_only:
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 tree = TreeSum(procs, model) if deterministic else None
 whole = True  # whether the newest checkpoint could be written
-x, y = get_batch(start, 0)
+if not eval_only:
+    batches = Prefetch(read_batch, start * accumulation)  # made by a thread, in order
+    x, y = to_device(*batches.next())
+    batches.waited = 0.0  # the first one cannot come sooner
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving
 logged_at, steps = seconds, 0  # when the last log line was, and the steps made since
 step_time = None  # seconds per step, averaged over the latest ones
@@ -500,7 +507,7 @@ for it in range(start, max(start, max_iters) + 1):
         wrapped.require_backward_grad_sync = micro == accumulation - 1  # before forward, which looks at it as well as backward
         with autocast:
             micro_loss = wrapped(x, y)[1] / accumulation
-        x, y = get_batch(it + (micro + 1) // accumulation, (micro + 1) % accumulation)  # the next one, while the device still works
+        x, y = to_device(*batches.next())  # the next one, while the device still works
         scaler.scale(micro_loss).backward()
         loss_sum += micro_loss.detach()
         if deterministic:
@@ -521,18 +528,21 @@ for it in range(start, max(start, max_iters) + 1):
     if log_interval > 0 and it % log_interval == 0:
         loss = loss.item()
         seconds = time.perf_counter() - origin
+        waiting, batches.waited = batches.waited / max(seconds - logged_at, 1e-9), 0.0
         dt, logged_at, steps = (seconds - logged_at) / steps, seconds, 0
         if it >= start + 5:  # the first steps are slower
             step_time = dt if step_time is None else 0.9 * step_time + 0.1 * dt
         mfu = model.estimate_mfu(accumulation * batch_size, dt, peak_flops)
         row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, seconds=seconds, ms=1000 * dt,
-                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu)
+                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu, data=100 * waiting)
         procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
-                    f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}" +
+                    f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}, data {row['data']:.1f}%" +
                     (f", eta {duration((max_iters - it - 1) * step_time)}" if step_time else ""))
         look_at_guard()
     log.write(row)
 log.write(row)
+if not eval_only:
+    batches.close()
 
 if not whole:
     problem = f"the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} is the newest). make room, then: {command(['--init_from=auto', f'--out_dir={out_dir}'])}"

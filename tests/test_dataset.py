@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from conftest import make_dataset
 
 import dataset
-from dataset import Dataset, hash64, make_tokenizer, permute, train_starts
+from dataset import Dataset, Prefetch, hash64, make_tokenizer, permute, train_starts
 
 
 def test_permute_is_a_permutation_for_every_size():
-    for n in [*range(1, 700), 1023, 1024, 1025, 4097, 65537, 250_000]:
+    for n in [*range(1, 1300), *range(1300, 9000, 10), 4095, 4096, 4097, 65537, 250_000]:
         seen = permute(np.arange(n, dtype=np.uint64), np.uint64(n), np.broadcast_to(hash64(7, n), (n,)))
         assert np.array_equal(np.sort(seen), np.arange(n)), n
 
@@ -29,6 +30,19 @@ def test_ten_trillion_tokens_cost_no_more_than_a_thousand_blocks():
     for n_tokens in (10**6, 10**13):
         starts = train_starts(1, range(10**9, 10**9 + 20), n_tokens, 1024)
         assert len(set(starts)) == 20 and 0 <= min(starts) and max(starts) < n_tokens
+
+
+def test_ten_billion_blocks_cost_what_a_thousand_cost():
+    def seconds(n):
+        numbers, key = np.arange(1000, dtype=np.uint64) * np.uint64(max(1, n // 1000)), np.broadcast_to(hash64(1), (1000,))
+
+        def once():
+            t0 = time.perf_counter()
+            assert len(set(permute(numbers % np.uint64(n), np.uint64(n), key).tolist())) == 1000
+            return time.perf_counter() - t0
+        return min(once() for _ in range(30))
+    few, many = seconds(1000), seconds(10**10)
+    assert many < 4 * few, (few, many)  # how often one is outside, and walked on, depends on n: at most every second time
 
 
 @pytest.mark.parametrize('n, T', [(1000, 16), (1007, 16), (33, 16), (17, 16), (64, 64 - 1)])
@@ -51,6 +65,94 @@ def test_windows_are_the_file_and_wrap_around(tmp_path):
     assert np.array_equal(data.train.windows([0, 5], 9), np.stack([ids[:9], ids[5:14]]))
     assert np.array_equal(data.train.windows([n - 3], 6)[0], np.concatenate([ids[-3:], ids[:3]]))
     assert data.train.windows([0], 3).dtype == np.int64
+
+
+def sharded(folder, sizes):
+    folder.mkdir()
+    ids = (np.arange(sum(sizes)) * 7 % 251).astype('<u2')
+    for i, part in enumerate(np.split(ids, np.cumsum(sizes)[:-1])):
+        part.tofile(folder / f'train_{i:06d}.bin')
+    return ids
+
+
+def test_shards_are_one_long_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, 'OPEN_FILES', 3)
+    sizes = [100, 1, 37, 250, 2, 2, 90]
+    ids = sharded(tmp_path / 'many', sizes)
+    train = Dataset('many', tmp_path).train
+    assert train.n == len(ids) == sum(sizes)
+    for length in (1, 5, 140, len(ids)):
+        starts = range(len(ids))
+        want = np.stack([np.take(ids, np.arange(start, start + length), mode='wrap') for start in starts])
+        assert np.array_equal(train.windows(starts, length), want), length
+
+
+def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
+    sharded(tmp_path / 'many', [100, 100, 100])
+    meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16', 'splits': {'train': {'tokens': 300, 'shards': [
+        {'file': f'train_{i:06d}.bin', 'tokens': 100} for i in range(3)]}}}
+    (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
+    assert Dataset('many', tmp_path).train.n == 300
+    (tmp_path / 'many' / 'train_000001.bin').write_bytes(b'\0' * 198)
+    for word in ('train_000001.bin has 198 bytes', 'train_000001.bin is missing'):
+        with pytest.raises(SystemExit):
+            Dataset('many', tmp_path)
+        assert word in capsys.readouterr().err
+        (tmp_path / 'many' / 'train_000001.bin').unlink(missing_ok=True)
+    # a path in meta.json leads nowhere else
+    meta['splits']['train']['shards'][1]['file'] = '../../etc/passwd'
+    (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
+    with pytest.raises(SystemExit):
+        Dataset('many', tmp_path)
+    assert str(tmp_path / 'many' / 'passwd') in capsys.readouterr().err
+
+
+def test_a_batch_takes_less_than_two_milliseconds(tmp_path):
+    folder = tmp_path / 'large'
+    folder.mkdir()
+    for i in range(4):
+        (np.arange(5_000_000) % 50257).astype('<u2').tofile(folder / f'train_{i:06d}.bin')
+    train = Dataset('large', tmp_path).train
+
+    def once(i):
+        t0 = time.perf_counter()
+        train.windows(train_starts(1, range(i * 64, i * 64 + 64), train.n, 1024), 1025)
+        return time.perf_counter() - t0
+    assert min(once(i) for i in range(50)) < 0.002  # the fastest: the machine may be busy with other things
+
+
+def test_prefetch_keeps_the_order_and_counts_the_time_waited():
+    ahead = Prefetch(lambda n: n * n, first=5)
+    assert [ahead.next() for _ in range(20)] == [n * n for n in range(5, 25)]
+    ahead.close()
+    slow = Prefetch(lambda n: time.sleep(0.03) or n)
+    assert [slow.next() for _ in range(5)] == list(range(5)) and 0.1 < slow.waited < 2
+    time.sleep(0.15)  # as long as the device is slower, there is one ready
+    slow.waited = 0.0
+    slow.next()
+    assert slow.waited < 0.02
+    slow.close()
+
+
+def test_what_goes_wrong_in_prefetch_reaches_the_loop():
+    def make(n):
+        if n == 2:
+            raise SystemExit(2)
+        return n
+    ahead = Prefetch(make)
+    assert [ahead.next(), ahead.next()] == [0, 1]
+    with pytest.raises(SystemExit):
+        ahead.next()
+
+
+def test_the_prefetching_thread_may_read_beside_the_evaluation(tmp_path):
+    ids = sharded(tmp_path / 'many', [1000] * 20)
+    train = Dataset('many', tmp_path).train
+    ahead = Prefetch(lambda n: train.windows([n % 19_000] * 8, 900))
+    for n in range(300):
+        assert np.array_equal(train.windows([(n * 37) % 19_000], 900)[0], ids[(n * 37) % 19_000:][:900])
+        assert np.array_equal(ahead.next()[3], ids[n % 19_000:][:900])
+    ahead.close()
 
 
 def test_nanogpt_folders_are_read_as_they_are(tmp_path):

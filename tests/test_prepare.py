@@ -186,7 +186,7 @@ def bad(tmp_path):
     return {
         'latin.txt': ['latin.txt', 'UTF-8', 'byte 43'], 'empty.txt': ['too little text'], 'nul.txt': ['nul.txt', 'NUL'],
         'cut.txt.gz': ['cut.txt.gz', 'again'], 'not.txt.gz': ['not.txt.gz'], 'wrong.txt.gz': ['wrong.txt.gz', 'again'], 'broken.jsonl': ['broken.jsonl:2', 'JSON'],
-        'number.jsonl': ['number.jsonl:1', 'int'], 'x.parquet': ['x.parquet', '.jsonl'], 'nothing': ['nothing', '.txt'], 'absent.txt': ['absent.txt'],
+        'number.jsonl': ['number.jsonl:1', 'int'], 'x.parquet': ['x.parquet', 'again'], 'nothing': ['nothing', '.txt'], 'absent.txt': ['absent.txt'],
     }
 
 

@@ -16,7 +16,7 @@ from conftest import REPO, TEXT
 README = (REPO / 'README.md').read_text(encoding='utf-8')
 SHORT = ' --max_iters=3 --warmup_iters=1 --eval_iters=1 --overwrite --device=cpu'
 ELSEWHERE = ('pip install', '--nproc_per_node=8', 'config/train_gpt2.py', 'bash runs/test.sh',
-             'gpt2-xl', 'eval_gpt2', 'finetune_shakespeare', 'SmolLM2')  # other machines, downloads, or this very suite
+             'gpt2-xl', 'eval_gpt2', 'finetune_shakespeare', 'SmolLM2', 'tinystories', 'fineweb_edu', 'prepare.py openwebtext', 'hf:')  # other machines, downloads, or this very suite
 
 
 def commands():

@@ -170,7 +170,7 @@ def fingerprint(out):
 
 
 def log_without_times(out):
-    times = ('seconds', 'ms', 'tokens_per_second', 'mfu')
+    times = ('seconds', 'ms', 'tokens_per_second', 'mfu', 'data')
     with open(Path(out) / 'log.csv', newline='') as f:
         return [{name: value for name, value in row.items() if name not in times} for row in csv.DictReader(f)]
 
