@@ -447,7 +447,7 @@ class GPT(nn.Module):
                 start = idx.size(1) - (block_size + 1) // 2
                 if use_cache:
                     cache.end = 0
-            new = idx[:, start + (cache.end if use_cache else 0):]  # (B, 1) with a cache, but for the first step of a window
+            new = idx_next if use_cache and cache.end else idx[:, start:]  # the ids of the window that the cache lacks
             step = self if static and new.size(1) == 1 else self.forward  # other lengths are not worth compiling
             logits, _ = step(new, cache=cache.advance(new.size(1)) if use_cache else None)
             idx_next = sample_next(logits[:, -1, :vocab_size].float(), temperature, top_k, top_p, generator)  # (B, 1)
