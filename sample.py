@@ -210,8 +210,10 @@ if compiling and (compile is True or chatting or len(samples) / batch_size * max
 
 write(samples)
 while chatting:
+    print('> ', end='', flush=True)
     try:
-        write([Sample(*prompt) for prompt in [encode(input('> '))] for _ in range(num_samples)])
+        prompt = encode(input())
+        write([Sample(*prompt) for _ in range(num_samples)])
     except EOFError:
         break
     except SystemExit:
