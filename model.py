@@ -214,8 +214,8 @@ class Cache:
     def __init__(self, model, B, S, static=False):
         config, weight = model.config, model.transformer.wte.weight
         kind = weight.device.type
-        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        self.k, self.v = ([torch.zeros(B, config.n_kv_head, S, config.n_embd // config.n_head, dtype=self.dtype, device=weight.device)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        self.k, self.v = ([torch.zeros(B, config.n_kv_head, S, config.n_embd // config.n_head, dtype=dtype, device=weight.device)
                            for _ in range(config.n_layer)] for _ in 'kv')
         self.size, self.device, self.static, self.end = S, weight.device, static, 0
 
@@ -295,8 +295,8 @@ class SwiGLU(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A Linear of bfloat16 for inference on a CPU: F.linear takes the weights as they lie, and for few rows takes two to four times
-    as long (dev/LOG.md) as oneDNN does with weights that lie in its own order. The two functions are those of compiled models."""
+    """A Linear of bfloat16 for inference on a CPU, its weights in oneDNN's own order: for few rows F.linear, which takes them as they
+    lie, needs 1.3 to 1.5 times as long (dev/LOG.md). Both functions are without a public name; torch.compile uses them too."""
 
     def __init__(self, linear):
         super().__init__()
