@@ -151,27 +151,28 @@ def bench_sample():
         def nanogpt(idx, number):
             with cast, torch.no_grad():
                 theirs.generate(idx, number, temperature=0.8, top_k=200)
+
         def cached(idx, number):
             net.generate(idx, number, 0.8, 200, generator=generator)
 
         def lighter(idx, number):
             small.generate(idx, number, 0.8, 200, generator=generator, static=static)
+
         ways = {'nanoGPT': (nanogpt, slices)} if theirs else {}
         if not (theirs and slices):  # it takes as long as nanoGPT
             ways['ours, no cache'] = (plain, slices)
         ways['ours, float32'] = (cached, None)
         if dtype != 'float32' or static:
             ways[f'ours, {dtype}' + ', compiled' * static] = (lighter, None)
-        with torch.inference_mode():
-            for way, (generate, _) in ways.items():
-                generate(torch.zeros(B, 1, dtype=torch.long, device=device), 8)  # warm-up
-            times = {way: [] for way in ways}
-            for _ in range(rounds):
-                for way, (generate, slices) in ways.items():
-                    times[way].append(per_token(generate, B, n, slices))
-            idx = torch.randint(config.vocab_size, (B, 3), device=device)
-            greedy = {'ours, no cache': net.generate(idx, 60, temperature=0, use_cache=False), 'ours, float32': net.generate(idx, 60, temperature=0)}
-            greedy['nanoGPT'] = theirs.generate(idx, 60, top_k=1) if theirs else None
+        for way, (generate, _) in ways.items():
+            generate(torch.zeros(B, 1, dtype=torch.long, device=device), 8)  # warm-up
+        times = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, (generate, slices) in ways.items():
+                times[way].append(per_token(generate, B, n, slices))
+        idx = torch.randint(config.vocab_size, (B, 3), device=device)
+        greedy = {'ours, no cache': net.generate(idx, 60, temperature=0, use_cache=False), 'ours, float32': net.generate(idx, 60, temperature=0)}
+        greedy['nanoGPT'] = theirs.generate(idx, 60, top_k=1) if theirs else None
         first = list(times.values())[0]
         for way, seconds_each in times.items():
             itemsize = 4 if way in ('nanoGPT', 'ours, no cache', 'ours, float32') else 2
@@ -183,19 +184,19 @@ def bench_sample():
                   f"{statistics.median(seconds_each) * 1e3:.2f} | {'' if share is None else f'{share:.0%}'} | {'' if same is None else 'the same' if same else 'ANOTHER'} |", flush=True)
         rows.append(dict(size=name, **measure_cache(net, B)))
     print('\n'.join([''] + [f"{row['size']}: the cache has {row['cache_bytes'] / 1e6:,.1f} MB as computed; {'the GPU' if gpu else 'the process'} grew by "
-                            f"{row['grew'] / 1e6:,.1f} MB while it was filled, and by {row['grew_later'] / 1e6:,.1f} MB over the windows behind the first" for row in rows if 'cache_bytes' in row]))
+                            f"{row['grew'] / 1e6:,.1f} MB while it was filled, and by {row['grew_later'] / 1e6:,.1f} MB when it began anew" for row in rows if 'cache_bytes' in row]))
     if not gpu:
         print('on a GPU: not measured (none is here)')
     return rows
 
 
 def measure_cache(net, B):
-    """The cache's bytes as computed, and how the memory really grew: in the first window of a text, and in those after it."""
+    """The cache's bytes as computed, and how the memory really grew: in the first window of a text, and behind its edge."""
     config, marks = net.config, []
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, to be seen when it is taken again
     before = memory()
-    net.generate(torch.zeros(B, 1, dtype=torch.long, device=device), 2 * config.block_size, temperature=0, on_token=lambda ids: marks.append(memory()))
+    net.generate(torch.zeros(B, 1, dtype=torch.long, device=device), config.block_size + 20, temperature=0, on_token=lambda ids: marks.append(memory()))
     computed = 2 * config.n_layer * B * config.n_kv_head * config.block_size * (config.n_embd // config.n_head) * 4  # float32
     return dict(cache_bytes=computed, grew=marks[config.block_size - 2] - before, grew_later=marks[-1] - marks[config.block_size])
 

@@ -218,6 +218,8 @@ class Cache:
         self.k, self.v = ([torch.zeros(B, config.n_kv_head, S, config.n_embd // config.n_head, dtype=dtype, device=weight.device)
                            for _ in range(config.n_layer)] for _ in 'kv')
         self.size, self.device, self.static, self.end = S, weight.device, static, 0
+        for tensor in (*self.k, *self.v) if static else ():
+            torch._dynamo.mark_static_address(tensor, guard=False)  # it is written to, and a CUDA graph would be given up for that
 
     def advance(self, T):
         """Make ready for T more positions, which the next forward pass fills."""
@@ -463,7 +465,7 @@ class GPT(nn.Module):
 
 def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
     """Draw the next ids (B, 1) from logits (B, V): of the top_k likeliest ones, of the likeliest that make up top_p."""
-    if temperature == 0:
+    if temperature < 1e-6:  # 0, or so little that the division below would overflow
         return logits.argmax(dim=-1, keepdim=True)
     ids = None
     if top_k is not None or top_p is not None:
