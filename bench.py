@@ -87,10 +87,13 @@ def memory():
         return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
-def bandwidth():
-    """Bytes per second of memory: copied on a GPU (read and written), read on a CPU, where written lines are read first."""
-    x = torch.ones(2**28, device=device)  # 1 GiB
-    return 2 * x.nbytes / min(seconds(x.clone) for _ in range(5)) if gpu else x.nbytes / min(seconds(x.sum) for _ in range(20))
+def bandwidth(n):
+    """Bytes per second of memory: copied on a GPU; read on a CPU, n bytes again and again, as its caches may hold a small model."""
+    if gpu:
+        x = torch.ones(2**28, device=device)  # 1 GiB
+        return 2 * x.nbytes / min(seconds(x.clone) for _ in range(5))
+    x = torch.ones(int(n) // 4)
+    return x.nbytes / min(seconds(x.sum) for _ in range(20))
 
 
 def bytes_per_step(net, B, n, itemsize):
@@ -123,9 +126,8 @@ def per_token(generate, B, n, slices=None):
 
 def bench_sample():
     """Tokens per second of generate() at each size. Returns the rows, dicts."""
-    speed, rows = bandwidth(), []
-    print(f"memory: {speed / 1e9:.1f} GB/s {'copied' if gpu else 'read'}")
-    print('| size | contestant | tokens/s | times the first | ms per step | share of the bandwidth limit | greedy text of 60 tokens |')
+    rows = []
+    print('| size | contestant | tokens/s | times the first | ms per step | share of the bandwidth | greedy text of 60 tokens |')
     print('|---|---|---|---|---|---|---|')
     for name in names:
         B, n, args = SIZES[name]
@@ -176,12 +178,15 @@ def bench_sample():
         first = list(times.values())[0]
         for way, seconds_each in times.items():
             itemsize = 4 if way in ('nanoGPT', 'ours, no cache', 'ours, float32') else 2
-            share = None if way in ('nanoGPT', 'ours, no cache') else bytes_per_step(net, B, n, itemsize) / speed / statistics.median(seconds_each)
+            needs = bytes_per_step(net, B, n, itemsize)
+            speed, share = bandwidth(needs), ''
+            if way not in ('nanoGPT', 'ours, no cache'):
+                share = f'{needs / speed / statistics.median(seconds_each):.0%} of {speed / 1e9:.1f} GB/s'
             ratios = [a / b for a, b in zip(first, seconds_each)]  # round by round
             same = torch.equal(greedy[way], greedy['ours, no cache']) if way in greedy else None
-            rows.append(dict(size=name, contestant=way, batch=B, tokens=n, seconds_per_step=seconds_each, ratio=statistics.median(ratios), share=share, same_text=same))
+            rows.append(dict(size=name, contestant=way, batch=B, tokens=n, seconds_per_step=seconds_each, ratio=statistics.median(ratios), bytes_per_step=needs, bandwidth=speed, same_text=same))
             print(f"| {name} | {way} | {median_and_range([B / t for t in seconds_each])} | {median_and_range(ratios, 1)} | "
-                  f"{statistics.median(seconds_each) * 1e3:.2f} | {'' if share is None else f'{share:.0%}'} | {'' if same is None else 'the same' if same else 'ANOTHER'} |", flush=True)
+                  f"{statistics.median(seconds_each) * 1e3:.2f} | {share} | {'' if same is None else 'the same' if same else 'ANOTHER'} |", flush=True)
         rows.append(dict(size=name, **measure_cache(net, B)))
     print('\n'.join([''] + [f"{row['size']}: the cache has {row['cache_bytes'] / 1e6:,.1f} MB as computed; {'the GPU' if gpu else 'the process'} grew by "
                             f"{row['grew'] / 1e6:,.1f} MB while it was filled, and by {row['grew_later'] / 1e6:,.1f} MB when it began anew" for row in rows if 'cache_bytes' in row]))
