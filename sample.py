@@ -28,7 +28,7 @@ top_p: float | None = None  # draw from the likeliest tokens that together have 
 stop: str = None  # end a sample at this text, such as '<|endoftext|>', and leave it out
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: the GPU if there is one
-dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'; auto: bfloat16 where the hardware has it
+dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'; auto: bfloat16 where that is faster
 compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for more tokens than that takes
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
@@ -84,7 +84,7 @@ else:
 if problems:
     fail(*problems)
 device, _ = choose_device(device)
-dtype, _ = choose_dtype(dtype, device)
+asked, (dtype, _) = dtype, choose_dtype(dtype, device)
 compiling, _ = choose_compile(compile, device)
 
 path = checkpoint.find(out_dir, hub=False) if init_from == 'resume' else init_from
@@ -198,6 +198,8 @@ def prompt_length(sample):
 
 
 samples = [Sample(*prompt) for prompt in map(encode, texts if not chatting else []) for _ in range(num_samples)]
+if asked == 'auto' and device.type == 'cpu' and len(samples) <= 1 and model.get_num_params() < 30e6:
+    dtype = 'float32'  # a small model with one text at a time is no faster in bfloat16 (dev/records/sample.md)
 model.to_inference(device, dtype)
 generator = torch.Generator(device).manual_seed(seed)  # of its own: the same seed gives the same text
 static = False

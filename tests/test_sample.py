@@ -135,6 +135,14 @@ def test_batches_hold_as_many_samples_as_asked_and_equal_lengths(script, trained
     assert shapes == [(10, 1)]
 
 
+def test_bfloat16_is_chosen_where_it_is_faster(script, trained, monkeypatch):
+    import parallel
+    monkeypatch.setattr(parallel, 'choose_dtype', lambda dtype, device: ('bfloat16', '') if dtype == 'auto' else (dtype, ''))
+    for flags, want in (([], 'bfloat16'), (['--num_samples=1'], 'float32'), (['--num_samples=1', '--dtype=bfloat16'], 'bfloat16'), (['--dtype=float32'], 'float32')):
+        result = script('sample.py', *trained, *flags)
+        assert result.status == 0 and result.globals['model'].transformer.wte.weight.dtype == getattr(torch, want), flags
+
+
 def test_nothing_else_that_is_random_is_touched(script, trained):
     torch.manual_seed(5)
     state = torch.get_rng_state()
