@@ -163,17 +163,21 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x):
         if x.device.type != 'cpu' or x.dtype == torch.float64 or torch.compiler.is_compiling():
             return super().forward(x)
-        y = PlainRMSNorm.apply(x, self.eps)
+        y = PlainRMSNorm.apply(x, self.eps) if torch.is_grad_enabled() else plain_rmsnorm(x, self.eps)[0]
         return y if self.weight is None else y * self.weight.to(y.dtype)
+
+
+def plain_rmsnorm(x, eps):
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = (length.square() / x.size(-1) + eps).rsqrt()  # stays float32: rounded, it would shift a whole row
+    return (x * scale).to(x.dtype), scale
 
 
 class PlainRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, eps):
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = (length.square() / x.size(-1) + eps).rsqrt()  # stays float32: rounded, it would shift a whole row
-        y = (x * scale).to(x.dtype)
+        y, scale = plain_rmsnorm(x, eps)
         ctx.save_for_backward(y, scale)
         return y
 
@@ -191,20 +195,51 @@ def make_norm(config):
     return RMSNorm(config.n_embd, eps=config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
-def attend(q, k, v, dropout):
-    """Causal attention: q (B, H, T, D) asks k, v (B, K, T, D), where H is a multiple of K."""
-    T = q.size(2)
-    if q.device.type == 'cpu' and q.dtype == torch.bfloat16 and T <= 512:
+def attend(q, k, v, dropout=0.0, mask=None):
+    """Attention: q (B, H, T, D) asks k, v (B, K, S, D), where H is a multiple of K. Causal where S = T; one query (T = 1) may ask
+    all; else `mask` (T, S) tells what it may ask."""
+    T, S = q.size(2), k.size(2)
+    if q.device.type == 'cpu' and q.dtype == torch.bfloat16 and T == S <= 512 and mask is None:
         # the definition itself: for short sequences torch's fused kernel for CPUs takes up to seven times as long (dev/LOG.md)
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
         future = torch.full((T, T), -math.inf, dtype=q.dtype).triu(1)
         return F.dropout((q * q.size(-1) ** -0.5 @ k.mT + future).softmax(dim=-1), dropout) @ v
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=k.size(1) < q.size(1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None and T == S, enable_gqa=k.size(1) < q.size(1))
+
+
+class Cache:
+    """Keys and values, (B, K, S, D) per layer, of the first `end` positions of B texts: what generate() need not compute again.
+    All of it is allocated here. `static`: attention reads all S positions behind a mask, so that each step has the same shapes."""
+
+    def __init__(self, model, B, S, static=False):
+        config, weight = model.config, model.transformer.wte.weight
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        self.k, self.v = ([torch.zeros(B, config.n_kv_head, S, config.n_embd // config.n_head, dtype=dtype, device=weight.device)
+                           for _ in range(config.n_layer)] for _ in 'kv')
+        self.size, self.device, self.static, self.end = S, weight.device, static, 0
+        for tensor in (*self.k, *self.v) if static else ():
+            torch._dynamo.mark_static_address(tensor, guard=False)  # it is written to, and a CUDA graph would be given up for that
+
+    def advance(self, T):
+        """Make ready for T more positions, which the next forward pass fills."""
+        self.positions = torch.arange(self.end, self.end + T, device=self.device)
+        self.end += T
+        self.seen = self.size if self.static else self.end
+        plain = T == self.seen or (T == 1 and not self.static)  # attend() needs no mask
+        self.mask = None if plain else torch.arange(self.seen, device=self.device) <= self.positions[:, None]  # (T, S)
+        return self
+
+    def extend(self, layer, k, v):
+        """Put k, v (B, K, T, D) into their positions; returns all that may be asked, (B, K, S, D) each."""
+        self.k[layer].index_copy_(2, self.positions, k)
+        self.v[layer].index_copy_(2, self.positions, v)
+        return self.k[layer][:, :, :self.seen], self.v[layer][:, :, :self.seen]
 
 
 class CausalSelfAttention(nn.Module):
 
-    def __init__(self, config):
+    def __init__(self, config, layer_idx):
         super().__init__()
         C, D = config.n_embd, config.n_embd // config.n_head
         self.widths = (C, config.n_kv_head * D, config.n_kv_head * D)  # of query, key and value
@@ -216,9 +251,9 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.qk_norm = RMSNorm(D, eps=config.norm_eps, elementwise_affine=False) if config.qk_norm else nn.Identity()
         self.resid_dropout = nn.Dropout(config.dropout)
-        self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
+        self.n_head, self.n_kv_head, self.dropout, self.layer_idx = config.n_head, config.n_kv_head, config.dropout, layer_idx
 
-    def forward(self, x, rope=None):
+    def forward(self, x, rope=None, cache=None):
         B, T, C = x.shape
         q, k, v = self.c_attn(x).split(self.widths, dim=2) if self.fused else (self.c_q(x), self.c_k(x), self.c_v(x))
         q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
@@ -227,7 +262,9 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         q, k = self.qk_norm(q), self.qk_norm(k)
-        y = attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+        if cache is not None:
+            k, v = cache.extend(self.layer_idx, k, v)  # (B, K, S, D)
+        y = attend(q, k, v, self.dropout if self.training else 0.0, cache.mask if cache is not None else None)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -259,17 +296,29 @@ class SwiGLU(nn.Module):
         return self.dropout(self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x)))
 
 
+class PackedLinear(nn.Module):
+    """A Linear of bfloat16 for inference on a CPU, its weights in oneDNN's own order: for few rows F.linear, which takes them as they
+    lie, needs 1.3 to 1.5 times as long (dev/LOG.md). Both functions are without a public name; torch.compile uses them too."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1), linear.bias
+
+    def forward(self, x):
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
+
+
 class Block(nn.Module):
 
-    def __init__(self, config):
+    def __init__(self, config, layer_idx):
         super().__init__()
         self.ln_1 = make_norm(config)
-        self.attn = CausalSelfAttention(config)
+        self.attn = CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
 
-    def forward(self, x, rope=None):
-        x = x + self.attn(self.ln_1(x), rope)
+    def forward(self, x, rope=None, cache=None):
+        x = x + self.attn(self.ln_1(x), rope, cache)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -286,7 +335,7 @@ class GPT(nn.Module):
             **(dict(wpe=nn.Embedding(config.block_size, config.n_embd)) if config.positions == 'learned' else {}),
             ln_e=make_norm(config) if config.embd_norm else nn.Identity(),
             drop=nn.Dropout(config.dropout),
-            h=nn.ModuleList([Block(config) for _ in range(config.n_layer)]),
+            h=nn.ModuleList([Block(config, layer_idx) for layer_idx in range(config.n_layer)]),
             ln_f=make_norm(config),
         ))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -313,18 +362,20 @@ class GPT(nn.Module):
             elif name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None, full_logits=False):
+    def forward(self, idx, targets=None, full_logits=False, cache=None):
         """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats).
-        Without targets the loss is None and the logits are the last position's, (B, 1, V), unless full_logits."""
+        Without targets the loss is None and the logits are the last position's, (B, 1, V), unless full_logits.
+        With a cache (cache.advance(T)) idx goes on where the ids before ended."""
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
+        positions = torch.arange(T, device=idx.device) if cache is None else cache.positions
         x = self.transformer.wte(idx)  # (B, T, C)
         if self.config.positions == 'learned':
-            x = x + self.transformer.wpe(torch.arange(T, device=idx.device))
+            x = x + self.transformer.wpe(positions)
         x = self.transformer.drop(self.transformer.ln_e(x))
-        rope = self.rope[:, :T] if self.rope is not None else None
+        rope = None if self.rope is None else self.rope[:, :T] if cache is None else self.rope[:, positions]
         for block in self.transformer.h:
-            x = block(x, rope)
+            x = block(x, rope, cache)
         x = self.transformer.ln_f(x)
         if targets is None and not full_logits:
             x = x[:, [-1], :]
@@ -369,16 +420,42 @@ class GPT(nn.Module):
             return None
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
+    def to_inference(self, device, dtype):
+        """For generate() alone: the weights in `dtype` (a word) on `device`, and where a CPU has bfloat16, laid out for it. Returns self."""
+        for p in self.parameters():  # not the table of angles
+            p.data = p.data.to(device, getattr(torch, dtype))
+        if torch.device(device).type == 'cpu' and dtype == 'bfloat16' and torch.backends.mkldnn.is_available():
+            for module in list(self.modules()):
+                for name, child in module.named_children():
+                    if isinstance(child, nn.Linear):
+                        setattr(module, name, PackedLinear(child))
+        return self.to(device)
+
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None, stop=None, generator=None):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None, stop=None, generator=None,
+                 use_cache=True, static=False, on_token=None):
         """Continue idx (B, T) by up to max_new_tokens ids each. temperature 0 is greedy; ids from vocab_size on (padding)
-        are never produced; ends early when every row has produced the id `stop`, or one of several. Call model.eval() first."""
+        are never produced; ends early when every row has produced the id `stop`, or one of several, or when on_token, called with
+        the new ids (B, 1) of each step, returns True. A window of block_size ids that is full goes on from its last half.
+        The cache changes the time, not the text. static: a compiled model makes the steps of one id. Call model.eval() first."""
+        (B, T), block_size = idx.shape, self.config.block_size
+        size = -(-(T + max_new_tokens) // 128) * 128  # rounded: calls of similar lengths share a compiled step
+        cache = Cache(self, B, min(size, block_size), static) if use_cache else None
         stop = None if stop is None else torch.tensor(stop, device=idx.device)
-        done = torch.zeros(idx.size(0), dtype=torch.bool, device=idx.device)
+        done = torch.zeros(B, dtype=torch.bool, device=idx.device)
+        start = max(T - block_size, 0)  # of the window
         for _ in range(max_new_tokens):
-            logits, _ = self(idx[:, -self.config.block_size:])  # what no longer fits is forgotten
+            if idx.size(1) - start > block_size:  # the window is full
+                start = idx.size(1) - (block_size + 1) // 2
+                if use_cache:
+                    cache.end = 0
+            new = idx_next if use_cache and cache.end else idx[:, start:]  # the ids of the window that the cache lacks
+            step = self if static and new.size(1) == 1 else self.forward  # other lengths are not worth compiling
+            logits, _ = step(new, cache=cache.advance(new.size(1)) if use_cache else None)
             idx_next = sample_next(logits[:, -1, :vocab_size].float(), temperature, top_k, top_p, generator)  # (B, 1)
             idx = torch.cat((idx, idx_next), dim=1)
+            if on_token is not None and on_token(idx_next):
+                break
             if stop is not None:
                 done |= torch.isin(idx_next[:, 0], stop)
                 if done.all():
@@ -388,14 +465,19 @@ class GPT(nn.Module):
 
 def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
     """Draw the next ids (B, 1) from logits (B, V): of the top_k likeliest ones, of the likeliest that make up top_p."""
-    if temperature == 0:
+    if temperature < 1e-6:  # 0, or so little that the division below would overflow
         return logits.argmax(dim=-1, keepdim=True)
-    probs, ids = F.softmax(logits / temperature, dim=-1).sort(dim=-1, descending=True)  # both (B, V), likeliest first
-    if top_k is not None:
-        probs[:, top_k:] = 0
+    ids = None
+    if top_k is not None or top_p is not None:
+        logits, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)), dim=-1)  # both (B, k), likeliest first
+    probs = F.softmax(logits / temperature, dim=-1)
     if top_p is not None:
-        probs = probs.masked_fill(probs.cumsum(-1) - probs > top_p * probs.sum(-1, keepdim=True), 0)  # the first one always stays
-    return ids.gather(1, torch.multinomial(probs, num_samples=1, generator=generator))
+        probs = probs.masked_fill(probs.cumsum(-1) - probs > top_p, 0)  # the first one always stays
+    # the first id whose sum of probabilities passes a random share of the whole; torch.multinomial would make a GPU's host wait
+    sums = probs.cumsum(-1)
+    share = torch.rand(logits.size(0), 1, generator=generator, device=logits.device)
+    drawn = torch.searchsorted(sums, share * sums[:, -1:], right=True)
+    return drawn if ids is None else ids.gather(1, drawn)
 
 
 # FLOP/s of dense bfloat16 matrix products (float16 where there is no bfloat16) by the makers' data sheets; looked up in

@@ -298,10 +298,10 @@ def choose_compile(wish, device):
     return True, 'a GPU and Triton are there'
 
 
-def compile_model(model, step, wish, dynamic=None):
+def compile_model(model, step, wish, **options):
     """Compile `model` in place (it keeps its name, and its parameters theirs) and prove it by step(), a first call. Returns a note,
     or None if all is well: with wish 'auto' a failure means that the model runs eagerly, with True it is an error."""
-    model.compile(dynamic=dynamic)
+    model.compile(**options)
     try:
         step()
     except Exception as e:  # the compiler's failures have no common class

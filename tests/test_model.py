@@ -9,10 +9,11 @@ import sys
 import pytest
 import record_nanogpt
 import torch
+import torch._dynamo.testing
 from conftest import REPO
 
 import model as ours
-from model import GPT, PRESETS, GPTConfig, RMSNorm, rotate, rope_table, sample_next
+from model import GPT, PRESETS, Cache, GPTConfig, RMSNorm, rotate, rope_table, sample_next
 
 RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
 
@@ -48,6 +49,11 @@ def test_side_by_side_with_a_checkout_of_nanogpt():
         torch.testing.assert_close(loss_a, loss_b, atol=1e-6, rtol=1e-6)
         for (name, p), q in zip(a.named_parameters(), b.parameters()):
             torch.testing.assert_close(p.grad, q.grad, atol=1e-6, rtol=1e-6, msg=name)
+            p.data = q.data = torch.randn(p.shape) * 0.3 if p.dim() > 1 else p.data  # texts that wander
+        a.transformer.wte.weight, b.transformer.wte.weight = a.lm_head.weight, b.lm_head.weight
+        a.eval(), b.eval()
+        length = b.config.block_size - 2  # greedy, up to block_size
+        assert torch.equal(a.generate(idx[:, :2], length, top_k=1), b.generate(idx[:, :2], length, temperature=0))
 
 
 def test_without_targets_the_last_position_is_answered_or_all_if_asked():
@@ -126,7 +132,7 @@ def test_mfu_is_the_share_of_the_named_peak(monkeypatch):
 def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_top_p_and_the_vocabulary():
     torch.manual_seed(0)
     logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(4000, 1)
-    assert (sample_next(logits, 0) == 4).all()
+    assert (sample_next(logits, 0) == 4).all() and (sample_next(logits, 1e-40) == 4).all()
     drawn = sample_next(logits, 1.0, generator=torch.Generator().manual_seed(1))
     shares = torch.bincount(drawn[:, 0], minlength=5) / 4000
     torch.testing.assert_close(shares, torch.softmax(logits[0], 0), atol=0.03, rtol=0)
@@ -152,6 +158,104 @@ def test_generate_keeps_the_prompt_crops_the_context_and_stops():
     assert torch.equal(greedy[:, 6:7], step)
     first = net.generate(idx[:1], 1, temperature=0)[0, -1].item()
     assert net.generate(idx[:1], 9, temperature=0, stop=first).shape == (1, 6)
+
+
+def lively(arch, **args):
+    """A net whose greedy text wanders: random weights wide enough that positions and context matter, the zeros of `modern` too."""
+    torch.manual_seed(1)
+    net = GPT(GPTConfig(**{**dict(block_size=16, vocab_size=40, n_layer=2, n_head=4, n_embd=32, arch=arch), **args})).eval()
+    for name, p in net.named_parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=0.02 if 'wte' in name and not net.config.tie else 0.3)
+    return net
+
+
+@pytest.mark.parametrize('arch, n_kv_head', [(arch, n) for arch in PRESETS for n in (4, 2, 1)])
+def test_the_cache_changes_no_text_at_any_length_also_across_the_edge(arch, n_kv_head):
+    for block_size in (16, 7, 1):
+        net = lively(arch, n_kv_head=n_kv_head, block_size=block_size)
+        texts = set()
+        for B in (1, 3):
+            for T in (1, 2, 15, 16, 17, 40):
+                idx = torch.randint(40, (B, T), generator=torch.Generator().manual_seed(T))
+                cached, plain = (net.generate(idx, 30, temperature=0, use_cache=use_cache) for use_cache in (True, False))
+                assert cached.shape == (B, T + 30) and torch.equal(cached, plain), (block_size, B, T)
+                texts.update(map(tuple, cached[:, T:].tolist()))
+        assert block_size == 1 or len(texts) > 10 and max(len(set(text)) for text in texts) > 5, 'texts that could differ'
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+def test_a_window_that_is_full_goes_on_from_its_last_half(arch):
+    net = lively(arch)
+    idx = torch.arange(20).view(1, 20)
+    out = net.generate(idx, 14, temperature=0)[0]
+    windows = {20: 4, **{t: 13 for t in range(21, 30)}, 30: 22, 33: 22}  # text so far: where the window begins
+    for length, start in windows.items():
+        assert out[length] == net(out[None, start:length])[0].argmax(), length
+    short = net.generate(idx[:, :3], 13, temperature=0)  # up to block_size nothing is forgotten: nanoGPT's definition
+    for t in range(3, 16):
+        assert short[0, t] == net(short[:, :t])[0].argmax()
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+@pytest.mark.parametrize('static', [False, True])
+def test_a_cached_pass_gives_the_logits_of_the_whole_one_in_pieces_of_any_size(arch, static):
+    net = lively(arch, n_kv_head=2)
+    idx = torch.randint(40, (2, 16))
+    want = net(idx, full_logits=True)[0]
+    for pieces in ([16], [1] * 16, [5, 1, 4, 6], [1, 15]):
+        cache = Cache(net, 2, 16, static)
+        got = torch.cat([net(piece, full_logits=True, cache=cache.advance(piece.size(1)))[0] for piece in idx.split(pieces, dim=1)], dim=1)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+def test_a_compiled_step_is_compiled_once_and_changes_no_text(arch):
+    torch._dynamo.reset()
+    net = lively(arch, n_kv_head=2)
+    idx = torch.randint(40, (2, 3))
+    want = net.generate(idx, 40, temperature=0)
+    counter = torch._dynamo.testing.CompileCounter()
+    net.compile(backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(2):
+        assert torch.equal(net.generate(idx, 40, temperature=0, static=True), want)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize('arch, n_kv_head', [(arch, n) for arch in PRESETS for n in (4, 1)])
+def test_the_cache_has_the_bytes_of_its_keys_and_values_and_does_not_grow(arch, n_kv_head):
+    net = lively(arch, n_kv_head=n_kv_head)
+    cache = Cache(net, 3, 16)
+    tensors = [*cache.k, *cache.v]
+    addresses = [t.data_ptr() for t in tensors]
+    assert sum(t.numel() * t.element_size() for t in tensors) == 2 * 2 * 3 * n_kv_head * 16 * 8 * 4  # k and v, layers, B, K, S, D, float32
+    for T in (5, 1, 1, 9):
+        net(torch.zeros(3, T, dtype=torch.long), cache=cache.advance(T))
+    assert addresses == [t.data_ptr() for t in [*cache.k, *cache.v]]
+    assert all(t.abs().sum(-1).count_nonzero() == 3 * n_kv_head * 16 for t in tensors), 'every position was written'
+
+
+def test_generate_works_under_autocast_and_tells_each_token():
+    net, seen = lively('llama'), []
+    idx = torch.zeros(2, 1, dtype=torch.long)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = net.generate(idx, 20, on_token=lambda ids: seen.append(ids))
+    assert torch.equal(torch.cat((idx, *seen), dim=1), out)
+    assert net.generate(idx, 20, on_token=lambda ids: True).shape == (2, 2)
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+def test_weights_for_inference_keep_the_function(arch):
+    net = lively(arch, bias=True if arch == 'gpt2' else None)
+    idx = torch.randint(40, (2, 16))
+    want = net(idx, full_logits=True)[0]
+    net.to_inference('cpu', 'float32')
+    assert torch.equal(net(idx, full_logits=True)[0], want)
+    net.to_inference('cpu', 'bfloat16')
+    got = net(idx, full_logits=True)[0]
+    assert (got.float() - want).norm() < 0.05 * want.norm()
+    assert net.rope is None or net.rope.dtype == torch.float32  # rounded angles would be other positions
+    assert net.generate(idx, 20, temperature=0).shape == (2, 36)
 
 
 @pytest.mark.parametrize('arch', PRESETS)
