@@ -140,6 +140,17 @@ class Processes:
         if self.device.type in ('cuda', 'mps'):
             getattr(torch, self.device.type).synchronize()
 
+    def memory(self):
+        """Gigabytes that this process has taken at most: of the GPU's memory, or, on a CPU, of main memory. None where nobody counts."""
+        if self.device.type == 'cuda':
+            return torch.cuda.max_memory_allocated(self.device) / 1e9
+        if self.device.type == 'mps':
+            return torch.mps.driver_allocated_memory() / 1e9
+        if importlib.util.find_spec('resource') is None:  # Windows
+            return None
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024) / 1e9
+
     def close(self):
         if self.many:
             gc.collect()  # DDP, if nobody refers to it any more, is a cycle

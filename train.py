@@ -15,7 +15,7 @@ from configurator import configure, fail, inherit, out_of_range
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.
 # files
-out_dir = 'out'  # the run's folder: checkpoints and log.csv
+out_dir = 'out'  # the run's folder: checkpoints, log.csv, run.json, report.md
 init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH of a checkpoint, or a Hugging Face folder or name ('gpt2', 'OWNER/NAME'): its weights, a new run
 resume_from: str = None  # with init_from='resume': a checkpoint of another run to go on from, in a new out_dir, e.g. to decay from there
 overwrite = False  # True: 'scratch' deletes the run that out_dir holds
@@ -84,6 +84,7 @@ eval_tokens: int = None  # tokens per evaluation instead: comparable between bat
 eval_only = False  # evaluate once, write nothing, exit
 max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
+write_report = True  # at the end, interrupted or not, report.md and loss.png (which needs matplotlib) from what is in out_dir
 wandb_log = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
 wandb_project = 'owt'
 wandb_run_name = 'gpt2'
@@ -113,10 +114,12 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
+import report
 from dataset import Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
+from tasks import byte_lengths, cut, text_loss
 
 procs = Processes(device, backend, ddp_timeout)
 device, master = procs.device, procs.is_main
@@ -253,25 +256,27 @@ environment = procs.environment(deterministic, dtype=dtype, compile=compiling, b
 if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
 
-procs.print(f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else
-            " and no val.bin: no validation loss, no best checkpoint"))
-procs.print(f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters")
-procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
-            f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
-procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
-            f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""))
-procs.print(f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') +
-            f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
-            (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
-            ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
+plan = [
+    f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else " and no val.bin: no validation loss, no best checkpoint"),
+    f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters",
+    f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
+    f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}",
+    f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
+    f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""),
+    f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') +
+    f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
+    (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
+    ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'),
+    f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})",
+    "expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
+    f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}",
+]
+procs.print('\n'.join(plan))
 if lr_schedule != 'constant' and min_lr > learning_rate:
     procs.print(f"note: min_lr={min_lr:g} is above learning_rate={learning_rate:g}, so the rate rises to the end. usual is --min_lr={learning_rate / 10:g}")
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
     procs.print(f"note: the decay would have begun at iteration {decay_start:,}, so the rate falls at once. for the whole decay from here on: "
                 f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
-procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
-procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
-            f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}")
 
 # -----------------------------------------------------------------------------
 # data
@@ -324,7 +329,10 @@ if resuming:
         best_val_loss = float('inf')
     else:
         evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
+tokens_before = saved.get('tokens', start * tokens_per_iter) - start * tokens_per_iter if saved else 0  # what the weights had seen when this run began
+spent = report.Stopwatch(saved.get('spent', {}) if resuming else {})
 saved = None  # gives its memory back
+lengths = byte_lengths(data.tokenizer_state, config.vocab_size)
 guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
 
 requests = Requests(procs, max_minutes)  # from here on a signal is a request
@@ -343,27 +351,11 @@ if compiling:
 # -----------------------------------------------------------------------------
 # helpers
 
-@torch.no_grad()
 def evaluate(split):
-    """Mean loss over the first windows of a split: the same ones each time, shared out over the processes. None if asked to stop."""
-    tokens = splits[split]
+    """Mean loss and bits per byte over the first windows of a split: the same ones each time. None if asked to stop."""
     wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
-    n = min(wanted, tokens.n_windows(block_size))
-    losses = torch.zeros(math.ceil(n / batch_size), device=device)  # a place for each batch: the sum is the same for any world size
-    model.eval()
-    for i in range(procs.rank, len(losses) + procs.rank, procs.world_size):  # as often in every process, as asked() needs all of them
-        if requests.asked() > Requests.SAVE:
-            model.train()
-            return None
-        rows = min(batch_size, n - i * batch_size)
-        if rows <= 0:
-            continue
-        x, y = to_device(*to_tensors(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1)))
-        y[rows:] = -1  # a last, incomplete batch keeps its shape; what fills it up does not count
-        with autocast:
-            losses[i] = model(x, y)[1] * rows
-    model.train()
-    return procs.sum(losses).cpu().double().sum().item() / n
+    windows = cut(min(wanted, splits[split].n_windows(block_size)) * block_size, block_size)
+    return text_loss(model, splits[split], windows, block_size, batch_size, procs, autocast, lengths, stop=lambda: requests.asked() > Requests.SAVE)
 
 
 def get_lr(it):
@@ -388,8 +380,8 @@ def save(it, best):
     if master:
         state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
                  'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
-                 'seconds': seconds, 'wandb_run_id': wandb_run_id, 'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment,
-                 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
+                 'seconds': seconds, 'spent': dict(spent), 'tokens': tokens_before + it * tokens_per_iter, 'wandb_run_id': wandb_run_id,
+                 'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
         newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
         try:
             outcome = 0 if checkpoint.finite(state['model']) else 2
@@ -405,12 +397,9 @@ def save(it, best):
     return outcome == 0
 
 
-def duration(seconds):
-    return f"{seconds // 3600:.0f}h{seconds % 3600 // 60:02.0f}m" if seconds >= 3600 else f"{seconds // 60:.0f}m{seconds % 60:02.0f}s"
-
-
-def close():
+def close(outcome, it):
     global wrapped
+    run.end(outcome, write_report, iterations=it, seconds=seconds, best_val_loss=best_val_loss, evaluation=evaluation)
     wrapped = None  # DDP has to go before the process group does: otherwise a process now and then aborts at its very end
     procs.close()
 
@@ -419,7 +408,7 @@ def give_up(it, why):
     if master:
         print(f"error: {why} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
               f"with smaller rates (now {', '.join(f'--{name}={value:g}' for name, value in {'learning_rate': learning_rate, **rates}.items())}): --init_from=resume", file=sys.stderr)
-    close()
+    close(f"gave up: {why}", it)
     sys.exit(3)
 
 
@@ -459,6 +448,10 @@ if wandb_log and master:
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
+facts = {'plan': plan, 'max_iters': max_iters, 'parameters': n_params, 'tokens_per_iter': tokens_per_iter, 'tokens_before': tokens_before, 'environment': environment,
+         'dataset': {'name': dataset, 'folder': data.folder, **{key: data.meta.get(key) for key in ('splits', 'source', 'command')}}}
+resolved = {**{name: globals()[name] for name in knobs}, 'device': str(device), 'compile': compiling}
+run = report.Run(out_dir, resolved, facts, resuming and not branching, start, enabled=master and not eval_only)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 tree = TreeSum(procs, model) if deterministic else None
 whole = True  # whether the newest checkpoint could be written
@@ -481,21 +474,26 @@ for it in range(start, max(start, max_iters) + 1):
         seconds, improved, best_before = time.perf_counter() - origin, False, best_val_loss
         look_at_guard()
         if due and asked <= Requests.SAVE and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
-            losses = {split: evaluate(split) for split in splits}
+            with spent('eval'):
+                found = {split: evaluate(split) for split in splits}
             asked = requests.asked()
-            if None not in losses.values():
-                evaluation = {'iter': it, **losses}
+            if None not in found.values():
+                losses = {split: found[split]['loss'] for split in splits}
+                evaluation = {'iter': it, **losses, 'bpb': found['val']['bpb'] if data.val else None}
                 procs.print(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in splits))
                 improved = losses.get('val', math.inf) < best_val_loss  # False if it is not a number
                 best_val_loss = losses['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
         is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
         if is_new and (improved or regular or asked or last or first) and not eval_only:
-            whole = save(it, improved)
+            with spent('save'):
+                whole = save(it, improved)
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
     if evaluation.get('iter') == it:
-        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'))
+        val = evaluation.get('val')
+        row.update(train_loss=evaluation.get('train'), val_loss=val, bpb=evaluation.get('bpb'), perplexity=math.exp(min(val, 700)) if val is not None else None,
+                   **{f'{job}_seconds': spent.get(job) for job in ('eval', 'save')})
     if asked > Requests.SAVE or last or eval_only:
         break
 
@@ -533,28 +531,32 @@ for it in range(start, max(start, max_iters) + 1):
         if it >= start + 5:  # the first steps are slower
             step_time = dt if step_time is None else 0.9 * step_time + 0.1 * dt
         mfu = model.estimate_mfu(accumulation * batch_size, dt, peak_flops)
-        row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, seconds=seconds, ms=1000 * dt,
-                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu, data=100 * waiting)
+        row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, tokens_total=tokens_before + (it + 1) * tokens_per_iter,
+                   progress=(it + 1) / max_iters, seconds=seconds, ms=1000 * dt, data=100 * waiting, memory_gb=procs.memory(),
+                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu)
         procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
                     f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}, data {row['data']:.1f}%" +
-                    (f", eta {duration((max_iters - it - 1) * step_time)}" if step_time else ""))
+                    (f", eta {report.duration((max_iters - it - 1) * step_time)}" if step_time else ""))
         look_at_guard()
     log.write(row)
 log.write(row)
 if not eval_only:
     batches.close()
 
+outcome = 'done'
 if not whole:
+    outcome = 'ended without its last checkpoint'
     problem = f"the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} is the newest). make room, then: {command(['--init_from=auto', f'--out_dir={out_dir}'])}"
     if master:
         print(f"error: {problem}", file=sys.stderr)
 elif asked > Requests.SAVE:
     by = 'max_minutes' if asked > 255 else signal.Signals(asked - 128).name
+    outcome = f'stopped by {by}'
     procs.print(f"stopped by {by} after {it:,} iterations, " + (f"saved in {out_dir}. to go on: {command(['--init_from=resume', f'--out_dir={out_dir}'])}" if it > start or resuming
                 else "with nothing to save yet"))
 elif not eval_only:
-    procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
+    procs.print(f"done: {it:,} iterations in {report.duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")
-close()
+close(outcome, it)
 if not whole or asked > Requests.SAVE:
     sys.exit(4 if not whole else asked % 256)
