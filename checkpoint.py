@@ -372,9 +372,9 @@ def load(path='out', dataset_name=None, data_dir=None):
 class Log:
     """log.csv of a run, a row per logged or evaluated iteration, and the same to wandb's `run` if there is one. A resume at
     `start` first drops the rows from there on: they are written again, once."""
-    columns = ('iter', 'progress', 'loss', 'train_loss', 'val_loss', 'perplexity', 'bpb', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
-               'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds')  # docs/reading_logs.md explains them
-    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss', 'perplexity': 'val/perplexity', 'bpb': 'val/bpb'}  # nanoGPT's names for the latter two
+    columns = ('iter', 'progress', 'loss', 'train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
+               'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds', 'sample_seconds')  # docs/reading_logs.md explains them
+    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss', 'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}  # nanoGPT's names for the latter two
 
     def __init__(self, out_dir, start, run=None, enabled=True):
         self.file, self.run, self.complains = None, run, True

@@ -135,8 +135,8 @@ def points(log, x, y):
 
 
 def smooth(values):
-    """A running mean over a thirtieth of the curve to either side; narrower at its steep beginning."""
-    half, sums = max(2, len(values) // 30), [0.0]
+    """A running mean over a thirtieth of the curve to either side, three values at least; narrower at its steep beginning."""
+    half, sums = max(3, len(values) // 30), [0.0]
     for value in values:
         sums.append(sums[-1] + value)
     windows = [(i - min(half, i), min(i + min(half, i), len(values) - 1) + 1) for i in range(len(values))]

@@ -284,3 +284,25 @@ def grade(task, scores):
     if task.kind == 'hellaswag':  # the likeliest ending as a whole, which favours short ones
         result['accuracy_sum'] = sum(int(np.argmin(nats[rows])) == gold for rows, gold in zip(rows_of, task.gold)) / n
     return result
+
+
+def exam(name, folder, tokenizer, most, model, batch_size, procs, autocast, stop):
+    """A job for the training loop, its files read now: job(it) asks the task `name`, or all of 'core', and returns {name: accuracy} or
+    {'core': CORE}; None if stop() says so."""
+    tasks = [load(each, folder, tokenizer, model.config.block_size, most) for each in (bundle(folder) if name == 'core' else [name])]
+
+    def job(it):
+        found = []
+        for task in tasks:
+            scores = score(model, task, batch_size * model.config.block_size, procs, autocast, stop, procs.ticker(task.name))
+            if scores is None:
+                return None
+            found.append(grade(task, scores))
+        if name == 'core':
+            core = sum(result['centered'] for result in found) / len(found)
+            procs.print(f"step {it}: CORE {core:.4f} over {len(tasks)} tasks (chance: 0)")
+            return {'core': core}
+        accuracy, error = found[0]['accuracy'], found[0]['error']
+        procs.print(f"step {it}: {name} {100 * accuracy:.2f} \u00b1 {100 * error:.2f} % of {found[0]['questions']:,} questions (chance: {100 * found[0]['chance']:.0f} %)")
+        return {name: accuracy}
+    return job

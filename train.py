@@ -81,6 +81,14 @@ min_lr: float = None  # None: 0 for 'wsd', else learning_rate / 10
 eval_interval = 2000  # iterations between evaluations; 0: only of the last weights
 eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of val.bin, and as much of train.bin
 eval_tokens: int = None  # tokens per evaluation instead: comparable between batch sizes
+hellaswag_interval = 0  # iterations between its 10,042 questions, asked of the last weights too; 0: never. Files as for eval.py
+core_interval = 0  # the same for CORE, 22 tasks
+core_max_per_task = 500  # questions of each, the same ones each time
+tasks_dir: str = None  # where hellaswag_val.jsonl and eval_bundle/ lie. None: data/ beside this file
+sample_interval = 0  # iterations between texts that it writes into samples.md, also at the end; 0: none
+sample_growth = 1.0  # each gap is so many times the one before: 2 with an interval of 100 samples at 100, 300, 700, 1500, ...
+sample_prompts: str = None  # a file with a prompt per line. None: three times none
+sample_tokens = 200  # tokens of each
 eval_only = False  # evaluate once, write nothing, exit
 max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
@@ -115,11 +123,12 @@ import torch
 
 import checkpoint
 import report
-from dataset import Dataset, Prefetch, hash64, same_tokenizer, train_starts
+import samples
+import tasks
+from dataset import DATA_DIR, Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
-from tasks import byte_lengths, cut, text_loss
 
 procs = Processes(device, backend, ddp_timeout)
 device, master = procs.device, procs.is_main
@@ -168,12 +177,14 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
-    from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
+    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
+    from_zero='seed max_iters warmup_iters eval_interval hellaswag_interval core_interval sample_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
     below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
 if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
+if sample_growth < 1:
+    problems.append(f"sample_growth is out of range ({sample_growth}). use a number from 1")
 if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
     problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
 if batch_size * block_size >= 2**31:
@@ -332,7 +343,7 @@ if resuming:
 tokens_before = saved.get('tokens', start * tokens_per_iter) - start * tokens_per_iter if saved else 0  # what the weights had seen when this run began
 spent = report.Stopwatch(saved.get('spent', {}) if resuming else {})
 saved = None  # gives its memory back
-lengths = byte_lengths(data.tokenizer_state, config.vocab_size)
+lengths = tasks.byte_lengths(data.tokenizer_state, config.vocab_size)
 guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
 
 requests = Requests(procs, max_minutes)  # from here on a signal is a request
@@ -351,11 +362,36 @@ if compiling:
 # -----------------------------------------------------------------------------
 # helpers
 
-def evaluate(split):
-    """Mean loss and bits per byte over the first windows of a split: the same ones each time. None if asked to stop."""
-    wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
-    windows = cut(min(wanted, splits[split].n_windows(block_size)) * block_size, block_size)
-    return text_loss(model, splits[split], windows, block_size, batch_size, procs, autocast, lengths, stop=lambda: requests.asked() > Requests.SAVE)
+def interrupted():
+    return requests.asked() > Requests.SAVE  # to be asked by all processes, or by none
+
+
+def evaluate(it):
+    """Losses and bits per byte over the first windows of each split: the same ones each time. None if interrupted."""
+    found = {}
+    for split, tokens in splits.items():
+        wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
+        windows = tasks.cut(min(wanted, tokens.n_windows(block_size)) * block_size, block_size)
+        found[split] = tasks.text_loss(model, tokens, windows, block_size, batch_size, procs, autocast, lengths, interrupted, procs.ticker(f'evaluating {split}'))
+        if found[split] is None:
+            return None
+    procs.print(f"step {it}: " + ', '.join(f"{split} loss {found[split]['loss']:.4f}" for split in splits))
+    return {**{split: found[split]['loss'] for split in splits}, 'bpb': found['val']['bpb'] if data.val else None}
+
+
+# What is done once in a while, by what it finds: (interval, growth of the interval, job). No job leaves a trace in the training
+jobs = {'train': (eval_interval, 1.0, evaluate)}
+for name, interval, most in (('hellaswag', hellaswag_interval, 0), ('core', core_interval, core_max_per_task)):
+    if interval > 0:
+        jobs[name] = interval, 1.0, tasks.exam(name, tasks_dir or DATA_DIR, data.tokenizer(), most, model, batch_size, procs, autocast, interrupted)
+if sample_interval > 0:
+    jobs['sample'] = sample_interval, sample_growth, samples.writer(None if eval_only else out_dir, data.tokenizer(), sample_prompts, sample_tokens, seed, model, procs, autocast, interrupted)
+
+
+def due(name, it):
+    """Whether the job is one of pass `it`. Random weights are not asked questions."""
+    interval, growth, _ = jobs[name]
+    return it >= max_iters or eval_only or (interval > 0 and (it > 0 or name == 'train') and samples.due(it, interval, growth))
 
 
 def get_lr(it):
@@ -399,7 +435,7 @@ def save(it, best):
 
 def close(outcome, it):
     global wrapped
-    run.end(outcome, write_report, iterations=it, seconds=seconds, best_val_loss=best_val_loss, evaluation=evaluation)
+    run.end(outcome, write_report, iterations=it, seconds=seconds, best_val_loss=best_val_loss)
     wrapped = None  # DDP has to go before the process group does: otherwise a process now and then aborts at its very end
     procs.close()
 
@@ -467,22 +503,21 @@ for it in range(start, max(start, max_iters) + 1):
 
     # once in a while: evaluate, save, stop if asked
     asked = requests.asked()
-    due = eval_only or last or (eval_interval > 0 and it % eval_interval == 0)
+    todo = [name for name in jobs if due(name, it)]
     first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
-    if due or asked or first or (save_interval and it % save_interval == 0):
+    if todo or asked or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
-        seconds, improved, best_before = time.perf_counter() - origin, False, best_val_loss
+        seconds, best_before = time.perf_counter() - origin, best_val_loss
         look_at_guard()
-        if due and asked <= Requests.SAVE and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
-            with spent('eval'):
-                found = {split: evaluate(split) for split in splits}
-            asked = requests.asked()
-            if None not in found.values():
-                losses = {split: found[split]['loss'] for split in splits}
-                evaluation = {'iter': it, **losses, 'bpb': found['val']['bpb'] if data.val else None}
-                procs.print(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in splits))
-                improved = losses.get('val', math.inf) < best_val_loss  # False if it is not a number
-                best_val_loss = losses['val'] if improved else best_val_loss
+        evaluation, found = evaluation if evaluation.get('iter') == it else {'iter': it}, {}
+        for name in todo:
+            if asked <= Requests.SAVE and (eval_only or name not in evaluation):  # not once more after a resume
+                with spent('sample' if name == 'sample' else 'eval'):
+                    found.update(jobs[name][2](it) or {})
+                evaluation.update(found)
+                asked = requests.asked()
+        improved = found.get('val', math.inf) < best_val_loss  # False if it is not a number
+        best_val_loss = found['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
         is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
         if is_new and (improved or regular or asked or last or first) and not eval_only:
@@ -490,10 +525,10 @@ for it in range(start, max(start, max_iters) + 1):
                 whole = save(it, improved)
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
-    if evaluation.get('iter') == it:
-        val = evaluation.get('val')
-        row.update(train_loss=evaluation.get('train'), val_loss=val, bpb=evaluation.get('bpb'), perplexity=math.exp(min(val, 700)) if val is not None else None,
-                   **{f'{job}_seconds': spent.get(job) for job in ('eval', 'save')})
+    if evaluation.get('iter') == it and len(evaluation) > 1:
+        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'), **{name: evaluation.get(name) for name in ('bpb', 'hellaswag', 'core')},
+                   **{f'{name}_seconds': spent.get(name) for name in ('eval', 'save', 'sample')})
+        row['perplexity'] = math.exp(min(row['val_loss'], 700)) if data.val and 'val' in evaluation else None
     if asked > Requests.SAVE or last or eval_only:
         break
 
