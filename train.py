@@ -90,6 +90,9 @@ sample_growth = 1.0  # each gap is so many times the one before: 2 with an inter
 sample_prompts: str = None  # a file with a prompt per line. None: three times none
 sample_tokens = 200  # tokens of each
 eval_only = False  # evaluate once, write nothing, exit
+dry_run = False  # print the plan, and by three iterations on random tokens what it takes: memory, disk, hours; write nothing, exit
+overfit_batch = False  # True: the batch of the first iteration every time. If its loss does not go to nearly 0 in a few hundred, model or loop is broken
+stop_val_loss: float = None  # end the run when the validation loss is as low as that
 max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
 write_report = True  # at the end, interrupted or not, report.md and loss.png (which needs matplotlib) from what is in out_dir
@@ -122,6 +125,7 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
+import plan
 import report
 import samples
 import tasks
@@ -138,13 +142,13 @@ device, master = procs.device, procs.is_main
 
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
-saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only, resume_from)
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes')
+saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only or dry_run, resume_from)
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes', 'stop_val_loss')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
-    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE]
+    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', 'dry_run', *LAUNCH, *ARCHITECTURE]
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
@@ -189,7 +193,7 @@ if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
     problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
 if batch_size * block_size >= 2**31:
     problems.append(f"batch_size x block_size is out of range ({batch_size} x {block_size}). use a smaller micro-batch and more of them: --gradient_accumulation_steps")
-if master and not eval_only and (problem := checkpoint.no_folder(out_dir)):
+if master and not (eval_only or dry_run) and (problem := checkpoint.no_folder(out_dir)):
     problems.append(problem)
 if problems:
     fail(*problems)  # below, some of them are divided by
@@ -243,7 +247,7 @@ with torch.device('meta'):  # to count only: no memory is used
 n_params = sum(shapes.values())
 # weights and AdamW's two moments; Muon has one
 checkpoint_bytes = 12 * n_params - (4 * sum(n for name, n in shapes.items() if name.startswith('transformer.h.')) if matrix_optimizer == 'muon' else 0)
-if master and not eval_only and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
+if master and not (eval_only or dry_run) and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
     problems.append(problem)
 if max_epochs is not None:
     max_tokens = max_epochs * samples_per_epoch * block_size
@@ -267,7 +271,7 @@ environment = procs.environment(deterministic, dtype=dtype, compile=compiling, b
 if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
 
-plan = [
+overview = [
     f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else " and no val.bin: no validation loss, no best checkpoint"),
     f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters",
     f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
@@ -282,7 +286,7 @@ plan = [
     "expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
     f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}",
 ]
-procs.print('\n'.join(plan))
+procs.print('\n'.join(overview))
 if lr_schedule != 'constant' and min_lr > learning_rate:
     procs.print(f"note: min_lr={min_lr:g} is above learning_rate={learning_rate:g}, so the rate rises to the end. usual is --min_lr={learning_rate / 10:g}")
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
@@ -296,6 +300,7 @@ def read_batch(n):
     """Micro-batch n of this process, counted over all iterations: x, y of shape (batch_size, block_size). A function of that number
     alone, and the batch of an iteration is the same however many processes share it."""
     it, micro = divmod(n, accumulation)
+    it = 0 if overfit_batch else it
     first = ((it * procs.world_size + procs.rank) * accumulation + micro) * batch_size
     starts = train_starts(seed, range(first, first + batch_size), data.train.n, block_size)
     return to_tensors(data.train.windows(starts, block_size + 1))
@@ -341,7 +346,7 @@ if resuming:
     else:
         evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
 tokens_before = saved.get('tokens', start * tokens_per_iter) - start * tokens_per_iter if saved else 0  # what the weights had seen when this run began
-spent = report.Stopwatch(saved.get('spent', {}) if resuming else {})
+from_scratch, spent = not saved, report.Stopwatch(saved.get('spent', {}) if resuming else {})
 saved = None  # gives its memory back
 lengths = tasks.byte_lengths(data.tokenizer_state, config.vocab_size)
 guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
@@ -358,6 +363,14 @@ if compiling:
     note = compile_model(model, first_step, compile)
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
     wrapped = procs.wrap(model, deterministic) if note else wrapped  # anew: the failed step may have left it in the middle of something
+
+if dry_run:
+    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
+    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
+    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    wrapped = None
+    procs.close()
+    sys.exit()
 
 # -----------------------------------------------------------------------------
 # helpers
@@ -388,10 +401,10 @@ if sample_interval > 0:
     jobs['sample'] = sample_interval, sample_growth, samples.writer(None if eval_only else out_dir, data.tokenizer(), sample_prompts, sample_tokens, seed, model, procs, autocast, interrupted)
 
 
-def due(name, it):
+def due(name, it, last):
     """Whether the job is one of pass `it`. Random weights are not asked questions."""
     interval, growth, _ = jobs[name]
-    return it >= max_iters or eval_only or (interval > 0 and (it > 0 or name == 'train') and samples.due(it, interval, growth))
+    return last or eval_only or (interval > 0 and (it > 0 or name == 'train') and samples.due(it, interval, growth))
 
 
 def get_lr(it):
@@ -484,7 +497,7 @@ if wandb_log and master:
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
-facts = {'plan': plan, 'max_iters': max_iters, 'parameters': n_params, 'tokens_per_iter': tokens_per_iter, 'tokens_before': tokens_before, 'environment': environment,
+facts = {'plan': overview, 'max_iters': max_iters, 'parameters': n_params, 'tokens_per_iter': tokens_per_iter, 'tokens_before': tokens_before, 'environment': environment,
          'dataset': {'name': dataset, 'folder': data.folder, **{key: data.meta.get(key) for key in ('splits', 'source', 'command')}}}
 resolved = {**{name: globals()[name] for name in knobs}, 'device': str(device), 'compile': compiling}
 run = report.Run(out_dir, resolved, facts, resuming and not branching, start, enabled=master and not eval_only)
@@ -503,19 +516,21 @@ for it in range(start, max(start, max_iters) + 1):
 
     # once in a while: evaluate, save, stop if asked
     asked = requests.asked()
-    todo = [name for name in jobs if due(name, it)]
     first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
-    if todo or asked or first or (save_interval and it % save_interval == 0):
+    if any(due(name, it, last) for name in jobs) or asked or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
         seconds, best_before = time.perf_counter() - origin, best_val_loss
         look_at_guard()
         evaluation, found = evaluation if evaluation.get('iter') == it else {'iter': it}, {}
-        for name in todo:
-            if asked <= Requests.SAVE and (eval_only or name not in evaluation):  # not once more after a resume
+        for name in jobs:
+            if due(name, it, last) and asked <= Requests.SAVE and (eval_only or name not in evaluation):  # not once more after a resume
                 with spent('sample' if name == 'sample' else 'eval'):
                     found.update(jobs[name][2](it) or {})
                 evaluation.update(found)
                 asked = requests.asked()
+            if stop_val_loss is not None and evaluation.get('val', math.inf) <= stop_val_loss and not last:
+                procs.print(f"the validation loss is as low as stop_val_loss={stop_val_loss:g}")
+                last = True  # what is due at the end is due now
         improved = found.get('val', math.inf) < best_val_loss  # False if it is not a number
         best_val_loss = found['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
@@ -572,6 +587,8 @@ for it in range(start, max(start, max_iters) + 1):
         procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
                     f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}, data {row['data']:.1f}%" +
                     (f", eta {report.duration((max_iters - it - 1) * step_time)}" if step_time else ""))
+        if it == 0 and from_scratch and (note := plan.first_loss(loss, data.meta['vocab_size'], n_embd)):
+            procs.print(note)
         look_at_guard()
     log.write(row)
 log.write(row)
@@ -592,6 +609,8 @@ elif asked > Requests.SAVE:
 elif not eval_only:
     procs.print(f"done: {it:,} iterations in {report.duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")
+    if overfit_batch and log_interval > 0 and master and it > 0:
+        procs.print(plan.learned_by_heart([loss for _, loss in report.points(report.read_log(out_dir), 'iter', 'loss')]))
 close(outcome, it)
 if not whole or asked > Requests.SAVE:
     sys.exit(4 if not whole else asked % 256)
