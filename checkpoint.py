@@ -380,6 +380,10 @@ class Log:
         self.file, self.run, self.complains = None, run, True
         if not enabled:
             return
+        if run:
+            run.define_metric('*', step_metric='iter')
+            for name in ('train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core'):  # in its tables the best, not the last
+                run.define_metric(self.in_wandb[name], step_metric='iter', summary='max' if name in ('hellaswag', 'core') else 'min')
         path, rows = os.path.join(out_dir, 'log.csv'), []
         try:
             if os.path.exists(path):
@@ -410,3 +414,8 @@ class Log:
                 self.complains = False
         if self.run and len(row) > 1:
             self.run.log({self.in_wandb.get(name, name): value for name, value in row.items()})
+
+    def end(self, **summary):
+        """What wandb shows of the run in its tables."""
+        if self.run:
+            self.run.summary.update(summary)

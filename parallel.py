@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 
+import report
 from configurator import fail
 
 CLEAR = '\r\033[K'  # what makes a terminal forget its last line
@@ -75,15 +76,15 @@ class Processes:
             except OSError:  # print() will tell
                 pass
 
-    def ticker(self, what):
-        """tick(done, n), to be called as work goes on: shows how far it is, five times a second at most."""
+    def ticker(self, what, start=0, unit='batches'):
+        """tick(done, n), to be called as work goes on from `start`: shows how far it is, five times a second at most."""
         begun = shown = time.monotonic()
 
         def tick(done, n):
             nonlocal shown
             if (now := time.monotonic()) > shown + 0.2:
                 shown = now
-                self.live(f"{what}: {done:,} of {n:,} batches, {done / n:.0%}, {(now - begun) * (n - done) / max(1, done):.0f} s left")
+                self.live(f"{what}: {done:,} of {n:,} {unit}, {done / n:.0%}, {report.duration((now - begun) * (n - done) / (done - start))} left")
         return tick
 
     def divide(self, steps, total_batch_size, batch_size, block_size):

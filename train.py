@@ -448,6 +448,7 @@ def save(it, best):
 
 def close(outcome, it):
     global wrapped
+    log.end(outcome=outcome, iterations=it, best_val_loss=best_val_loss)
     run.end(outcome, write_report, iterations=it, seconds=seconds, best_val_loss=best_val_loss)
     wrapped = None  # DDP has to go before the process group does: otherwise a process now and then aborts at its very end
     procs.close()
@@ -493,7 +494,6 @@ if wandb_log and master:
         wandb_run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
     except wandb.Error as e:
         fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or leave wandb_log out", everywhere=True)
-    wandb_run.define_metric('*', step_metric='iter')
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
@@ -511,6 +511,7 @@ if not eval_only:
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving
 logged_at, steps = seconds, 0  # when the last log line was, and the steps made since
 step_time = None  # seconds per step, averaged over the latest ones
+tick = procs.ticker('training', start, 'iterations')  # a last line on a terminal, with the time left, evaluations and all
 for it in range(start, max(start, max_iters) + 1):
     row, last = {'iter': it}, it >= max_iters
 
@@ -571,6 +572,7 @@ for it in range(start, max(start, max_iters) + 1):
     guard.step(it, loss, grad_norm)  # skips what is not finite
     optimizer.zero_grad(set_to_none=True)
     steps += 1
+    tick(it + 1, max_iters)
 
     # the log; reading the loss waits for the device, so not at every step
     if log_interval > 0 and it % log_interval == 0:

@@ -103,3 +103,32 @@ def test_a_run_ends_when_it_is_good_enough(script, tiny, tmp_path):
     assert checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == int(steps[-1][0]), 'saved, whatever save_interval says'
     result = script('train.py', *tiny, *flags, '--init_from=resume', '--max_iters=60')  # without it the run goes on
     assert result.status == 0 and 'stop_val_loss' not in result.out and 'step 60:' in result.out
+
+
+def test_a_terminal_has_a_live_line_and_a_pipe_has_none(tiny, tmp_path):
+    pty = pytest.importorskip('pty')
+    import os
+    import subprocess
+    import sys
+    from conftest import REPO
+    args = [sys.executable, str(REPO / 'train.py'), *tiny, '--max_iters=400', '--eval_interval=0', '--log_interval=100']
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(args, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b''
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # as Linux says that the other end is closed
+            part = b''
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert child.wait() == 0
+    lines = shown.decode().split('\r\033[K')
+    live = [line for line in lines if re.match(r'(training|evaluating \w+): [\d,]+ of [\d,]+ (iterations|batches), \d+%, \d+m\d\ds left$', line)]
+    assert live and '\ndone: 400 iterations' in lines[-1], lines[-3:]
+    assert re.search(r'(?m)^iter 300: loss ', shown.decode().replace('\r\033[K', '\n'))
+    piped = subprocess.run([*args, '--overwrite'], capture_output=True)
+    assert piped.returncode == 0 and b'\r' not in piped.stdout and b'left' not in piped.stdout
