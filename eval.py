@@ -32,7 +32,6 @@ ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
-import json
 import os
 import time
 from contextlib import nullcontext
@@ -40,6 +39,7 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
+import report
 import tasks as questions
 from dataset import DATA_DIR, Dataset, make_tokenizer, same_tokenizer
 from parallel import Processes, choose_compile, choose_dtype, compile_model
@@ -143,17 +143,16 @@ if 'core' in names:
 if to is None and os.path.isfile(path):
     to = os.path.dirname(path) or '.'
 if to and master:
-    os.makedirs(to, exist_ok=True)
     file = os.path.join(to, 'eval.json')
-    try:
-        with open(file, encoding='utf-8') as f:
-            before = json.load(f)
-    except (OSError, ValueError):
-        before = {}
+    before = report.read_json(file)
     if all(before.get(key) == result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):  # what was found out about the same weights stays
         result = {**before, **result, 'texts': {**before['texts'], **result['texts']}, 'tasks': {**before['tasks'], **result['tasks']}}
-    with open(file + '.tmp', 'w', encoding='utf-8') as f:
-        json.dump(result, f, indent=1)
-    os.replace(file + '.tmp', file)
-    procs.print(f"written to {file}")
+    try:
+        os.makedirs(to, exist_ok=True)
+        report.write_json(file, result)
+        if os.path.exists(os.path.join(to, 'log.csv')):
+            report.write(to)
+    except OSError as e:
+        fail(f"{to} cannot be written into ({e.strerror}). the numbers are above; name another folder with --to")
+    procs.print(f"written to {file}" + (" and report.md" if os.path.exists(os.path.join(to, 'report.md')) else ''))
 procs.close()

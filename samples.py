@@ -11,6 +11,7 @@ import torch
 
 from configurator import fail
 from dataset import hash64
+from parallel import warn
 
 
 def due(it, interval, growth=1.0):
@@ -93,7 +94,10 @@ def writer(out_dir, tokenizer, path, n_tokens, seed, model, procs, autocast, sto
         if texts is None:
             return None
         if procs.is_main and out_dir is not None:
-            append(out_dir, it, texts)
+            try:
+                append(out_dir, it, texts)
+            except OSError as e:  # a full disk must not end a run
+                warn(f"samples.md could not be written ({e.strerror}), the run goes on")
         prompt, text = texts[0]
         procs.print(f"step {it}: it writes {(prompt + text)[:100]!r}")
         return {'sample': True}

@@ -389,7 +389,7 @@ def evaluate(it):
         if found[split] is None:
             return None
     procs.print(f"step {it}: " + ', '.join(f"{split} loss {found[split]['loss']:.4f}" for split in splits))
-    return {**{split: found[split]['loss'] for split in splits}, 'bpb': found['val']['bpb'] if data.val else None}
+    return {**{split: found[split]['loss'] for split in splits}, **{measure: found['val'][measure] for measure in ('perplexity', 'bpb') if data.val}}
 
 
 # What is done once in a while, by what it finds: (interval, growth of the interval, job). No job leaves a trace in the training
@@ -522,7 +522,8 @@ for it in range(start, max(start, max_iters) + 1):
         procs.synchronize()
         seconds, best_before = time.perf_counter() - origin, best_val_loss
         look_at_guard()
-        evaluation, found = evaluation if evaluation.get('iter') == it else {'iter': it}, {}
+        evaluation = evaluation if evaluation.get('iter') == it else {'iter': it}
+        found = {}
         for name in jobs:
             if due(name, it, last) and asked <= Requests.SAVE and (eval_only or name not in evaluation):  # not once more after a resume
                 with spent('sample' if name == 'sample' else 'eval'):
@@ -542,9 +543,8 @@ for it in range(start, max(start, max_iters) + 1):
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
     if evaluation.get('iter') == it and len(evaluation) > 1:
-        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'), **{name: evaluation.get(name) for name in ('bpb', 'hellaswag', 'core')},
+        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'), **{name: evaluation.get(name) for name in ('perplexity', 'bpb', 'hellaswag', 'core')},
                    **{f'{name}_seconds': spent.get(name) for name in ('eval', 'save', 'sample')})
-        row['perplexity'] = math.exp(min(row['val_loss'], 700)) if data.val and 'val' in evaluation else None
     if asked > Requests.SAVE or last or eval_only:
         break
 
