@@ -60,7 +60,7 @@ class Run:
     def __init__(self, out_dir, knobs, facts, going_on, iter_num, enabled=True):
         self.out_dir, self.path = out_dir, os.path.join(out_dir, 'run.json') if enabled else None
         if enabled:
-            packages = {name: importlib.metadata.version(name) for name in ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb') if name in sys.modules}
+            packages = {name: version(name) for name in ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb') if name in sys.modules}
             session = {'started': now(), 'from_iter': iter_num, 'command': shlex.join([os.path.basename(sys.executable), *sys.argv]), 'machine': platform.node(),
                        'system': platform.platform(), 'cpus': os.cpu_count(), 'python': platform.python_version(), **packages, **commit(), 'outcome': None}
             before = read_json(self.path).get('sessions', []) if going_on else []
@@ -90,6 +90,13 @@ class Run:
 
 def now():
     return time.strftime('%Y-%m-%d %H:%M:%S %z')
+
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # used from its source tree
+        return getattr(sys.modules[name], '__version__', None)
 
 
 def commit():

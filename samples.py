@@ -43,10 +43,9 @@ def read_prompts(path, tokenizer):
 @torch.no_grad()
 def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=lambda: False):
     """[(prompt, continuation)] of n_tokens each, the same in all processes. None if stop() says so."""
-    device, was_training, compiled = model.lm_head.weight.device, model.training, model._compiled_call_impl
+    device, was_training = model.lm_head.weight.device, model.training
     out = torch.zeros(len(prompts), max(len(ids) for _, ids in prompts) + n_tokens, dtype=torch.int64, device=device)
     model.eval()
-    model._compiled_call_impl = None  # every length would be compiled anew
     try:
         for i in range(procs.rank, len(prompts) + procs.rank, procs.world_size):  # as often in every process, as stop() may ask all
             if stop():
@@ -57,7 +56,6 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=l
                     row = model.generate(torch.tensor([ids], device=device), n_tokens, 0.8, 200, None, tokenizer.n_vocab, None, generator)[0]  # as sample.py does
                 out[i, :len(row)] = row
     finally:
-        model._compiled_call_impl = compiled
         model.train(was_training)
     texts = []
     for (prompt, ids), row in zip(prompts, procs.sum(out).tolist()):

@@ -346,9 +346,10 @@ if resuming:
     else:
         evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
 tokens_before = saved.get('tokens', start * tokens_per_iter) - start * tokens_per_iter if saved else 0  # what the weights had seen when this run began
-from_scratch, spent = not saved, report.Stopwatch(saved.get('spent', {}) if resuming else {})
+from_scratch = not saved
+spent = report.Stopwatch(saved.get('spent', {}) if resuming else {})  # seconds for evaluating, saving, sampling
 saved = None  # gives its memory back
-lengths = tasks.byte_lengths(data.tokenizer_state, config.vocab_size)
+lengths = tasks.byte_lengths(data.tokenizer_state, config.vocab_size)  # for bits per byte
 guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
 
 requests = Requests(procs, max_minutes)  # from here on a signal is a request

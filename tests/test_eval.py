@@ -3,15 +3,17 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, make_dataset, torchrun
-from test_tasks import export, write_questions
+from test_tasks import ONE, export, write_questions
 
 import checkpoint
-from dataset import Dataset, train_starts
+import tasks
+from dataset import Dataset, make_tokenizer, train_starts
 from model import GPT, GPTConfig
 
 TEXT = ''.join(f"{a} times {b} is {a * b}: \u00e9t\u00e9.\n" for a in range(20) for b in range(20))  # some characters have two bytes
@@ -88,8 +90,6 @@ def test_no_batch_size_changes_it(script, run):
 
 def test_its_error_is_what_other_windows_would_give(script, run):
     """The spread of the losses of many small parts of the text is what the error of each of them predicts."""
-    import tasks
-    from test_tasks import ONE
     model, _ = checkpoint.load(str(run / 'modern'))
     data = Dataset('tiny', str(run / 'data'))
     windows = tasks.cut(data.train.n - 1, 16)[:500]
@@ -121,6 +121,23 @@ def test_special_tokens_are_no_text_and_bytes_do_not_depend_on_the_tokenizer(scr
             losses = torch.nn.functional.cross_entropy(model(x[None], full_logits=True)[0][0], y, reduction='none')
         nats += losses[y != 256].sum().item()
     assert found['bpb'] == pytest.approx(nats / math.log(2) / found['bytes'], rel=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['byte', 'char', 'gpt2'])
+def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_bytes_are_those_of_the_text(kind, request):
+    if kind == 'gpt2':
+        request.getfixturevalue('gpt2')
+    text = TEXT[:3000]
+    tokenizer = make_tokenizer({'byte': {'kind': 'byte'}, 'char': {'kind': 'char', 'chars': ''.join(sorted(set(text)))}, 'gpt2': {'kind': 'tiktoken', 'name': 'gpt2'}}[kind])
+    ids = np.asarray(tokenizer.encode(text)).astype('int64')
+    tokens = SimpleNamespace(windows=lambda starts, length: np.stack([np.resize(np.roll(ids, -start), length) for start in starts]))
+    V = tokenizer.n_vocab + 5  # some that stand for nothing
+    model = GPT(GPTConfig(block_size=32, vocab_size=V, n_layer=1, n_head=1, n_embd=4, tie=False))
+    torch.nn.init.zeros_(model.lm_head.weight)
+    found = tasks.text_loss(model, tokens, tasks.cut(len(ids) - 1, 32), 32, 7, ONE, torch.no_grad(), tasks.byte_lengths(tokenizer.state(), V))
+    size = len(text.encode()) - len(tokenizer.decode(ids[:1].tolist()).encode())
+    assert found['bytes'] == size and found['tokens'] == len(ids) - 1
+    assert found['loss'] == pytest.approx(math.log(V)) and found['bpb'] == pytest.approx((len(ids) - 1) * math.log2(V) / size)
 
 
 def test_tasks_by_the_command_line(script, run, tmp_path):

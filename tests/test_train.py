@@ -422,7 +422,7 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
     # all that log.csv has, under its own name or nanoGPT's
     columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
     logged = {word for part in seen for line in part for word in re.findall(r"'([^']+)'", line)}
-    assert {checkpoint.Log.in_wandb.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data_ms'} <= logged
+    assert {checkpoint.Log.in_wandb.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
     best = min(float(row['val_loss']) for row in rows(tmp_path / 'out') if row['val_loss'])
     summary = next(line for line in done.stdout.splitlines() if line.startswith('SUMMARY '))
     assert f"'outcome': 'done', 'iterations': 8, 'best_val_loss': {best}}}" in summary and "{'min': " in summary
