@@ -22,6 +22,7 @@ import torch
 
 import dataset
 import huggingface
+import report
 from configurator import fail
 from model import GPT, GPTConfig
 from parallel import warn
@@ -212,7 +213,7 @@ def claim(out_dir, start=None):
         held = dataset.lock(out_dir, 'run')
         for name in os.listdir(out_dir):
             path = os.path.join(out_dir, name)
-            if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv'))):
+            if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv', *report.FILES))):
                 os.remove(path)
             elif NUMBERED.fullmatch(name) and int(name[5:-3]) > start:  # in the way of the numbers that come
                 try:
@@ -371,13 +372,18 @@ def load(path='out', dataset_name=None, data_dir=None):
 class Log:
     """log.csv of a run, a row per logged or evaluated iteration, and the same to wandb's `run` if there is one. A resume at
     `start` first drops the rows from there on: they are written again, once."""
-    columns = ('iter', 'loss', 'train_loss', 'val_loss', 'lr', 'grad_norm', 'tokens', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'data', 'seconds')
-    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's names for the latter two
+    columns = ('iter', 'progress', 'loss', 'train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
+               'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds', 'sample_seconds')  # docs/reading_logs.md explains them
+    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss', 'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}  # nanoGPT's names for the latter two
 
     def __init__(self, out_dir, start, run=None, enabled=True):
         self.file, self.run, self.complains = None, run, True
         if not enabled:
             return
+        if run:
+            run.define_metric('*', step_metric='iter')
+            for name in ('train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core'):  # in its tables the best, not the last
+                run.define_metric(self.in_wandb[name], step_metric='iter', summary='max' if name in ('hellaswag', 'core') else 'min')
         path, rows = os.path.join(out_dir, 'log.csv'), []
         try:
             if os.path.exists(path):
@@ -408,3 +414,8 @@ class Log:
                 self.complains = False
         if self.run and len(row) > 1:
             self.run.log({self.in_wandb.get(name, name): value for name, value in row.items()})
+
+    def end(self, **summary):
+        """What wandb shows of the run in its tables."""
+        if self.run:
+            self.run.summary.update(summary)

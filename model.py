@@ -362,9 +362,10 @@ class GPT(nn.Module):
             elif name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None, full_logits=False, cache=None):
-        """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats).
-        Without targets the loss is None and the logits are the last position's, (B, 1, V), unless full_logits.
+    def forward(self, idx, targets=None, full_logits=False, reduction='mean', cache=None):
+        """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats), or with
+        reduction='none' that of each of the B * T targets. Without targets the loss is None and the logits are the last position's,
+        (B, 1, V), unless full_logits.
         With a cache (cache.advance(T)) idx goes on where the ids before ended."""
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
@@ -385,7 +386,7 @@ class GPT(nn.Module):
         if targets is None:
             return logits, None
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
-        loss = F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1)
+        loss = F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1, reduction=reduction)
         return logits, loss
 
     def crop_block_size(self, block_size):

@@ -12,8 +12,10 @@ from datetime import timedelta
 
 import torch
 
+import report
 from configurator import fail
 
+CLEAR = '\r\033[K'  # what makes a terminal forget its last line
 begin = time.monotonic()  # max_minutes counts from here: near enough to the start of the process
 if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9):
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
@@ -24,7 +26,7 @@ class Processes:
     is_main (the one that prints and writes), device."""
 
     def __init__(self, device='auto', backend='auto', timeout=600):
-        self.rank, self.local_rank, self.world_size = 0, 0, 1
+        self.rank, self.local_rank, self.world_size, self.showing = 0, 0, 1, False
         self.many = 'RANK' in os.environ  # one process under torchrun counts as many: it is how people try it
         if self.many:
             try:
@@ -58,10 +60,32 @@ class Processes:
     def print(self, *words):
         if self.is_main:
             try:
+                print(CLEAR * self.showing, end='')
+                self.showing = False
                 print(*words, flush=True)
             except OSError as e:  # a full disk or a closed pipe must not end a run; log.csv has the numbers
                 sys.stdout = open(os.devnull, 'w')
                 warn(f"standard output is gone ({e.strerror}), the run goes on without it")
+
+    def live(self, text):
+        """Show `text` as the last line of a terminal, until the next one is shown or something is printed; a pipe or a file gets nothing."""
+        if self.is_main and sys.stdout.isatty():
+            try:
+                print(CLEAR + text[:shutil.get_terminal_size().columns - 1], end='', flush=True)
+                self.showing = True
+            except OSError:  # print() will tell
+                pass
+
+    def ticker(self, what, start=0, unit='batches'):
+        """tick(done, n), to be called as work goes on from `start`: shows how far it is, five times a second at most."""
+        begun = shown = time.monotonic()
+
+        def tick(done, n):
+            nonlocal shown
+            if (now := time.monotonic()) > shown + 0.2:
+                shown = now
+                self.live(f"{what}: {done:,} of {n:,} {unit}, {done / n:.0%}, {report.duration((now - begun) * (n - done) / (done - start))} left")
+        return tick
 
     def divide(self, steps, total_batch_size, batch_size, block_size):
         """(how many of an iteration's micro-batches are this process's, or a problem to report): `steps` micro-batches over all
@@ -116,6 +140,17 @@ class Processes:
         """Wait until the device has done what it was told, so that a clock read next tells the truth."""
         if self.device.type in ('cuda', 'mps'):
             getattr(torch, self.device.type).synchronize()
+
+    def memory(self):
+        """Gigabytes that this process has taken at most: of the GPU's memory, or, on a CPU, of main memory. None where nobody counts."""
+        if self.device.type == 'cuda':
+            return torch.cuda.max_memory_allocated(self.device) / 1e9
+        if self.device.type == 'mps':
+            return torch.mps.driver_allocated_memory() / 1e9
+        if importlib.util.find_spec('resource') is None:  # Windows
+            return None
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024) / 1e9
 
     def close(self):
         if self.many:

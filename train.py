@@ -15,7 +15,7 @@ from configurator import configure, fail, inherit, out_of_range
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.
 # files
-out_dir = 'out'  # the run's folder: checkpoints and log.csv
+out_dir = 'out'  # the run's folder: checkpoints, log.csv, run.json, report.md
 init_from = 'scratch'  # 'resume': go on from out_dir. 'auto': that if it holds a run, else 'scratch'. PATH of a checkpoint, or a Hugging Face folder or name ('gpt2', 'OWNER/NAME'): its weights, a new run
 resume_from: str = None  # with init_from='resume': a checkpoint of another run to go on from, in a new out_dir, e.g. to decay from there
 overwrite = False  # True: 'scratch' deletes the run that out_dir holds
@@ -81,9 +81,21 @@ min_lr: float = None  # None: 0 for 'wsd', else learning_rate / 10
 eval_interval = 2000  # iterations between evaluations; 0: only of the last weights
 eval_iters = 200  # batches per evaluation, the same ones each time; 0: all of val.bin, and as much of train.bin
 eval_tokens: int = None  # tokens per evaluation instead: comparable between batch sizes
+hellaswag_interval = 0  # iterations between its 10,042 questions, asked of the last weights too; 0: never. Files as for eval.py
+core_interval = 0  # the same for CORE, 22 tasks
+core_max_per_task = 500  # questions of each, the same ones each time
+tasks_dir: str = None  # where hellaswag_val.jsonl and eval_bundle/ lie. None: data/ beside this file
+sample_interval = 0  # iterations between texts that it writes into samples.md, also at the end; 0: none
+sample_growth = 1.0  # each gap is so many times the one before: 2 with an interval of 100 samples at 100, 300, 700, 1500, ...
+sample_prompts: str = None  # a file with a prompt per line. None: three times none
+sample_tokens = 200  # tokens of each
 eval_only = False  # evaluate once, write nothing, exit
+dry_run = False  # print the plan, and by three iterations on random tokens what it takes: memory, disk, hours; write nothing, exit
+overfit_batch = False  # True: the batch of the first iteration every time. If its loss does not go to nearly 0 in a few hundred, model or loop is broken
+stop_val_loss: float = None  # end the run when the validation loss is as low as that
 max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
 log_interval = 1  # iterations between lines on the console and in log.csv; 0: none
+write_report = True  # at the end, interrupted or not, report.md and loss.png (which needs matplotlib) from what is in out_dir
 wandb_log = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
 wandb_project = 'owt'
 wandb_run_name = 'gpt2'
@@ -113,7 +125,11 @@ from contextlib import nullcontext
 import torch
 
 import checkpoint
-from dataset import Dataset, Prefetch, hash64, same_tokenizer, train_starts
+import plan
+import report
+import samples
+import tasks
+from dataset import DATA_DIR, Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
@@ -126,13 +142,13 @@ device, master = procs.device, procs.is_main
 
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
-saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only, resume_from)
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes')
+saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only or dry_run, resume_from)
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes', 'stop_val_loss')
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
-    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE]
+    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', 'dry_run', *LAUNCH, *ARCHITECTURE]
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
@@ -165,17 +181,19 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
-    from_zero='seed max_iters warmup_iters eval_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
+    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
+    from_zero='seed max_iters warmup_iters eval_interval hellaswag_interval core_interval sample_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
     below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
 if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
+if sample_growth < 1:
+    problems.append(f"sample_growth is out of range ({sample_growth}). use a number from 1")
 if len(budgets := [name for name in BUDGETS if knobs[name] is not None]) > 1:
     problems.append(f"more than one budget ({', '.join(budgets)}). keep one of them")
 if batch_size * block_size >= 2**31:
     problems.append(f"batch_size x block_size is out of range ({batch_size} x {block_size}). use a smaller micro-batch and more of them: --gradient_accumulation_steps")
-if master and not eval_only and (problem := checkpoint.no_folder(out_dir)):
+if master and not (eval_only or dry_run) and (problem := checkpoint.no_folder(out_dir)):
     problems.append(problem)
 if problems:
     fail(*problems)  # below, some of them are divided by
@@ -229,7 +247,7 @@ with torch.device('meta'):  # to count only: no memory is used
 n_params = sum(shapes.values())
 # weights and AdamW's two moments; Muon has one
 checkpoint_bytes = 12 * n_params - (4 * sum(n for name, n in shapes.items() if name.startswith('transformer.h.')) if matrix_optimizer == 'muon' else 0)
-if master and not eval_only and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
+if master and not (eval_only or dry_run) and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
     problems.append(problem)
 if max_epochs is not None:
     max_tokens = max_epochs * samples_per_epoch * block_size
@@ -253,25 +271,27 @@ environment = procs.environment(deterministic, dtype=dtype, compile=compiling, b
 if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
 
-procs.print(f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else
-            " and no val.bin: no validation loss, no best checkpoint"))
-procs.print(f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters")
-procs.print(f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
-            f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}")
-procs.print(f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
-            f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""))
-procs.print(f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') +
-            f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
-            (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
-            ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'))
+overview = [
+    f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else " and no val.bin: no validation loss, no best checkpoint"),
+    f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters",
+    f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
+    f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}",
+    f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
+    f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""),
+    f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') +
+    f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
+    (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
+    ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'),
+    f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})",
+    "expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
+    f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}",
+]
+procs.print('\n'.join(overview))
 if lr_schedule != 'constant' and min_lr > learning_rate:
     procs.print(f"note: min_lr={min_lr:g} is above learning_rate={learning_rate:g}, so the rate rises to the end. usual is --min_lr={learning_rate / 10:g}")
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
     procs.print(f"note: the decay would have begun at iteration {decay_start:,}, so the rate falls at once. for the whole decay from here on: "
                 f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
-procs.print(f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})")
-procs.print("expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
-            f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}")
 
 # -----------------------------------------------------------------------------
 # data
@@ -280,6 +300,7 @@ def read_batch(n):
     """Micro-batch n of this process, counted over all iterations: x, y of shape (batch_size, block_size). A function of that number
     alone, and the batch of an iteration is the same however many processes share it."""
     it, micro = divmod(n, accumulation)
+    it = 0 if overfit_batch else it
     first = ((it * procs.world_size + procs.rank) * accumulation + micro) * batch_size
     starts = train_starts(seed, range(first, first + batch_size), data.train.n, block_size)
     return to_tensors(data.train.windows(starts, block_size + 1))
@@ -324,7 +345,11 @@ if resuming:
         best_val_loss = float('inf')
     else:
         evaluation, wandb_run_id = saved.get('evaluation', {}), saved.get('wandb_run_id')
+tokens_before = saved.get('tokens', start * tokens_per_iter) - start * tokens_per_iter if saved else 0  # what the weights had seen when this run began
+from_scratch = not saved
+spent = report.Stopwatch(saved.get('spent', {}) if resuming else {})  # seconds for evaluating, saving, sampling
 saved = None  # gives its memory back
+lengths = tasks.byte_lengths(data.tokenizer_state, config.vocab_size)  # for bits per byte
 guard = Guard(optimizer, scaler, device, max_bad_steps, bad_steps)
 
 requests = Requests(procs, max_minutes)  # from here on a signal is a request
@@ -340,30 +365,47 @@ if compiling:
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
     wrapped = procs.wrap(model, deterministic) if note else wrapped  # anew: the failed step may have left it in the middle of something
 
+if dry_run:
+    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
+    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
+    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    wrapped = None
+    procs.close()
+    sys.exit()
+
 # -----------------------------------------------------------------------------
 # helpers
 
-@torch.no_grad()
-def evaluate(split):
-    """Mean loss over the first windows of a split: the same ones each time, shared out over the processes. None if asked to stop."""
-    tokens = splits[split]
-    wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
-    n = min(wanted, tokens.n_windows(block_size))
-    losses = torch.zeros(math.ceil(n / batch_size), device=device)  # a place for each batch: the sum is the same for any world size
-    model.eval()
-    for i in range(procs.rank, len(losses) + procs.rank, procs.world_size):  # as often in every process, as asked() needs all of them
-        if requests.asked() > Requests.SAVE:
-            model.train()
+def interrupted():
+    return requests.asked() > Requests.SAVE  # to be asked by all processes, or by none
+
+
+def evaluate(it):
+    """Losses and bits per byte over the first windows of each split: the same ones each time. None if interrupted."""
+    found = {}
+    for split, tokens in splits.items():
+        wanted = max(1, eval_tokens // block_size) if eval_tokens else eval_iters * batch_size or (data.val or data.train).n_windows(block_size)
+        windows = tasks.cut(min(wanted, tokens.n_windows(block_size)) * block_size, block_size)
+        found[split] = tasks.text_loss(model, tokens, windows, block_size, batch_size, procs, autocast, lengths, interrupted, procs.ticker(f'evaluating {split}'))
+        if found[split] is None:
             return None
-        rows = min(batch_size, n - i * batch_size)
-        if rows <= 0:
-            continue
-        x, y = to_device(*to_tensors(tokens.windows([min(i * batch_size + r, n - 1) * block_size for r in range(batch_size)], block_size + 1)))
-        y[rows:] = -1  # a last, incomplete batch keeps its shape; what fills it up does not count
-        with autocast:
-            losses[i] = model(x, y)[1] * rows
-    model.train()
-    return procs.sum(losses).cpu().double().sum().item() / n
+    procs.print(f"step {it}: " + ', '.join(f"{split} loss {found[split]['loss']:.4f}" for split in splits))
+    return {**{split: found[split]['loss'] for split in splits}, **{measure: found['val'][measure] for measure in ('perplexity', 'bpb') if data.val}}
+
+
+# What is done once in a while, by what it finds: (interval, growth of the interval, job). No job leaves a trace in the training
+jobs = {'train': (eval_interval, 1.0, evaluate)}
+for name, interval, most in (('hellaswag', hellaswag_interval, 0), ('core', core_interval, core_max_per_task)):
+    if interval > 0:
+        jobs[name] = interval, 1.0, tasks.exam(name, tasks_dir or DATA_DIR, data.tokenizer(), most, model, batch_size, procs, autocast, interrupted)
+if sample_interval > 0:
+    jobs['sample'] = sample_interval, sample_growth, samples.writer(None if eval_only else out_dir, data.tokenizer(), sample_prompts, sample_tokens, seed, model, procs, autocast, interrupted)
+
+
+def due(name, it, last):
+    """Whether the job is one of pass `it`. Random weights are not asked questions."""
+    interval, growth, _ = jobs[name]
+    return last or eval_only or (interval > 0 and (it > 0 or name == 'train') and samples.due(it, interval, growth))
 
 
 def get_lr(it):
@@ -388,8 +430,8 @@ def save(it, best):
     if master:
         state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
                  'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
-                 'seconds': seconds, 'wandb_run_id': wandb_run_id, 'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment,
-                 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
+                 'seconds': seconds, 'spent': dict(spent), 'tokens': tokens_before + it * tokens_per_iter, 'wandb_run_id': wandb_run_id,
+                 'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
         newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
         try:
             outcome = 0 if checkpoint.finite(state['model']) else 2
@@ -405,12 +447,10 @@ def save(it, best):
     return outcome == 0
 
 
-def duration(seconds):
-    return f"{seconds // 3600:.0f}h{seconds % 3600 // 60:02.0f}m" if seconds >= 3600 else f"{seconds // 60:.0f}m{seconds % 60:02.0f}s"
-
-
-def close():
+def close(outcome, it):
     global wrapped
+    log.end(outcome=outcome, iterations=it, best_val_loss=best_val_loss)
+    run.end(outcome, write_report, iterations=it, seconds=seconds, best_val_loss=best_val_loss)
     wrapped = None  # DDP has to go before the process group does: otherwise a process now and then aborts at its very end
     procs.close()
 
@@ -419,7 +459,7 @@ def give_up(it, why):
     if master:
         print(f"error: {why} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
               f"with smaller rates (now {', '.join(f'--{name}={value:g}' for name, value in {'learning_rate': learning_rate, **rates}.items())}): --init_from=resume", file=sys.stderr)
-    close()
+    close(f"gave up: {why}", it)
     sys.exit(3)
 
 
@@ -455,10 +495,13 @@ if wandb_log and master:
         wandb_run = wandb.init(project=wandb_project, name=wandb_run_name, config=knobs, id=wandb_run_id, resume='allow')
     except wandb.Error as e:
         fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or leave wandb_log out", everywhere=True)
-    wandb_run.define_metric('*', step_metric='iter')
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
     lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
+facts = {'plan': overview, 'max_iters': max_iters, 'parameters': n_params, 'tokens_per_iter': tokens_per_iter, 'tokens_before': tokens_before, 'environment': environment,
+         'dataset': {'name': dataset, 'folder': data.folder, **{key: data.meta.get(key) for key in ('splits', 'source', 'command')}}}
+resolved = {**{name: globals()[name] for name in knobs}, 'device': str(device), 'compile': compiling}
+run = report.Run(out_dir, resolved, facts, resuming and not branching, start, enabled=master and not eval_only)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 tree = TreeSum(procs, model) if deterministic else None
 whole = True  # whether the newest checkpoint could be written
@@ -469,33 +512,40 @@ if not eval_only:
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving
 logged_at, steps = seconds, 0  # when the last log line was, and the steps made since
 step_time = None  # seconds per step, averaged over the latest ones
+tick = procs.ticker('training', start, 'iterations')  # a last line on a terminal, with the time left, evaluations and all
 for it in range(start, max(start, max_iters) + 1):
     row, last = {'iter': it}, it >= max_iters
 
     # once in a while: evaluate, save, stop if asked
     asked = requests.asked()
-    due = eval_only or last or (eval_interval > 0 and it % eval_interval == 0)
     first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
-    if due or asked or first or (save_interval and it % save_interval == 0):
+    if any(due(name, it, last) for name in jobs) or asked or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
-        seconds, improved, best_before = time.perf_counter() - origin, False, best_val_loss
+        seconds, best_before = time.perf_counter() - origin, best_val_loss
         look_at_guard()
-        if due and asked <= Requests.SAVE and (eval_only or evaluation.get('iter') != it):  # not once more after a resume
-            losses = {split: evaluate(split) for split in splits}
-            asked = requests.asked()
-            if None not in losses.values():
-                evaluation = {'iter': it, **losses}
-                procs.print(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in splits))
-                improved = losses.get('val', math.inf) < best_val_loss  # False if it is not a number
-                best_val_loss = losses['val'] if improved else best_val_loss
+        evaluation = evaluation if evaluation.get('iter') == it else {'iter': it}
+        found = {}
+        for name in jobs:
+            if due(name, it, last) and asked <= Requests.SAVE and (eval_only or name not in evaluation):  # not once more after a resume
+                with spent('sample' if name == 'sample' else 'eval'):
+                    found.update(jobs[name][2](it) or {})
+                evaluation.update(found)
+                asked = requests.asked()
+            if stop_val_loss is not None and evaluation.get('val', math.inf) <= stop_val_loss and not last:
+                procs.print(f"the validation loss is as low as stop_val_loss={stop_val_loss:g}")
+                last = True  # what is due at the end is due now
+        improved = found.get('val', math.inf) < best_val_loss  # False if it is not a number
+        best_val_loss = found['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
         is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
         if is_new and (improved or regular or asked or last or first) and not eval_only:
-            whole = save(it, improved)
+            with spent('save'):
+                whole = save(it, improved)
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
         origin = time.perf_counter() - seconds
-    if evaluation.get('iter') == it:
-        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'))
+    if evaluation.get('iter') == it and len(evaluation) > 1:
+        row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'), **{name: evaluation.get(name) for name in ('perplexity', 'bpb', 'hellaswag', 'core')},
+                   **{f'{name}_seconds': spent.get(name) for name in ('eval', 'save', 'sample')})
     if asked > Requests.SAVE or last or eval_only:
         break
 
@@ -523,6 +573,7 @@ for it in range(start, max(start, max_iters) + 1):
     guard.step(it, loss, grad_norm)  # skips what is not finite
     optimizer.zero_grad(set_to_none=True)
     steps += 1
+    tick(it + 1, max_iters)
 
     # the log; reading the loss waits for the device, so not at every step
     if log_interval > 0 and it % log_interval == 0:
@@ -533,28 +584,36 @@ for it in range(start, max(start, max_iters) + 1):
         if it >= start + 5:  # the first steps are slower
             step_time = dt if step_time is None else 0.9 * step_time + 0.1 * dt
         mfu = model.estimate_mfu(accumulation * batch_size, dt, peak_flops)
-        row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, seconds=seconds, ms=1000 * dt,
-                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu, data=100 * waiting)
+        row.update(loss=loss, lr=lr, grad_norm=grad_norm.item(), tokens=(it + 1) * tokens_per_iter, tokens_total=tokens_before + (it + 1) * tokens_per_iter,
+                   progress=(it + 1) / max_iters, seconds=seconds, ms=1000 * dt, data=100 * waiting, memory_gb=procs.memory(),
+                   epoch=(it + 1) * samples_per_iter / samples_per_epoch, tokens_per_second=tokens_per_iter / dt, mfu=mfu and 100 * mfu)
         procs.print(f"iter {it}: loss {loss:.4f}, time {1000 * dt:.2f}ms, " + (f"mfu {100 * mfu:.2f}%, " if mfu else "") +
                     f"lr {lr:.2e}, grad norm {row['grad_norm']:.2f}, {tokens_per_iter / dt:,.0f} tok/s, epoch {row['epoch']:.2f}, data {row['data']:.1f}%" +
-                    (f", eta {duration((max_iters - it - 1) * step_time)}" if step_time else ""))
+                    (f", eta {report.duration((max_iters - it - 1) * step_time)}" if step_time else ""))
+        if it == 0 and from_scratch and (note := plan.first_loss(loss, data.meta['vocab_size'], n_embd)):
+            procs.print(note)
         look_at_guard()
     log.write(row)
 log.write(row)
 if not eval_only:
     batches.close()
 
+outcome = 'done'
 if not whole:
+    outcome = 'ended without its last checkpoint'
     problem = f"the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} is the newest). make room, then: {command(['--init_from=auto', f'--out_dir={out_dir}'])}"
     if master:
         print(f"error: {problem}", file=sys.stderr)
 elif asked > Requests.SAVE:
     by = 'max_minutes' if asked > 255 else signal.Signals(asked - 128).name
+    outcome = f'stopped by {by}'
     procs.print(f"stopped by {by} after {it:,} iterations, " + (f"saved in {out_dir}. to go on: {command(['--init_from=resume', f'--out_dir={out_dir}'])}" if it > start or resuming
                 else "with nothing to save yet"))
 elif not eval_only:
-    procs.print(f"done: {it:,} iterations in {duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
+    procs.print(f"done: {it:,} iterations in {report.duration(seconds)}" + (f", best validation loss {best_val_loss:.4f}" if data.val else "") +
                 f". to see what it writes: python sample.py --out_dir={out_dir}")
-close()
+    if overfit_batch and log_interval > 0 and master and it > 0:
+        procs.print(plan.learned_by_heart([loss for _, loss in report.points(report.read_log(out_dir), 'iter', 'loss')]))
+close(outcome, it)
 if not whole or asked > Requests.SAVE:
     sys.exit(4 if not whole else asked % 256)

@@ -9,5 +9,5 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
   PATH="$PWD/.venv/bin:$PATH"
 fi
 python -m pip install --quiet --disable-pip-version-check -r requirements.txt pytest==9.2.0 pytest-xdist==3.8.0 \
-  transformers==5.23.0 safetensors==0.8.0 huggingface_hub==2.4.0 tokenizers==0.23.3 pyarrow==26.0.1 zstandard==0.25.0 tqdm==4.70.1 isal==1.9.1 matplotlib==3.11.2
+  transformers==5.23.0 safetensors==0.8.0 huggingface_hub==2.4.0 tokenizers==0.23.3 pyarrow==26.0.1 zstandard==0.25.0 tqdm==4.70.1 isal==1.9.1 matplotlib==3.11.2 pyyaml==6.0.3
 python -m pytest -q -n 2 tests "$@"

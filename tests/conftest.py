@@ -18,7 +18,7 @@ os.environ['OMP_NUM_THREADS'] = '1'  # tiny nets: a second thread only waits; th
 
 TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
         '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
-        '--learning_rate=1e-2']
+        '--learning_rate=1e-2', '--write_report=False']
 TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
 
 

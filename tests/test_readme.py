@@ -15,7 +15,7 @@ from conftest import REPO, TEXT
 
 README = (REPO / 'README.md').read_text(encoding='utf-8')
 SHORT = ' --max_iters=3 --warmup_iters=1 --eval_iters=1 --overwrite --device=cpu'
-ELSEWHERE = ('pip install', '--nproc_per_node=8', 'config/train_gpt2.py', 'bash runs/test.sh',
+ELSEWHERE = ('pip install', '--tasks=', '--nproc_per_node=8', 'config/train_gpt2.py', 'bash runs/test.sh',
              'gpt2-xl', 'eval_gpt2', 'finetune_shakespeare', 'SmolLM2', 'tinystories', 'fineweb_edu', 'prepare.py openwebtext', 'hf:')  # other machines, downloads, or this very suite
 
 
@@ -65,6 +65,8 @@ def test_every_command_runs_in_the_order_of_the_page(clone, gpt2):
             short += SHORT + ' --overwrite=False'
         elif 'sample.py' in command:
             short += ' --num_samples=1 --max_new_tokens=5 --device=cpu'
+        elif 'eval.py' in command:
+            short += ' --eval_tokens=2000 --device=cpu'
         out = run(short, clone)
         assert 'train.py' not in command or 'step 3: train loss' in out
     code = re.search(r'^```python\n(.*?)^```', README, re.M | re.S)[1]
@@ -87,7 +89,7 @@ def test_every_file_that_the_pages_link_to_is_there():
 
 
 def test_every_knob_has_a_comment_or_a_group_that_explains_it():
-    for name in ('train.py', 'sample.py', 'prepare.py', 'export.py'):
+    for name in ('train.py', 'sample.py', 'prepare.py', 'export.py', 'eval.py'):
         block = (REPO / name).read_text().split('# ' + '-' * 77)[1]
         bare = [line for line in block.strip().splitlines() if line and '#' not in line]
         assert set(line.split()[0] for line in bare) <= {'n_layer', 'n_head', 'n_embd', 'beta1', 'beta2', 'wandb_project', 'wandb_run_name', 'num_samples', 'seed'}, bare

@@ -410,7 +410,7 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
     code = 'import runpy, sys, wandb; sys.path.insert(0, {repo!r}); sys.argv = {argv!r}\n' \
            'real = wandb.init\n' \
            'def init(**kw):\n    run = real(**kw); log = run.log; run.log = lambda row: (print("LOGGED", run.id, sorted(row)), log(row)); return run\n' \
-           'wandb.init = init\nrunpy.run_path({path!r}, run_name="__main__")'
+           'wandb.init = init\nrunpy.run_path({path!r}, run_name="__main__")\nkeep = ("outcome", "iterations", "best_val_loss")\nprint("SUMMARY", {{k: wandb.run.summary[k] for k in keep}}, dict(wandb.run.summary["val/loss"]))'
     seen = []
     for extra in ([], ['--init_from=resume', '--max_iters=8']):
         argv = ['train.py', *tiny, '--wandb_log=True', *extra]
@@ -419,6 +419,13 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
         assert done.returncode == 0, done.stderr
         seen.append([line for line in done.stdout.splitlines() if line.startswith('LOGGED')])
     assert all(key in seen[0][0] for key in ("'iter'", "'train/loss'", "'val/loss'", "'lr'", "'grad_norm'", "'tokens_per_second'"))
+    # all that log.csv has, under its own name or nanoGPT's
+    columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
+    logged = {word for part in seen for line in part for word in re.findall(r"'([^']+)'", line)}
+    assert {checkpoint.Log.in_wandb.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
+    best = min(float(row['val_loss']) for row in rows(tmp_path / 'out') if row['val_loss'])
+    summary = next(line for line in done.stdout.splitlines() if line.startswith('SUMMARY '))
+    assert f"'outcome': 'done', 'iterations': 8, 'best_val_loss': {best}}}" in summary and "{'min': " in summary
     assert len({line.split()[1] for part in seen for line in part}) == 1 and len(seen[1]) >= 2
     assert list((tmp_path / 'wandb').glob('offline-run-*/*.wandb'))
 
