@@ -344,7 +344,7 @@ def signal_during_an_evaluation(quick):
     """SIGTERM during a long evaluation"""
     def slow():
         real = model.GPT.forward
-        model.GPT.forward = lambda self, *args: (time.sleep(0 if self.training else 0.02), real(self, *args))[1]
+        model.GPT.forward = lambda self, *args, **kwargs: (time.sleep(0 if self.training else 0.02), real(self, *args, **kwargs))[1]
     child = Child(*RUN, '--eval_interval=20', '--eval_iters=500', '--max_iters=400', '--save_interval=1000', sabotage=slow)
     child.until('iter 19:')
     time.sleep(0.3)
