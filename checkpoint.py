@@ -85,6 +85,8 @@ def starting_point(procs, init_from, out_dir, overwrite=False, eval_only=False, 
     if procs.is_main:
         path, resuming, branching = choose(procs, init_from, out_dir, overwrite, eval_only, resume_from)
     path, resuming, branching = procs.share((path, resuming, branching))
+    if resuming and not os.path.isfile(path):
+        fail(f"{path} was removed in the meantime: another run is writing into {os.path.dirname(path)}. wait for its end", everywhere=True)
     state = read(path, verify=not resuming) if path else None
     named = NUMBERED.fullmatch(os.path.basename(path)) if resuming and not branching else None
     if named and int(named[1]) != state['iter_num']:  # else it would be in the way of the numbers that come

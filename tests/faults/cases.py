@@ -468,7 +468,7 @@ def every_loss_is_nan(quick):
 @case()
 def two_runs_in_one_folder(quick):
     """a second run into the same out_dir, while the first trains and after kill -9"""
-    first = Child(*RUN, '--max_iters=100000').until('iter 10:')
+    first = Child(*RUN, '--max_iters=100000', '--save_interval=10').until('iter 11:')
     for flags in (['--init_from=resume'], ['--overwrite']):
         second = train(*flags, out=first.out, expect=2)
         assert 'another run is writing into' in second.text(), second.text()
