@@ -86,7 +86,8 @@ def starting_point(procs, init_from, out_dir, overwrite=False, eval_only=False, 
         path, resuming, branching = choose(procs, init_from, out_dir, overwrite, eval_only, resume_from)
     path, resuming, branching = procs.share((path, resuming, branching))
     if resuming and not os.path.isfile(path):
-        fail(f"{path} was removed in the meantime: another run is writing into {os.path.dirname(path)}. wait for its end", everywhere=True)
+        fail(f"{path} is not there for this process: another run is writing into that folder, or its disk is not shared by all machines. wait for "
+             "its end, or name a folder that all of them see", everywhere=True)
     state = read(path, verify=not resuming) if path else None
     named = NUMBERED.fullmatch(os.path.basename(path)) if resuming and not branching else None
     if named and int(named[1]) != state['iter_num']:  # else it would be in the way of the numbers that come
@@ -207,26 +208,33 @@ def link(path, name):
     os.replace(name + '.tmp', name)
 
 
-def claim(out_dir, start=None):
-    """Make out_dir this process's own to write into: for a new run, without what an earlier one left, or to go on at iteration `start`.
-    Returns the lock, which has to be kept."""
+def lock(out_dir):
+    """Make out_dir, and this process the only run that writes into it, as long as what is returned is kept."""
     try:
         os.makedirs(out_dir, exist_ok=True)
-        held = dataset.lock(out_dir, 'run')
+        return dataset.lock(out_dir, 'run')
+    except (OSError, ValueError) as e:
+        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with --out_dir", everywhere=True)
+
+
+def clean(out_dir, start, overwrite):
+    """Remove what an earlier run left in the locked out_dir: of a new run (start is None) all of it, to go on at `start` what is in the way."""
+    if start is None and not overwrite and newest(out_dir):
+        fail(f"another run has written into {out_dir} in the meantime. start again")
+    try:
         for name in os.listdir(out_dir):
             path = os.path.join(out_dir, name)
-            if name.endswith('.tmp') or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv', *report.FILES))):
+            if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and (NUMBERED.fullmatch(name) or name in ('ckpt.pt', 'ckpt_best.pt', 'log.csv', *report.FILES))):
                 os.remove(path)
             elif NUMBERED.fullmatch(name) and int(name[5:-3]) > start:  # in the way of the numbers that come
                 try:
-                    check_sums(path)
+                    unpack(path)
                 except Damaged:
                     os.replace(path, path + '.damaged')
                 else:
                     fail(f"{path} was written by another run in the meantime. start again")
     except (OSError, ValueError) as e:
         fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with --out_dir", everywhere=True)
-    return held
 
 
 def check_sums(path):

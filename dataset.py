@@ -471,6 +471,8 @@ class Tokens:
                 file = self.open(shard)
                 file.seek((start - first) * self.dtype.itemsize)
                 n = file.readinto(part.view(np.uint8))
+                while 0 < n < part.nbytes and (more := file.readinto(part.view(np.uint8)[n:])):  # file systems over a network may give less than asked
+                    n += more
             if n != part.nbytes:
                 fail(f"{self.paths[shard]} became shorter while it was read. restore it, then go on with --init_from=resume", everywhere=True)
             row, start, shard = row[len(part):], start + len(part), shard + 1

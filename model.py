@@ -232,8 +232,8 @@ class Cache:
 
     def extend(self, layer, k, v):
         """Put k, v (B, K, T, D) into their positions; returns all that may be asked, (B, K, S, D) each."""
-        self.k[layer].index_copy_(2, self.positions, k)
-        self.v[layer].index_copy_(2, self.positions, v)
+        self.k[layer].index_copy_(2, self.positions, k.to(self.k[layer].dtype))  # under autocast CUDA's norms return float32
+        self.v[layer].index_copy_(2, self.positions, v.to(self.v[layer].dtype))
         return self.k[layer][:, :, :self.seen], self.v[layer][:, :, :self.seen]
 
 

@@ -93,7 +93,8 @@ class Guard:
         """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all processes."""
         bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= self.limit)
         if self.scaler.is_enabled():  # it skips by itself, and does so now and then while it looks for its scale
-            self.scaler.step(self.optimizer)
+            if self.in_a_row < self.limit:
+                self.scaler.step(self.optimizer)
             self.scaler.update()
             bad &= self.scaler.get_scale() < 1
         elif self.optimizer.defaults['fused']:

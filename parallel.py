@@ -16,7 +16,7 @@ import report
 from configurator import fail
 
 CLEAR = '\r\033[K'  # what makes a terminal forget its last line
-begin = time.monotonic()  # max_minutes counts from here: near enough to the start of the process
+begin, parent = time.monotonic(), os.getppid()  # max_minutes counts from here: near enough to the start of the process
 if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9):
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
 
@@ -48,10 +48,12 @@ class Processes:
             if backend in ('mpi', 'ucc', 'xccl') and not dist.is_backend_available(backend):
                 fail(f"backend={backend}, but this torch was built without it. use --backend=auto, nccl (GPUs) or gloo (CPUs)")
             timeout = timedelta(seconds=timeout)
-            # torchrun's store outlives a restart: without a name of its own, a new process may read the address of a dead one
+            # torchrun's store outlives a restart: without a name of its own, a new process may read the address of a dead one. The launchers
+            # of several machines count their restarts apart; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same
             try:
                 store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
-                store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
+                if os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']:
+                    store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
                 dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (ValueError, RuntimeError) as e:
                 fail(f"the processes do not find each other ({str(e).strip().splitlines()[0][:160]}). launch with torchrun, see the top of train.py; or unset RANK", everywhere=True)
@@ -112,7 +114,8 @@ class Processes:
         from torch.nn.parallel import DistributedDataParallel
         # not to be sent around before every forward pass: the only buffer is a table, the same everywhere
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
-        return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == 'cuda' else None)
+        # the gradients lie in the buckets that are sent, not in a copy
+        return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == 'cuda' else None, gradient_as_bucket_view=True)
 
     def sum(self, tensor):
         """`tensor`, summed over the processes, in place."""
@@ -124,7 +127,7 @@ class Processes:
         """The largest `number` (an int) that a process has: what all of them then act on."""
         if not self.many:
             return number
-        number = torch.tensor(number)
+        number = torch.tensor(int(number))
         self.dist.all_reduce(number, op=self.dist.ReduceOp.MAX)
         return number.item()
 
@@ -174,7 +177,7 @@ class Requests:
 
     def __init__(self, procs, max_minutes=None):
         self.procs, self.stop, self.save, self.agreed, self.first = procs, 0, False, 0, None
-        self.parent = os.getppid()
+        self.parent = parent
         self.deadline = float('inf') if max_minutes is None else begin + 60 * max_minutes
         self.save_at, self.last, self.longest = float('inf'), None, 0.0
         for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2'):

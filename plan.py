@@ -104,6 +104,8 @@ def first_loss(loss, vocab_size, n_embd):
 
 def learned_by_heart(losses):
     """What overfit_batch has shown, by the losses of its iterations."""
+    if not losses:
+        return "overfit_batch: no finite loss was logged. model or loop is broken"
     first, last = losses[0], min(losses[-5:])
     if last < 0.1 * first:
         return f"overfit_batch: the loss of one batch went from {first:.3f} to {last:.4f}. model and loop learn"

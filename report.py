@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -153,17 +154,17 @@ def smooth(values):
 def spikes(log):
     """[(iteration, loss before, loss, gradient norm)] where the loss leaps out of what it did in the twenty rows before."""
     found, recent = [], []
-    for it, loss, norm in zip(log.get('iter', []), log.get('loss', []), log.get('grad_norm', [])):
+    for row, (it, loss, norm) in enumerate(zip(log.get('iter', []), log.get('loss', []), log.get('grad_norm', []))):
         if loss is None:
             continue
         if len(recent) == 20:
             middle = statistics.median(recent)
             usual = statistics.median(abs(value - middle) for value in recent)
             if not math.isfinite(loss) or loss - middle > max(0.25, 12 * usual):
-                found.append((int(it), middle, loss, norm))
+                found.append((row, (int(it), middle, loss, norm)))
                 continue  # it is not what is usual; the next one may belong to the same spike
         recent = [*recent[-19:], loss]
-    return [spike for i, spike in enumerate(found) if i == 0 or log['iter'].index(spike[0]) > log['iter'].index(found[i - 1][0]) + 3]
+    return [spike for i, (row, spike) in enumerate(found) if i == 0 or row > found[i - 1][0] + 3]
 
 
 def remarks(log):
@@ -238,10 +239,11 @@ def draw(runs, path, x='tokens', y='loss', title=None, rate=False):
             best = (max if y in ('hellaswag', 'core') else min)(marked, key=lambda point: point[1]) if marked else None
             single, name = len(runs) == 1, name if best is None else f'{name}: {best[1]:.4g}'
             if raw:
-                xs, ys = [a / scale for a, _ in raw], [b for _, b in raw]
-                ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8, zorder=1)
-                ax.plot(xs, smooth(ys), color=color, linewidth=1.6, zorder=2, label=('training batches, smoothed' if y == 'loss' else UNITS.get(y, y)) if single else name)
-                visible += [b for a, b in zip(xs, smooth(ys)) if a >= 0.05 * xs[-1]]
+                some = slice(None, None, 1 + len(raw) // 4000)  # more points than pixels only cost memory
+                xs, ys = [a / scale for a, _ in raw][some], smooth([b for _, b in raw])[some]
+                ax.plot(xs, [b for _, b in raw][some], color=color, alpha=0.25, linewidth=0.8, zorder=1)
+                ax.plot(xs, ys, color=color, linewidth=1.6, zorder=2, label=('training batches, smoothed' if y == 'loss' else UNITS.get(y, y)) if single else name)
+                visible += [b for a, b in zip(xs, ys) if a >= 0.05 * xs[-1]]
             if marked:
                 xs, ys = [a / scale for a, _ in marked], [b for _, b in marked]
                 marker = '#c2572b' if single and raw else color
@@ -267,7 +269,8 @@ def draw(runs, path, x='tokens', y='loss', title=None, rate=False):
             ax.set_title(title, fontsize=11, loc='left')
         if rate:
             strip = axes[1][0]
-            strip.plot(*zip(*[(a / scale, b) for a, b in points(logs[0], column, 'lr')] or [(0, 0)]), color='#777777', linewidth=1.4)
+            rates = points(logs[0], column, 'lr') or [(0, 0)]
+            strip.plot(*zip(*[(a / scale, b) for a, b in rates[::1 + len(rates) // 4000]]), color='#777777', linewidth=1.4)
             strip.set_ylabel('rate')
             strip.set_ylim(bottom=0)
             strip.yaxis.set_major_locator(MaxNLocator(2))
@@ -289,6 +292,7 @@ def draw(runs, path, x='tokens', y='loss', title=None, rate=False):
 
 
 def duration(seconds):
+    seconds = round(seconds)
     return f"{seconds // 3600:.0f}h{seconds % 3600 // 60:02.0f}m" if seconds >= 3600 else f"{seconds // 60:.0f}m{seconds % 60:02.0f}s"
 
 
@@ -299,7 +303,7 @@ def write(out_dir):
         draw([out_dir], os.path.join(out_dir, 'loss.png'), title=os.path.basename(os.path.abspath(out_dir)), rate=True)
     except ImportError:
         note = "no loss.png, as matplotlib is not installed: pip install matplotlib, then python plot.py " + f"{out_dir} --report=True"
-    except ValueError as e:
+    except Exception as e:  # the page matters more than the picture
         note = f"no loss.png: {e}"
     text = '\n'.join(page(out_dir, run, log, picture=note is None))
     with open(os.path.join(out_dir, 'report.md.tmp'), 'w', encoding='utf-8') as f:
@@ -374,7 +378,7 @@ def page(out_dir, run, log, picture):
         yield ''
     try:
         with open(os.path.join(out_dir, 'samples.md'), encoding='utf-8') as f:
-            latest = f.read().split('\n## ')[-1]
+            latest = re.split(r'(?m)^## (?=after [\d,]+ iterations$)', f.read())[-1]
         yield f"## Samples, {latest}" if latest.strip() else ''
     except OSError:
         pass

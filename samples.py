@@ -45,6 +45,8 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=l
     """[(prompt, continuation)] of n_tokens each, the same in all processes. None if stop() says so."""
     device, was_training = model.lm_head.weight.device, model.training
     out = torch.zeros(len(prompts), max(len(ids) for _, ids in prompts) + n_tokens, dtype=torch.int64, device=device)
+    exact = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)  # a draw wants a cumulated sum, for which CUDA has no deterministic one
     model.eval()
     try:
         for i in range(procs.rank, len(prompts) + procs.rank, procs.world_size):  # as often in every process, as stop() may ask all
@@ -56,6 +58,7 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=l
                     row = model.generate(torch.tensor([ids], device=device), n_tokens, 0.8, 200, None, tokenizer.n_vocab, None, generator)[0]  # as sample.py does
                 out[i, :len(row)] = row
     finally:
+        torch.use_deterministic_algorithms(exact)
         model.train(was_training)
     texts = []
     for (prompt, ids), row in zip(prompts, procs.sum(out).tolist()):
@@ -66,6 +69,9 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=l
     return texts
 
 
+SECTION = r'(?m)^(?=## after [\d,]+ iterations$)'  # where one begins
+
+
 def append(out_dir, it, texts):
     """A section for iteration `it` at the end of samples.md, in place of those of this and later ones that an interrupted run may have left."""
     path = os.path.join(out_dir, 'samples.md')
@@ -73,7 +79,7 @@ def append(out_dir, it, texts):
     if os.path.exists(path):
         with open(path, encoding='utf-8') as f:
             old = f.read()
-    sections = [part for part in re.split(r'(?m)^(?=## after )', old) if (m := re.match(r'## after ([\d,]+) ', part)) and int(m[1].replace(',', '')) < it]
+    sections = [part for part in re.split(SECTION, old) if (m := re.match(r'## after ([\d,]+) ', part)) and int(m[1].replace(',', '')) < it]
     section = f"## after {it:,} iterations\n\n"
     for prompt, text in texts:
         fence = '`' * max(3, 1 + max(map(len, re.findall('`+', prompt + text)), default=0))

@@ -53,7 +53,7 @@ def cut(n_targets, block_size, stride=None):
     `begin` to before `end` are read, the targets behind `done` counted. Each window moves on by `stride` targets, and what it has
     read before them is context; by default there is none."""
     stride = stride or block_size
-    ends = np.minimum(np.arange(block_size, n_targets + stride, stride), n_targets)
+    ends = np.unique(np.minimum(np.arange(block_size, max(n_targets, block_size) + stride, stride), n_targets))
     done = np.concatenate(([0], ends[:-1]))
     return np.stack((np.maximum(0, done - (block_size - stride)), done, ends), axis=1)
 

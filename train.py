@@ -143,7 +143,8 @@ device, master = procs.device, procs.is_main
 if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
 saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only or dry_run, resume_from)
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes', 'stop_val_loss')
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes', 'stop_val_loss',
+          'sample_prompts', 'tasks_dir')  # no path is taken from a checkpoint, which may be a stranger's
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
@@ -356,22 +357,17 @@ requests = Requests(procs, max_minutes)  # from here on a signal is a request
 wrapped = procs.wrap(model, deterministic)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
 if compiling:
     def first_step():
+        wrapped.require_backward_grad_sync = False  # if it fails in one process, the others must not wait for it
         with autocast:
             loss = wrapped(*to_device(*read_batch(start * accumulation)))[1]
         loss.backward()
         model.zero_grad(set_to_none=True)
     t0 = time.perf_counter()
     note = compile_model(model, first_step, compile)
+    if procs.any(bool(note)) and not note:
+        model._compiled_call_impl, note = None, 'note: compile is off after all, it failed in another process'
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
     wrapped = procs.wrap(model, deterministic) if note else wrapped  # anew: the failed step may have left it in the middle of something
-
-if dry_run:
-    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
-    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
-    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
-    wrapped = None
-    procs.close()
-    sys.exit()
 
 # -----------------------------------------------------------------------------
 # helpers
@@ -400,6 +396,15 @@ for name, interval, most in (('hellaswag', hellaswag_interval, 0), ('core', core
         jobs[name] = interval, 1.0, tasks.exam(name, tasks_dir or DATA_DIR, data.tokenizer(), most, model, batch_size, procs, autocast, interrupted)
 if sample_interval > 0:
     jobs['sample'] = sample_interval, sample_growth, samples.writer(None if eval_only else out_dir, data.tokenizer(), sample_prompts, sample_tokens, seed, model, procs, autocast, interrupted)
+
+
+if dry_run:
+    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
+    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
+    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    wrapped = None
+    procs.close()
+    sys.exit()
 
 
 def due(name, it, last):
@@ -469,7 +474,8 @@ def look_at_guard():
     if n:
         path = checkpoint.newest(out_dir)
         begin = ['--init_from=resume', f'--resume_from={path}'] if path else sys.argv[1:]
-        replay = [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={bad_it + 1}', f'--lr_decay_iters={lr_decay_iters}', '--log_interval=1', '--eval_interval=0', '--eval_iters=1']
+        replay = [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={bad_it + 1}', f'--lr_decay_iters={lr_decay_iters}', '--log_interval=1', '--eval_interval=0', '--eval_iters=1',
+                  '--hellaswag_interval=0', '--core_interval=0', '--sample_interval=0']
         procs.print(f"note: the update of iteration {bad_it} was skipped, its loss is {loss:.4g}, its gradient norm {norm:.4g}, lr {get_lr(bad_it):.2e} ({n} skipped since the "
                     f"last line, {in_a_row} in a row). that iteration once more: {command(replay)}")
     if in_a_row >= max_bad_steps:
@@ -489,6 +495,8 @@ def command(args):
 if resuming and start >= max_iters and not eval_only:
     procs.print(f"this run is done: {start:,} of {max_iters:,} iterations. to train on: --max_iters={2 * max(1, start)}")
 wandb_run = None
+if master and not eval_only:
+    lock = checkpoint.lock(out_dir)
 if wandb_log and master:
     import wandb
     try:
@@ -497,7 +505,7 @@ if wandb_log and master:
         fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or leave wandb_log out", everywhere=True)
     wandb_run_id = wandb_run.id  # goes into the checkpoint: a resume continues the same curves
 if master and not eval_only:
-    lock = checkpoint.claim(out_dir, start if resuming and not branching else None)
+    checkpoint.clean(out_dir, start if resuming and not branching else None, overwrite)
 facts = {'plan': overview, 'max_iters': max_iters, 'parameters': n_params, 'tokens_per_iter': tokens_per_iter, 'tokens_before': tokens_before, 'environment': environment,
          'dataset': {'name': dataset, 'folder': data.folder, **{key: data.meta.get(key) for key in ('splits', 'source', 'command')}}}
 resolved = {**{name: globals()[name] for name in knobs}, 'device': str(device), 'compile': compiling}
@@ -592,8 +600,9 @@ for it in range(start, max(start, max_iters) + 1):
                     (f", eta {report.duration((max_iters - it - 1) * step_time)}" if step_time else ""))
         if it == 0 and from_scratch and (note := plan.first_loss(loss, data.meta['vocab_size'], n_embd)):
             procs.print(note)
-        look_at_guard()
     log.write(row)
+    if 'loss' in row:
+        look_at_guard()
 log.write(row)
 if not eval_only:
     batches.close()

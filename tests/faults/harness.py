@@ -28,6 +28,7 @@ import torch.nn.parallel
 
 import checkpoint
 import optim
+import parallel
 from conftest import make_dataset
 
 # in memory where that is possible: a kill spares what the kernel has been given, and a slow disk only costs time here
@@ -70,6 +71,7 @@ class Child:
         sys.stdout, sys.stderr = os.fdopen(1, 'w'), os.fdopen(2, 'w')
         sys.argv = [str(REPO / script), *args]
         status = 1
+        parallel.begin, parallel.parent = time.monotonic(), os.getppid()  # as if it were imported now
         try:
             if sabotage:
                 sabotage()
