@@ -285,7 +285,8 @@ def read(path, verify=True):
     try:
         state = unpack(path, verify)
     except Damaged as e:
-        fail(f"{path} {e}. take an older checkpoint, if there is one")
+        others = [other for other in candidates(os.path.dirname(path) or '.') if not os.path.samefile(other, path)]
+        fail(f"{path} {e}. take an older checkpoint" + (f": {others[0]}" if others else ', if there is one'))
     if isinstance(state, dict) and isinstance(state.get('version'), int) and state['version'] > VERSION:
         fail(f"{path} was written by a newer flatgpt (version {state['version']}, this one reads {VERSION}). update this one")
     try:

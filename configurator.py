@@ -12,6 +12,7 @@ itself: run only the ones you would run as a program.
 import ast
 import difflib
 import os
+import signal
 import sys
 import types
 
@@ -180,7 +181,10 @@ def read_config(path, knobs, kinds, script_dir):
     # config/x.py works from any folder: the working directory first, then the script's own
     found = path if os.path.exists(path) else os.path.join(script_dir, path)
     if not os.path.isfile(found):
-        return {}, [f"config file not found ({path}). looked in {os.getcwd()} and {os.path.abspath(script_dir)}"]
+        folders = dict.fromkeys([os.getcwd(), os.path.abspath(script_dir)])
+        known = [f'config/{name}' for name in os.listdir(os.path.join(script_dir, 'config'))] if os.path.isdir(os.path.join(script_dir, 'config')) else []
+        close = difflib.get_close_matches(path, known, n=1)
+        return {}, [f"config file not found ({path}). looked in {' and '.join(folders)}" + (f"; did you mean {close[0]}?" if close else '')]
     scope, assigned = {**knobs, '__file__': found, '__name__': 'config'}, set()
 
     class Recorder(dict):  # an assignment that repeats the default counts, too: a resume must know what was asked for
@@ -224,17 +228,25 @@ def suggest(name, knobs):
     return f"did you mean --{close[0]}?" if close else "--help lists all of them"
 
 
+def quiet_when_cut_off():
+    """From now on `| head` ends this process without a word."""
+    if hasattr(signal, 'SIGPIPE'):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
 def print_help(script, knobs, positional):
     """The script's docstring and its block of knobs, as they stand in the source: that block is the manual."""
     with open(script['__file__'], encoding='utf-8') as f:
         source = f.read()
     lines, tree = source.splitlines(), ast.parse(source).body
+    end = min((node.lineno for node in tree if 'configure(globals()' in ast.unparse(node) and not isinstance(node, ast.ImportFrom)), default=len(lines))
     targets = {node.lineno: getattr(node, 'target', None) or node.targets[0]
-               for node in tree if isinstance(node, (ast.Assign, ast.AnnAssign))}
+               for node in tree if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno < end}
     numbers = [n for n, target in targets.items() if isinstance(target, ast.Name) and target.id in knobs]
     first, last = min(numbers) - 1, max(numbers)
     while lines[first - 1].startswith('#') and not lines[first - 1].startswith('# ---'):
         first -= 1
+    quiet_when_cut_off()
     print((script['__doc__'] or '').strip() + '\n')
     print(f"usage: python {os.path.basename(script['__file__'])} {f'[{positional}] ' if positional else ''}"
           "[config/file.py ...] [--key=value ...]\n")

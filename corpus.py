@@ -37,8 +37,8 @@ try:
 except ImportError:
     import gzip
 
-from configurator import fail
-from dataset import END_OF_TEXT, Prefetch, bin_files, byte_letters, make_tokenizer, read_meta, read_tokenizer_state
+from configurator import fail, quiet_when_cut_off
+from dataset import END_OF_TEXT, Prefetch, bin_files, byte_letters, make_tokenizer, missing, read_meta, read_tokenizer_state
 
 CHUNK = 1 << 20  # characters in a portion
 LONGEST = 1 << 24  # characters without a place to cut at, after which the cut is forced
@@ -628,6 +628,9 @@ def blocks(paths, dtype, start=0):
 
 def show(folder):
     """Print what a dataset is and check what it promises; True if all of it holds."""
+    quiet_when_cut_off()
+    if not bin_files(folder, 'train'):
+        fail(missing(os.path.basename(folder), os.path.dirname(folder)))
     meta = read_meta(folder)
     state = read_tokenizer_state(folder, meta)
     tok, dtype, fine = make_tokenizer(state), np.dtype(meta['dtype']).newbyteorder('<'), True

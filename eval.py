@@ -101,6 +101,32 @@ procs.print(f"{path}, {f'after {iter_num:,} iterations' if iter_num else 'of unk
             f"{block_size} positions; {device}, {dtype}" + (f", {procs.world_size} processes" if procs.many else ''))
 result = {'checkpoint': os.path.basename(path), 'iter': iter_num, 'block_size': block_size, 'dtype': dtype, 'texts': {}, 'tasks': {}}
 
+# what is wrong with the questions is said before the work
+tokenizer = make_tokenizer(tokenizer_state) if wanted else None
+loaded = {name: questions.load(name, tasks_dir, tokenizer, block_size, max_per_task or 0) for name in wanted}
+if missing:
+    procs.print(f"note: CORE needs all of its tasks; not in {os.path.join(tasks_dir, 'eval_bundle')}: {', '.join(missing)}. fetch {questions.BUNDLE}")
+
+
+def keep(result, to):
+    """Put what was found into eval.json, beside what is known of the same weights. Returns the file."""
+    file = os.path.join(to, 'eval.json')
+    before = report.read_json(file)
+    if all(before.get(key) == result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):
+        result = {**before, **result, 'texts': {**before['texts'], **result['texts']}, 'tasks': {**before['tasks'], **result['tasks']}}
+    try:
+        os.makedirs(to, exist_ok=True)
+        report.write_json(file, result)
+        if os.path.exists(os.path.join(to, 'log.csv')):
+            report.write(to)
+    except OSError as e:
+        fail(f"{to} cannot be written into ({e.strerror}). the numbers are above; name another folder with --to")
+    return file
+
+
+if to is None and os.path.isfile(path):
+    to = os.path.dirname(path) or '.'
+
 # -----------------------------------------------------------------------------
 # the text
 
@@ -119,14 +145,15 @@ if data:
                 (f"{found['bpb']:.4f}{plus_minus(found['bpb_error'])} bits per byte" if lengths is not None else "bits per byte unknown, as the tokenizer is not on this machine") +
                 f", over {found['tokens']:,} tokens" + (f" = {found['bytes']:,} bytes" if lengths is not None else '') + f" in {time.perf_counter() - t0:.0f} s")
 
+    if to and master and wanted:
+        keep(result, to)  # the questions may take hours
+
 # -----------------------------------------------------------------------------
 # the questions
 
 if wanted:
-    tokenizer = make_tokenizer(tokenizer_state)
     procs.print(f"\n{'task':32} {'shots':>5} {'questions':>9}  {'accuracy':16} {'chance':>6} {'centred':>8}")
-for name in wanted:
-    task = questions.load(name, tasks_dir, tokenizer, block_size, max_per_task or 0)
+for name, task in loaded.items():
     found = questions.grade(task, questions.score(model, task, batch_size * block_size, procs, autocast, tick=procs.ticker(name)))
     found.pop('right')
     result['tasks'][name] = found
@@ -134,25 +161,10 @@ for name in wanted:
                 + (f"  ({found['truncated']:,} too long for {block_size} positions)" if found['truncated'] else ''))
 if 'core' in names:
     centered = [result['tasks'][name]['centered'] for name in questions.bundle(tasks_dir) if name in result['tasks']]
-    if missing:
-        procs.print(f"CORE needs all of its {len(centered) + len(missing)} tasks; not in {os.path.join(tasks_dir, 'eval_bundle')}: {', '.join(missing)}. fetch {questions.BUNDLE}")
-    else:
+    if not missing:
         result['core'] = sum(centered) / len(centered)
         procs.print(f"CORE {result['core']:.4f}, the mean of {len(centered)} centred accuracies")
 
-if to is None and os.path.isfile(path):
-    to = os.path.dirname(path) or '.'
 if to and master:
-    file = os.path.join(to, 'eval.json')
-    before = report.read_json(file)
-    if all(before.get(key) == result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):  # what was found out about the same weights stays
-        result = {**before, **result, 'texts': {**before['texts'], **result['texts']}, 'tasks': {**before['tasks'], **result['tasks']}}
-    try:
-        os.makedirs(to, exist_ok=True)
-        report.write_json(file, result)
-        if os.path.exists(os.path.join(to, 'log.csv')):
-            report.write(to)
-    except OSError as e:
-        fail(f"{to} cannot be written into ({e.strerror}). the numbers are above; name another folder with --to")
-    procs.print(f"written to {file}" + (" and report.md" if os.path.exists(os.path.join(to, 'report.md')) else ''))
+    procs.print(f"written to {keep(result, to)}" + (" and report.md" if os.path.exists(os.path.join(to, 'report.md')) else ''))
 procs.close()

@@ -363,6 +363,8 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
         os.makedirs(folder, exist_ok=True)
         lock_file = lock(folder, 'prepare.py')
         ours, before = True, meta_of(folder)
+        if 'splits' in before and before.get('command') != shlex.join(['python', 'prepare.py'] + sys.argv[1:]):
+            print(f"note: {folder} holds a dataset ({before.get('command', 'made elsewhere')}); this one takes its place when it is whole")
         made_with = {'name': name, 'input': input, 'tokenizer': tokenizer, 'text_key': text_key, 'encoding_errors': encoding_errors, 'val_fraction': val_fraction,
                      'max_tokens': max_tokens, 'shard_tokens': shard_tokens, 'part': part}
         meta = before.get('then', {})
@@ -478,5 +480,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
     for side, entry in meta['splits'].items():
         files = os.path.join(folder, f"{side}.bin" if 'shards' not in entry else f"{side}_*.bin ({len(entry['shards'])} files)")
         print(f"{files}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, {entry['bytes']:,} bytes of text")
+    small = meta['splits']['train']['tokens'] < 1e8  # train.py alone means GPT-2 for four days
     print(f"vocabulary of {meta['vocab_size']:,} ids ({tokenizer}), {time.time() - t0:.1f} s. " +
-          (f"when all parts are there: python prepare.py {name} --join" if part else f"train on it: python train.py --dataset={name}"))
+          (f"when all parts are there: python prepare.py {name} --join" if part else "train on it: python train.py " + ('config/quickstart.py ' if small else '') + f"--dataset={shlex.quote(name)}" +
+          (f" --out_dir=out-{shlex.quote(name)}" if small else '')))

@@ -144,7 +144,7 @@ def points(log, x, y):
 
 def smooth(values):
     """A running mean over a thirtieth of the curve to either side, three values at least; narrower at its steep beginning."""
-    half, sums = max(3, len(values) // 30), [0.0]
+    half, sums = max(3, len(values) // 30) if len(values) > 60 else 0, [0.0]  # a short curve is best as it is
     for value in values:
         sums.append(sums[-1] + value)
     windows = [(i - min(half, i), min(i + min(half, i), len(values) - 1) + 1) for i in range(len(values))]
@@ -243,13 +243,13 @@ def draw(runs, path, x='tokens', y='loss', title=None, rate=False):
                 xs, ys = [a / scale for a, _ in raw][some], smooth([b for _, b in raw])[some]
                 ax.plot(xs, [b for _, b in raw][some], color=color, alpha=0.25, linewidth=0.8, zorder=1)
                 ax.plot(xs, ys, color=color, linewidth=1.6, zorder=2, label=('training batches, smoothed' if y == 'loss' else UNITS.get(y, y)) if single else name)
-                visible += [b for a, b in zip(xs, ys) if a >= 0.05 * xs[-1]]
+                visible += [b for a, b in zip(xs, ys) if a >= 0.05 * xs[-1] or len(raw) <= 60]
             if marked:
                 xs, ys = [a / scale for a, _ in marked], [b for _, b in marked]
                 marker = '#c2572b' if single and raw else color
                 ax.plot(xs, ys, color=marker, linewidth=1.2, linestyle='-' if single or not raw else '--', marker='o', markersize=3.5 if len(xs) < 60 else 2, zorder=3,
                         label='validation' if single else None if raw else name)
-                visible += [b for a, b in marked if a >= 0.05 * marked[-1][0]]
+                visible += [b for a, b in marked if a >= 0.05 * marked[-1][0] or len(marked) <= 3]
                 if single:
                     ends.append((best[0] / scale, best[1], marker))
         if empty:
@@ -318,15 +318,16 @@ def page(out_dir, run, log, picture):
     seen = lambda name: [value for value in log.get(name, []) if value is not None]
     last = lambda name: (seen(name) or [None])[-1]
     yield f"# {os.path.basename(os.path.abspath(out_dir))}\n"
-    made, planned = int(max([last('iter') or 0] + [it + 1 for it, _ in points(log, 'iter', 'loss')])), run.get('max_iters')
+    made, planned = run.get('iterations', int(max([last('iter') or 0] + [it + 1 for it, _ in points(log, 'iter', 'loss')]))), run.get('max_iters')
+    tokens, seconds = made * run['tokens_per_iter'] if 'tokens_per_iter' in run else int(last('tokens') or 0), run.get('seconds', last('seconds') or 0)
     outcome = run.get('outcome') or 'killed, or still running'
-    yield f"**{outcome[0].upper() + outcome[1:]}** after {made:,}" + (f" of {planned:,}" if planned else '') + f" iterations, {int(last('tokens') or 0):,} tokens, {duration(last('seconds') or 0)} of training."
+    yield f"**{outcome[0].upper() + outcome[1:]}** after {made:,}" + (f" of {planned:,}" if planned else '') + f" iterations, {tokens:,} tokens, {duration(seconds)} of training."
     val = points(log, 'iter', 'val_loss')
     if val:
         it, best = min(val, key=lambda point: point[1])
         bits = dict(points(log, 'iter', 'bpb')).get(it)
         yield f"Best validation loss **{best:.4f}** (perplexity {math.exp(min(best, 700)):.2f}" + (f", {bits:.4f} bits per byte" if bits else '') + f") at iteration {it:,.0f}" + (
-            f"; the last one was {val[-1][1]:.4f}." if val[-1][0] != it else ", the last one.")
+            f"; the last one was {val[-1][1]:.4f}." if val[-1][0] != it else ", the last one." if it else "; it was not evaluated since it began.")
     yield ''
     if picture:
         yield "![The loss](loss.png)\n"
@@ -373,7 +374,8 @@ def page(out_dir, run, log, picture):
             yield f"- {name}: loss {r['loss']:.4f} ± {r['loss_error'] or 0:.4f}, perplexity {r['perplexity']:.2f}" + (f", {r['bpb']:.4f} ± {r['bpb_error'] or 0:.4f} bits per byte" if r['bpb'] else '') + f" over {r['tokens']:,} tokens"
         if found.get('tasks'):
             yield "\n| task | examples | questions | accuracy | chance |\n|---|---:|---:|---:|---:|"
-            yield from (f"| {name} | {r['shots']} | {r['questions']:,} | {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % | {100 * r['chance']:.1f} % |" for name, r in found['tasks'].items())
+            cut = lambda r: f" ({r['truncated']:,} cut short)" if r.get('truncated') else ''
+            yield from (f"| {name} | {r['shots']} | {r['questions']:,}{cut(r)} | {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % | {100 * r['chance']:.1f} % |" for name, r in found['tasks'].items())
         yield f"\nCORE {found['core']:.4f}" if found.get('core') is not None else ''
         yield ''
     try:

@@ -285,9 +285,12 @@ overview = [
     ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'),
     f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})",
     "expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
-    f"checkpoints of {checkpoint_bytes / 1e9:.2f} GB in {out_dir}",
+    "checkpoints of " + (f"{checkpoint_bytes / 1e9:.2f} GB" if checkpoint_bytes > 1e8 else f"{checkpoint_bytes / 1e6:.1f} MB") + f" in {out_dir}",
 ]
 procs.print('\n'.join(overview))
+if max_iters * samples_per_iter > 100 * samples_per_epoch and not eval_only:
+    procs.print(f"note: that is {max_iters * samples_per_iter / samples_per_epoch:,.0f} times over the same text. a smaller network and fewer iterations (config/quickstart.py) or more text "
+                "would serve it better")
 if lr_schedule != 'constant' and min_lr > learning_rate:
     procs.print(f"note: min_lr={min_lr:g} is above learning_rate={learning_rate:g}, so the rate rises to the end. usual is --min_lr={learning_rate / 10:g}")
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
@@ -550,6 +553,8 @@ for it in range(start, max(start, max_iters) + 1):
             with spent('save'):
                 whole = save(it, improved)
             best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
+            if whole and asked == Requests.SAVE:
+                procs.print(f"saved in {out_dir} after {it:,} iterations, as asked")
         origin = time.perf_counter() - seconds
     if evaluation.get('iter') == it and len(evaluation) > 1:
         row.update(train_loss=evaluation.get('train'), val_loss=evaluation.get('val'), **{name: evaluation.get(name) for name in ('perplexity', 'bpb', 'hellaswag', 'core')},
