@@ -517,7 +517,7 @@ log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only
 tree = TreeSum(procs, model) if deterministic else None
 whole = True  # whether the newest checkpoint could be written
 if not eval_only:
-    batches = Prefetch(read_batch, start * accumulation)  # made by a thread, in order
+    batches = Prefetch(read_batch, start * accumulation, ahead=0 if device.type == 'cpu' else 2)  # made by a thread, in order
     x, y = to_device(*batches.next())
     batches.waited = 0.0  # the first one cannot come sooner
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving

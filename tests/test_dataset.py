@@ -222,3 +222,13 @@ def test_ids_that_a_vocabulary_skips_decode_to_nothing(gpt2):
     except OSError:
         pytest.skip("o200k_base: neither in TIKTOKEN_CACHE_DIR nor to be fetched")
     assert tok.decode([*tok.encode_prompt('gap'), 200005, *tok.encode_prompt(' here')]) == 'gap here'
+
+
+def test_without_a_thread_the_same_batches_come():
+    import threading
+    before = threading.active_count()
+    here, ahead = Prefetch(lambda n: n * n, 5, ahead=0), Prefetch(lambda n: n * n, 5)
+    assert [here.next() for _ in range(9)] == [ahead.next() for _ in range(9)] == [n * n for n in range(5, 14)]
+    assert threading.active_count() == before + 1
+    ahead.close()
+    here.close()
