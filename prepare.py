@@ -480,7 +480,7 @@ if __name__ == '__main__':  # where processes cannot be forked (macOS, Windows),
     for side, entry in meta['splits'].items():
         files = os.path.join(folder, f"{side}.bin" if 'shards' not in entry else f"{side}_*.bin ({len(entry['shards'])} files)")
         print(f"{files}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, {entry['bytes']:,} bytes of text")
-    small = meta['splits']['train']['tokens'] < 1e8  # train.py alone means GPT-2 for four days
+    small = sum(entry['tokens'] for entry in meta['splits'].values()) < 1e8  # train.py alone means GPT-2 for four days
     print(f"vocabulary of {meta['vocab_size']:,} ids ({tokenizer}), {time.time() - t0:.1f} s. " +
           (f"when all parts are there: python prepare.py {name} --join" if part else "train on it: python train.py " + ('config/quickstart.py ' if small else '') + f"--dataset={shlex.quote(name)}" +
           (f" --out_dir=out-{shlex.quote(name)}" if small else '')))

@@ -436,7 +436,8 @@ def test_stopped_by_a_signal_it_ends_at_once_and_goes_on_later(tmp_path, gpt2):
         (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 15)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         args = [f'mine{number:d}', f"--input={tmp_path / 'in'}", '--tokenizer=gpt2', '--workers=2', f"--data_dir={tmp_path / 'data'}", '--shard_tokens=300000']
-        process = subprocess.Popen([sys.executable, str(REPO / 'prepare.py'), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen([sys.executable, str(REPO / 'prepare.py'), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # tests that run in the background inherit that it is ignored
         progress, begun = tmp_path / 'data' / f'mine{number:d}' / 'unfinished' / 'progress.json', time.time()
         while not progress.exists():
             assert process.poll() is None and time.time() < begun + 60

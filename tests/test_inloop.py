@@ -53,7 +53,7 @@ def test_the_training_is_left_alone_and_the_end_is_what_eval_finds(script, run, 
     assert told['core'] == pytest.approx(float(log['core'][7])), result.err
     assert 'eval.json and report.md' in result.out
     text = (tmp_path / 'out' / 'report.md').read_text()
-    assert '## Samples, after 7 iterations' in text and '| hellaswag | core |' in text and '## By eval.py, after 7 iterations' in text and '| sums | 2 | 5 |' in text
+    assert '## Samples, after 7 iterations' in text and '| hellaswag | core |' in text and '## By eval.py, after 7 iterations' in text and '| sums | 2 | 5' in text
 
 
 def test_samples_are_the_prompts_with_what_follows(script, run, tmp_path):
