@@ -23,9 +23,8 @@ import torch
 import dataset
 import huggingface
 import report
-from configurator import fail
+from configurator import fail, warn
 from model import GPT, GPTConfig
-from parallel import warn
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 VERSION = 1  # of the keys below
@@ -154,10 +153,7 @@ def save(out_dir, state, links, keep):
         os.replace(path + '.tmp', path)
         for name in links:
             link(path, os.path.join(out_dir, name))
-        if os.name != 'nt':  # the names, too, have to reach the disk before older files go
-            folder = os.open(out_dir, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+        dataset.sync_folder(out_dir)  # the names, too, have to reach the disk before older files go
         for old in numbered(out_dir)[:-keep]:
             os.remove(old)
     except (OSError, RuntimeError, Damaged) as e:
@@ -174,11 +170,17 @@ def finite(weights):
     return all(torch.isfinite(p).all() for p in weights.values())
 
 
-def no_folder(out_dir):
-    """A problem to report if out_dir is not a folder that can be written into, or made. Else None."""
+def nearest_folder(out_dir):
+    """out_dir, or what it will be made in."""
     folder = os.path.abspath(out_dir)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
+    return folder
+
+
+def no_folder(out_dir):
+    """A problem to report if out_dir is not a folder that can be written into, or made. Else None."""
+    folder = nearest_folder(out_dir)
     if not out_dir or not os.path.isdir(folder):
         return f"out_dir is no folder and cannot become one ({out_dir!r}). name another with --out_dir"
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -187,11 +189,8 @@ def no_folder(out_dir):
 
 def too_little_space(out_dir, size, keep):
     """A problem to report if the disk has no room for checkpoints of `size` bytes: those kept, the best and one being written. Else None."""
-    folder = os.path.abspath(out_dir)
     there = sum(os.path.getsize(path) for path in candidates(out_dir))
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    need, free = 1.05 * size * (keep + 2) + 2**20, shutil.disk_usage(folder).free + there
+    need, free = 1.05 * size * (keep + 2) + 2**20, shutil.disk_usage(nearest_folder(out_dir)).free + there
     if need > free:
         return (f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the best and one being written take {need / 1e9:.3f}). "
                 "make room, name another --out_dir" + (", or use a smaller --keep_checkpoints" if keep > 1 else ''))
@@ -385,7 +384,7 @@ class Log:
     `start` first drops the rows from there on: they are written again, once."""
     columns = ('iter', 'progress', 'loss', 'train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
                'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds', 'sample_seconds')  # docs/reading_logs.md explains them
-    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss', 'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}  # nanoGPT's names for the latter two
+    in_wandb = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss', 'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}  # the losses' names are nanoGPT's
 
     def __init__(self, out_dir, start, run=None, enabled=True):
         self.file, self.run, self.complains = None, run, True

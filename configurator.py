@@ -46,6 +46,14 @@ def fail(*problems, everywhere=False):
     sys.exit(2)
 
 
+def warn(what):
+    """A line on standard error; not being able to write it is no reason to stop."""
+    try:
+        print(f'warning: {what}', file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
 def configure(script, positional=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). `positional` names the knob that a bare word sets.
     Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, status 2."""

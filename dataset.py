@@ -245,6 +245,11 @@ def known_tokenizer(state):
                                                special_tokens=state['special_tokens']))
 
 
+def empty_prompt(tokenizer):
+    """The ids to begin with where a prompt has none: what every document begins with, or a new line."""
+    return [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n')
+
+
 GPT2_URLS = ['https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/' + name for name in ('vocab.bpe', 'encoder.json')]
 
 
@@ -269,7 +274,26 @@ def get_encoding(tiktoken, name):
 
 
 # -----------------------------------------------------------------------------
-# reading a folder
+# writing into a folder
+
+
+def write_whole(path, content):
+    """Write the bytes `content` to `path`, whole or not at all."""
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with open(path + '.tmp', 'wb') as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + '.tmp', path)
+    sync_folder(os.path.dirname(path) or '.')
+
+
+def sync_folder(path):
+    """Let the names in a folder reach the disk, where the system can do that."""
+    if hasattr(os, 'O_DIRECTORY'):
+        fd = os.open(path, os.O_DIRECTORY)
+        os.fsync(fd)
+        os.close(fd)
 
 
 def lock(folder, who):
@@ -288,6 +312,10 @@ def lock(folder, who):
             fail(f"another {who} is writing into {folder}. wait for its end, or name another folder")
         print(f"note: {folder} cannot be locked ({e.strerror}); take care that no second {who} writes into it")
     return file
+
+
+# -----------------------------------------------------------------------------
+# reading a folder
 
 
 class Dataset:

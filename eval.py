@@ -94,7 +94,7 @@ for name in names:
 
 torch.set_float32_matmul_precision('high')
 model = checkpoint.build(state, **({} if block_size == config.block_size else {'block_size': block_size})).to(device).eval()
-iter_num, trained_on = state['iter_num'], state.get('trained_on', {})
+iter_num = state['iter_num']
 state = None  # gives its memory back
 autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
 procs.print(f"{path}, {f'after {iter_num:,} iterations' if iter_num else 'of unknown age'}: {config.arch}, {sum(p.numel() for p in model.parameters()):,} parameters, "

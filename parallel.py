@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 
 import report
-from configurator import fail
+from configurator import fail, warn
 
 CLEAR = '\r\033[K'  # what makes a terminal forget its last line
 begin, parent = time.monotonic(), os.getppid()  # max_minutes counts from here: near enough to the start of the process
@@ -251,14 +251,6 @@ def make_deterministic(device):
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-
-
-def warn(what):
-    """A line on standard error; not being able to write it is no reason to stop."""
-    try:
-        print(f'warning: {what}', file=sys.stderr, flush=True)
-    except OSError:
-        pass
 
 
 def explain_out_of_memory(remedy):

@@ -50,7 +50,7 @@ import urllib.request
 import numpy as np
 
 import corpus
-from dataset import DATA_DIR, END_OF_TEXT, KNOWN, TOKENIZER_FILES, CharTokenizer, lock, make_tokenizer, read_meta, read_tokenizer_state
+from dataset import DATA_DIR, END_OF_TEXT, KNOWN, TOKENIZER_FILES, CharTokenizer, lock, make_tokenizer, read_meta, read_tokenizer_state, sync_folder, write_whole
 
 SHAKESPEARE_URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
@@ -233,25 +233,6 @@ class Split:
         if len(self.shards) == 1:
             return {**entry, 'sha256': self.shards[0]['sha256']}
         return {**entry, 'shards': [{'file': os.path.basename(self.path(i)), **shard} for i, shard in enumerate(self.shards)]}
-
-
-def write_whole(path, content):
-    """Write the bytes `content` to `path`, whole or not at all."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + '.tmp', 'wb') as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + '.tmp', path)
-    sync_folder(os.path.dirname(path))
-
-
-def sync_folder(path):
-    """Let the names in a folder reach the disk, where the system can do that."""
-    if hasattr(os, 'O_DIRECTORY'):
-        fd = os.open(path, os.O_DIRECTORY)
-        os.fsync(fd)
-        os.close(fd)
 
 
 def save_progress():

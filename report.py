@@ -21,6 +21,9 @@ import sys
 import time
 from contextlib import contextmanager
 
+from configurator import warn
+from dataset import write_whole
+
 FILES = ('run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')  # what a new run in the folder removes
 
 
@@ -40,9 +43,7 @@ def write_json(path, value):
     """Whole or not at all; a number that is not finite, which JSON lacks, becomes null."""
     plain = lambda v: ({str(k): plain(x) for k, x in v.items()} if isinstance(v, dict) else [plain(x) for x in v] if isinstance(v, (list, tuple)) else
                        v if not isinstance(v, float) or math.isfinite(v) else None)
-    with open(path + '.tmp', 'w', encoding='utf-8') as f:
-        json.dump(plain(value), f, indent=1, ensure_ascii=False)
-    os.replace(path + '.tmp', path)
+    write_whole(path, json.dumps(plain(value), indent=1, ensure_ascii=False).encode())
 
 
 def read_json(path):
@@ -80,13 +81,13 @@ class Run:
                 note = write(self.out_dir)
                 print(f"report: {os.path.join(self.out_dir, 'report.md')}" + (f" ({note})" if note else ''), flush=True)
             except Exception as e:  # a picture is no reason to end otherwise than the run did
-                print(f"warning: no report ({type(e).__name__}: {e}). python plot.py {self.out_dir} --report=True makes it", file=sys.stderr)
+                warn(f"no report ({type(e).__name__}: {e}). python plot.py {self.out_dir} --report=True makes it")
 
     def write(self):
         try:
             write_json(self.path, self.content)
         except OSError as e:  # a full disk must not end a run
-            print(f"warning: {self.path} could not be written ({e.strerror}), the run goes on", file=sys.stderr)
+            warn(f"{self.path} could not be written ({e.strerror}), the run goes on")
 
 
 def now():
@@ -222,7 +223,7 @@ def draw(runs, path, x='tokens', y='loss', title=None, rate=False):
     import matplotlib
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     logs, names, column = [read_log(run) for run in runs], difference(runs), 'seconds' if x == 'time' else x
     with plt.rc_context({'font.size': 10, 'axes.edgecolor': '#888888', 'axes.labelcolor': '#222222', 'xtick.color': '#444444', 'ytick.color': '#444444'}):
@@ -305,16 +306,13 @@ def write(out_dir):
         note = "no loss.png, as matplotlib is not installed: pip install matplotlib, then python plot.py " + f"{out_dir} --report=True"
     except Exception as e:  # the page matters more than the picture
         note = f"no loss.png: {e}"
-    text = '\n'.join(page(out_dir, run, log, picture=note is None))
-    with open(os.path.join(out_dir, 'report.md.tmp'), 'w', encoding='utf-8') as f:
-        f.write(text)
-    os.replace(os.path.join(out_dir, 'report.md.tmp'), os.path.join(out_dir, 'report.md'))
+    write_whole(os.path.join(out_dir, 'report.md'), '\n'.join(page(out_dir, run, log, picture=note is None)).encode())
     return note
 
 
 def page(out_dir, run, log, picture):
     """The lines of report.md."""
-    sessions, knobs = run.get('sessions') or [{}], run.get('knobs', {})
+    sessions = run.get('sessions') or [{}]
     seen = lambda name: [value for value in log.get(name, []) if value is not None]
     last = lambda name: (seen(name) or [None])[-1]
     yield f"# {os.path.basename(os.path.abspath(out_dir))}\n"

@@ -10,7 +10,7 @@ Write text with a trained model. Everything needed, the tokenizer included, is i
 A single sample appears as it is made. Ctrl-C ends it, and what is there stays.
 """
 
-from configurator import configure, fail, out_of_range
+from configurator import configure, fail, out_of_range, quiet_when_cut_off
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # 'resume': the checkpoint in out_dir; or the path of one; or a Hugging Face folder or name (gpt2, OWNER/NAME)
@@ -39,13 +39,12 @@ import sys
 import unicodedata
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as long as there is nothing to print, Ctrl-C just ends it
-if hasattr(signal, 'SIGPIPE'):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
+quiet_when_cut_off()
 
 import torch
 
 import checkpoint
-from dataset import END_OF_TEXT
+from dataset import END_OF_TEXT, empty_prompt
 from parallel import choose_compile, choose_device, choose_dtype, compile_model
 
 sys.stdout.reconfigure(errors='replace')  # a model may produce what the console's encoding lacks
@@ -97,14 +96,13 @@ def encode(text):
     """(ids, how many of them are not to be shown)"""
     try:
         ids = tokenizer.encode_prompt(text)
+        begin = ids or empty_prompt(tokenizer)
     except ValueError as e:
         fail(f"the prompt cannot be encoded: {e}. use {'--prompts' if prompts else '--start'} with other characters")
     hidden = int(ids[:1] == [tokenizer.end_of_text] and not text.startswith(tokenizer.decode(ids[:1])))  # Llama's <s>
-    if not ids:  # an empty prompt: what every document begins with, or a new line
-        ids = [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n')
-    if max(ids) >= model.config.vocab_size:
-        fail(f"the prompt has the token id {max(ids)}, the model only {model.config.vocab_size} ids: it was trained with another tokenizer. name its dataset with --dataset=NAME")
-    return ids, hidden
+    if max(begin) >= model.config.vocab_size:
+        fail(f"the prompt has the token id {max(begin)}, the model only {model.config.vocab_size} ids: it was trained with another tokenizer. name its dataset with --dataset=NAME")
+    return begin, hidden
 
 
 class Sample:

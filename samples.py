@@ -9,9 +9,8 @@ import re
 
 import torch
 
-from configurator import fail
-from dataset import hash64
-from parallel import warn
+from configurator import fail, warn
+from dataset import empty_prompt, hash64, write_whole
 
 
 def due(it, interval, growth=1.0):
@@ -34,8 +33,8 @@ def read_prompts(path, tokenizer):
             fail(f"sample_prompts cannot be read ({path}: {getattr(e, 'strerror', None) or e}). name a text file with a prompt per line")
         if not lines:
             fail(f"sample_prompts is empty ({path}). write a prompt per line")
-    try:  # an empty one is what every document begins with, or a new line
-        return [(line, tokenizer.encode_prompt(line) or ([tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n'))) for line in lines]
+    try:
+        return [(line, tokenizer.encode_prompt(line) or empty_prompt(tokenizer)) for line in lines]
     except ValueError as e:
         fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
@@ -84,9 +83,7 @@ def append(out_dir, it, texts):
     for prompt, text in texts:
         fence = '`' * max(3, 1 + max(map(len, re.findall('`+', prompt + text)), default=0))
         section += (f"{prompt!r} goes on:\n\n" if prompt else '') + f"{fence}text\n{text}\n{fence}\n\n"
-    with open(path + '.tmp', 'w', encoding='utf-8', errors='replace') as f:
-        f.write('# What it writes\n\n' + ''.join([*sections, section]))
-    os.replace(path + '.tmp', path)
+    write_whole(path, ('# What it writes\n\n' + ''.join([*sections, section])).encode('utf-8', 'replace'))
 
 
 def writer(out_dir, tokenizer, path, n_tokens, seed, model, procs, autocast, stop):

@@ -10,7 +10,7 @@ Two machines, with 10.0.0.1 for the address of the first; this line there, and w
 (If your cluster has no InfiniBand, prepend NCCL_IB_DISABLE=1.)
 """
 
-from configurator import configure, fail, inherit, out_of_range
+from configurator import configure, fail, inherit, out_of_range, warn
 
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.
@@ -132,7 +132,7 @@ import tasks
 from dataset import DATA_DIR, Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
-from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic, warn
+from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic
 
 procs = Processes(device, backend, ddp_timeout)
 device, master = procs.device, procs.is_main
@@ -401,15 +401,6 @@ if sample_interval > 0:
     jobs['sample'] = sample_interval, sample_growth, samples.writer(None if eval_only else out_dir, data.tokenizer(), sample_prompts, sample_tokens, seed, model, procs, autocast, interrupted)
 
 
-if dry_run:
-    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
-    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
-    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
-    wrapped = None
-    procs.close()
-    sys.exit()
-
-
 def due(name, it, last):
     """Whether the job is one of pass `it`. Random weights are not asked questions."""
     interval, growth, _ = jobs[name]
@@ -442,8 +433,9 @@ def save(it, best):
                  'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
         newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
         try:
-            outcome = 0 if checkpoint.finite(state['model']) else 2
-            if outcome == 0:
+            if not checkpoint.finite(state['model']):
+                outcome = 2
+            else:
                 checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
         except checkpoint.NotSaved as e:
             warn(f"{e}. the run goes on, and tries again in a minute; the checkpoints before are as they were")
@@ -495,6 +487,13 @@ def command(args):
 # -----------------------------------------------------------------------------
 # the loop: pass `it` starts with `it` updates made; the last pass evaluates and saves but does not update
 
+if dry_run:
+    measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
+    mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
+    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    wrapped = None
+    procs.close()
+    sys.exit()
 if resuming and start >= max_iters and not eval_only:
     procs.print(f"this run is done: {start:,} of {max_iters:,} iterations. to train on: --max_iters={2 * max(1, start)}")
 wandb_run = None
@@ -517,7 +516,7 @@ log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only
 tree = TreeSum(procs, model) if deterministic else None
 whole = True  # whether the newest checkpoint could be written
 if not eval_only:
-    batches = Prefetch(read_batch, start * accumulation, ahead=0 if device.type == 'cpu' else 2)  # made by a thread, in order
+    batches = Prefetch(read_batch, start * accumulation, ahead=0 if device.type == 'cpu' else 2)  # in order; where a GPU computes, by a thread
     x, y = to_device(*batches.next())
     batches.waited = 0.0  # the first one cannot come sooner
 origin = time.perf_counter() - seconds  # perf_counter() - origin is the time spent on training, without evaluating and saving

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY, torchrun
+from conftest import torchrun
 
 import checkpoint
 import plan

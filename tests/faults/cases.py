@@ -2,21 +2,26 @@
 was seen. A case marked `slow` is left out of the quick round; those marked `torchrun`, `tmpfs` and `hosts` need what their names say."""
 
 import os
+import random
 import re
+import resource
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-import harness  # before torch, which it gives one thread
-import torch
-from harness import PLACE, REPO, RUN, SCRATCH, Child, checkpoint, copy, die_at, fingerprint, log_without_times, make_dataset, random, resource, resume, same_as_through, stop_at, tempfile, through, train
+# before torch, which it gives one thread
+from harness import PLACE, REPO, RUN, SCRATCH, Child, copy, die_at, fingerprint, log_without_times, make_dataset, resume, same_as_through, stop_at, through, train
 
-import model
+import torch
 from conftest import TEXT
+
+import checkpoint
+import model
 
 CASES = {}
 
@@ -323,13 +328,18 @@ def signal_that_saves(quick):
     return "a checkpoint at once, and the run goes on"
 
 
+def saving_for(seconds):
+    """A run in the midst of a save that takes so long."""
+    def slow():
+        real = torch.save
+        torch.save = lambda *args: (print('SAVING', flush=True), time.sleep(seconds), real(*args))
+    return Child(*RUN, '--save_interval=10', sabotage=slow).until('SAVING')
+
+
 @case()
 def signal_twice(quick):
     """SIGTERM twice, while a save takes its time"""
-    def slow():
-        real = torch.save
-        torch.save = lambda *args: (print('SAVING', flush=True), time.sleep(20), real(*args))
-    child = Child(*RUN, '--save_interval=10', sabotage=slow).until('SAVING')
+    child = saving_for(20)
     t0 = time.time()
     child.signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -359,10 +369,7 @@ def signal_during_an_evaluation(quick):
 @case()
 def signal_during_a_save(quick):
     """SIGTERM during a save"""
-    def slow():
-        real = torch.save
-        torch.save = lambda *args: (print('SAVING', flush=True), time.sleep(0.5), real(*args))
-    child = Child(*RUN, '--save_interval=10', sabotage=slow).until('SAVING')
+    child = saving_for(0.5)
     child.signal(signal.SIGTERM)
     assert child.wait() == 143
     same_as_through(resume(child.out).out, log=False)

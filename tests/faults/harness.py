@@ -3,10 +3,7 @@ and that can be killed, stopped, starved and sabotaged."""
 
 import csv
 import hashlib
-import json
 import os
-import random
-import resource
 import runpy
 import shutil
 import signal

@@ -6,7 +6,7 @@ Break a run in every way at hand, and compare bits.
 """
 
 import argparse
-import os
+import random
 import shutil
 import subprocess
 import sys
@@ -21,7 +21,7 @@ parser.add_argument('--inside', default='', help='a part that runs in namespaces
 args = parser.parse_args()
 
 import cases
-from harness import REPO, SCRATCH, end_all, random
+from harness import REPO, SCRATCH, end_all
 
 
 def missing(marks):
