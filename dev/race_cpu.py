@@ -66,7 +66,7 @@ def ours(name, seed, val, flags, every, n=1200, T=64):
     """Train with train.py; [(iteration, seconds of training, validation loss)] from its checkpoints, evaluated afterwards."""
     folder = os.path.join(work, f'{name}-{seed}')
     python('train.py', *flags, f'--seed={seed}', f'--out_dir={folder}', f'--data_dir={work}', '--eval_interval=0', '--eval_iters=1', '--eval_only=False',
-           '--always_save_checkpoint=True', f'--save_interval={every}', '--keep_checkpoints=9999', *([f'--max_iters={iters}', f'--lr_decay_iters={iters}', '--warmup_iters=0'] if iters else []))
+           '--always_save_checkpoint=True', f'--save_interval={every}', '--keep_checkpoints=100', *([f'--max_iters={iters}', f'--lr_decay_iters={iters}', '--warmup_iters=0'] if iters else []))
     curve = []
     for path in checkpoint.numbered(folder):
         state = checkpoint.read(path)
