@@ -25,7 +25,7 @@ loss_steps = 0  # train all contestants so many steps before they are timed, and
 vocab_size: int = None  # of the made-up tokens that stand in where no dataset is named or it is not there. None: the size's own
 tokens: int = None  # of 'sample': how many to write. None: as the size says
 text: str = None  # of 'prepare': a .jsonl.gz of documents
-profile: str | bool = False  # a folder for traces of our steps, to be opened at https://ui.perfetto.dev; True: traces
+profile: str | bool = False  # a folder for traces of our steps, to be opened at https://ui.perfetto.dev; True: out-traces
 json_file: str = None  # where the numbers go. None: nowhere
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), like='train.py')
@@ -158,7 +158,7 @@ def train_in_turns(contestants, data):
         rows[name].update(parts=parts_of(contestant.step, iters), peak_bytes=grown and grown + state_bytes(contestant))
         if profile and name != 'nanoGPT':
             k = contestants[name][1]
-            write_trace(contestant.step, 'traces' if profile is True else profile, f"{name.replace(', ', '-')}-{k.n_layer}x{k.n_embd}-batch{k.batch_size}", device)
+            write_trace(contestant.step, 'out-traces' if profile is True else profile, f"{name.replace(', ', '-')}-{k.n_layer}x{k.n_embd}-batch{k.batch_size}", device)
         contestant.close()
     return rows
 
@@ -173,6 +173,7 @@ def clean_up():
 def bench_train():
     """Steps of training at each size, micro-batch and arch. Returns the peaks and the rows, dicts."""
     names = [name for name in sizes.split(',') if name in SIZES] if sizes else ['knobs'] if any(arg.endswith('.py') for arg in sys.argv[1:]) else ['toy', 'baby']
+    torch.set_float32_matmul_precision(knobs['matmul_precision'])
     peaks = {kind: matmul_peak(device, kind) for kind in sorted({'float32', dtype, choose_dtype('auto', device)[0]})}
     sheet = knobs['peak_flops'] or data_sheet_peak(device)
     print('large matrix products: ' + ', '.join(f"{peak / 1e12:,.2f} TFLOP/s in {kind}" for kind, peak in peaks.items()) + (f" ({sheet / 1e12:,.1f} by the data sheet)" if sheet else '') +
