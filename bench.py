@@ -58,14 +58,17 @@ SIZES = {  # of 'train': what differs from the defaults of train.py
     'toy': dict(n_layer=4, n_head=4, n_embd=128, batch_size=12, block_size=64, **SMALL),  # nanoGPT's README line for a CPU
     'baby': dict(n_layer=6, n_head=6, n_embd=384, batch_size=16, block_size=256, **SMALL),  # its network for Shakespeare
     '124M': dict(LARGE, n_layer=12, n_head=12, n_embd=768, batch_size=1),  # on a CPU one sequence takes seconds
-    '350M': dict(LARGE, n_layer=24, n_head=16, n_embd=1024), '774M': dict(LARGE, n_layer=36, n_head=20, n_embd=1280), '1.5B': dict(LARGE, n_layer=48, n_head=25, n_embd=1600),
+    '350M': dict(LARGE, n_layer=24, n_head=16, n_embd=1024),
+    '774M': dict(LARGE, n_layer=36, n_head=20, n_embd=1280),
+    '1.5B': dict(LARGE, n_layer=48, n_head=25, n_embd=1600),
     'knobs': {},  # those given, and train.py's defaults
 }
 WHATS = 'train start sample data prepare'
 PARTS = ('data', 'forward', 'backward', 'optimizer')
 
-problems = out_of_range(knobs, above_zero='tokens rounds iters warm_up vocab_size batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd',
-                        from_zero='loss_steps seed learning_rate grad_clip weight_decay warmup_iters', below_one='dropout', words={'what': WHATS + ' all', 'matrix_optimizer': 'adamw muon'})
+problems = out_of_range(
+    knobs, above_zero='tokens rounds iters warm_up vocab_size batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd',
+    from_zero='loss_steps seed learning_rate grad_clip weight_decay warmup_iters', below_one='dropout', words=dict(what=WHATS + ' all', matrix_optimizer='adamw muon'))
 if what != 'all':
     tables = {'train': SIZES, 'sample': measure_sample.SIZES}
     problems += [f"no such size ({name}). use {', '.join(tables[what])}" for name in (sizes or '').split(',') if what in tables and sizes and name not in tables[what]]
@@ -176,8 +179,8 @@ def bench_train():
     torch.set_float32_matmul_precision(knobs['matmul_precision'])
     peaks = {kind: matmul_peak(device, kind) for kind in sorted({'float32', dtype, choose_dtype('auto', device)[0]})}
     sheet = knobs['peak_flops'] or data_sheet_peak(device)
-    print('large matrix products: ' + ', '.join(f"{peak / 1e12:,.2f} TFLOP/s in {kind}" for kind, peak in peaks.items()) + (f" ({sheet / 1e12:,.1f} by the data sheet)" if sheet else '') +
-          f"; compile {'on' if compiling else 'off'} ({why_compile})")
+    print('large matrix products: ' + ', '.join(f"{peak / 1e12:,.2f} TFLOP/s in {kind}" for kind, peak in peaks.items()) +
+          (f" ({sheet / 1e12:,.1f} by the data sheet)" if sheet else '') + f"; compile {'on' if compiling else 'off'} ({why_compile})")
     rows, folder = [], tempfile.TemporaryDirectory()
     for name in names:
         data, V, words = find_data(name, folder.name)
@@ -203,11 +206,13 @@ def bench_train():
             first = next(iter(found.values()))['seconds_per_step']
             for who, row in found.items():
                 k, net = contestants[who][1], nets[who]
-                row.update(size=name, contestant=who, data=words, batch_size=k.batch_size, block_size=k.block_size, accumulation=k.accumulation, parameters=net.get_num_params(False))
+                row.update(size=name, contestant=who, data=words, parameters=net.get_num_params(False))
+                row.update({field: getattr(k, field) for field in ('batch_size', 'block_size', 'accumulation')})
                 if row['seconds_per_step']:
                     row['tokens_per_second'] = k.batch_size * k.accumulation * k.block_size / statistics.median(row['seconds_per_step'])
                     row['ratio'] = [a / b for a, b in zip(first, row['seconds_per_step'])]
-                    row['of_matrix_peak'], row['of_data_sheet'] = (net.flops_per_token() * row['tokens_per_second'] / peak if peak else None for peak in (peaks[row['dtype']], sheet))
+                    flops = net.flops_per_token() * row['tokens_per_second']
+                    row['of_matrix_peak'], row['of_data_sheet'] = flops / peaks[row['dtype']], flops / sheet if sheet else None
                     row['final_loss'] = statistics.mean(row['losses'][-20:]) if loss_steps else None
                 rows.append(row)
     print('\n' + '\n'.join(table(rows)))
@@ -216,7 +221,8 @@ def bench_train():
 
 def table(rows):
     """The rows for reading; then each contestant at the micro-batch that suits it best."""
-    heads = ['size', 'micro-batch', 'contestant', 'tokens/s', 'times the first', 'ms per step', *PARTS, 'of the matrix peak', 'of the data sheet', 'memory, GB'] + [f'loss of {loss_steps} steps'] * bool(loss_steps)
+    heads = ['size', 'micro-batch', 'contestant', 'tokens/s', 'times the first', 'ms per step', *PARTS, 'of the matrix peak', 'of the data sheet', 'memory, GB']
+    heads += [f'loss of {loss_steps} steps'] * bool(loss_steps)
     yield '| ' + ' | '.join(heads) + ' |'
     yield '|---' * len(heads) + '|'
     percent = lambda share: '' if share is None else f'{share:.1%}'
@@ -228,16 +234,17 @@ def table(rows):
         else:
             n = row['tokens_per_second'] * statistics.median(row['seconds_per_step'])  # tokens in a step
             cells += [f"{row['contestant']}, {row['dtype']}", median_and_range([n / s for s in row['seconds_per_step']]), median_and_range(row['ratio'], 2) if row['ratio'] else '',
-                      f"{1000 * statistics.median(row['seconds_per_step']):.2f}", *(f"{1000 * row['parts'][part]:.2f}" for part in PARTS), percent(row['of_matrix_peak']), percent(row['of_data_sheet']),
-                      '' if row['peak_bytes'] is None else f"{row['peak_bytes'] / 1e9:.3g}"] + [f"{row['final_loss']:.4f}" for _ in heads[13:]]
+                      f"{1000 * statistics.median(row['seconds_per_step']):.2f}", *(f"{1000 * row['parts'][part]:.2f}" for part in PARTS)]
+            cells += [percent(row['of_matrix_peak']), percent(row['of_data_sheet']), '' if row['peak_bytes'] is None else f"{row['peak_bytes'] / 1e9:.3g}"]
+            cells += [f"{row['final_loss']:.4f}"] if loss_steps else []
             so_far = best.setdefault(row['size'], {}).setdefault(row['contestant'], row)
             if row['tokens_per_second'] > so_far['tokens_per_second']:
                 best[row['size']][row['contestant']] = row
         yield '| ' + ' | '.join(map(str, cells)) + ' |'
     for name, contestants in best.items() if batch_sizes else ():
         first = next(iter(contestants.values()))['tokens_per_second']
-        yield f"\n{name}, each at its best micro-batch: " + '; '.join(f"{who} {row['tokens_per_second']:,.0f} tokens/s at {row['batch_size']} ({row['tokens_per_second'] / first:.2f} times the first)"
-                                                                      for who, row in contestants.items())
+        yield f"\n{name}, each at its best micro-batch: " + '; '.join(
+            f"{who} {row['tokens_per_second']:,.0f} tokens/s at {row['batch_size']} ({row['tokens_per_second'] / first:.2f} times the first)" for who, row in contestants.items())
 
 
 # -----------------------------------------------------------------------------

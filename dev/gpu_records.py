@@ -112,9 +112,9 @@ def script(name, *flags, launcher=()):
 def train(name, *flags, V=65, **more):
     """Run train.py into work/<name>; its newest checkpoint."""
     made_up(work, V, 2**16)
-    shape = {**RUN, 'max_iters': ITERS, 'lr_decay_iters': ITERS, 'eval_interval': 0, 'eval_iters': 1, 'write_report': False, 'dropout': 0.1, 'compile': False, 'dtype': 'auto', **more}
+    shape = dict(RUN, max_iters=ITERS, lr_decay_iters=ITERS, eval_interval=0, eval_iters=1, write_report=False, dropout=0.1, compile=False, dtype='auto', device=DEVICE) | more
     launcher = shape.pop('launcher', ())
-    script('train.py', *(f'--{key}={value}' for key, value in shape.items()), f'--device={DEVICE}', f'--data_dir={work}', f'--dataset={V}', f'--out_dir={work}/{name}', *flags, launcher=launcher)
+    script('train.py', *(f'--{key}={value}' for key, value in shape.items()), f'--data_dir={work}', f'--dataset={V}', f'--out_dir={work}/{name}', *flags, launcher=launcher)
     return checkpoint.read(os.path.join(work, name, 'ckpt.pt'))
 
 
@@ -153,7 +153,8 @@ def losses():
                 apart = max(abs(a - b) for a, b in zip(want, got))
                 # float16 begins with updates that its scaler skips, so it is behind
                 right = got[-1] < got[0] if dtype == 'float16' else apart < {'float32': 2e-3, 'bfloat16': 0.05}[dtype]
-                rows.append((f"{arch}, {dtype}{', compiled' * compiling}: largest difference from the CPU, first to last loss", f"{apart:.2g}; {got[0]:.4f} to {got[-1]:.4f}", right))
+                what = f"{arch}, {dtype}{', compiled' * compiling}: largest difference from the CPU, first to last loss"
+                rows.append((what, f"{apart:.2g}; {got[0]:.4f} to {got[-1]:.4f}", right))
     return rows, raw
 
 
@@ -211,7 +212,8 @@ def sampling():
             rows.append((f'{arch}, in bfloat16 autocast: the same', f'{agree():.1%}', None))
         if not smoke:
             note = compile_model(net, lambda: net.generate(idx, 4, temperature=0, static=True), 'auto', mode='reduce-overhead', dynamic=False)
-            rows.append((f'{arch}, float32: the compiled step against the one without a cache', f'{(share := agree(static=True)):.1%}' + (f' ({note})' if note else ''), share == 1 and not note))
+            share = agree(static=True)
+            rows.append((f'{arch}, float32: the compiled step against the one without a cache', f'{share:.1%}' + (f' ({note})' if note else ''), share == 1 and not note))
             torch._dynamo.reset()
     return rows, {}
 
@@ -231,7 +233,8 @@ def resume(**how):
         train('parts', '--overwrite', **more, max_iters=ITERS // 2)
         apart = difference(whole, train('parts', '--init_from=resume', **more))
         # what two uninterrupted runs differ by is the GPU's own rounding, e.g. of sums in any order
-        rows.append((f'{words}: largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', apart == 0 if 'deterministic' in words or smoke else apart <= max(2 * again, 1e-6)))
+        right = apart == 0 if 'deterministic' in words or smoke else apart <= max(2 * again, 1e-6)
+        rows.append((f'{words}: largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', right))
     return rows, {}
 
 
@@ -296,8 +299,9 @@ def growth():
 
 def speed(size, arch, sweep):
     """steps of training by bench.py"""
-    flags = ['--sizes=toy', '--n_layer=1', '--iters=1', '--rounds=1', '--warm_up=1', '--batch_sizes=2,4', '--dtype=float32'] if smoke else [f'--sizes={size}', f'--batch_sizes={sweep}', '--iters=10', '--rounds=3']
-    found = bench(*flags, f'--arch={arch}', *([f'--peer={peer}'] if peer and arch == 'gpt2' else []))
+    tiny = ['--sizes=toy', '--n_layer=1', '--iters=1', '--rounds=1', '--warm_up=1', '--batch_sizes=2,4', '--dtype=float32']
+    real = [f'--sizes={size}', f'--batch_sizes={sweep}', '--iters=10', '--rounds=3']
+    found = bench(*(tiny if smoke else real), f'--arch={arch}', *([f'--peer={peer}'] if peer and arch == 'gpt2' else []))
     rows, best = [], {}
     for row in found['train']['rows']:
         what = f"{size}, {row['contestant']}, micro-batch {row['batch_size']} x {row['block_size']}"
@@ -307,35 +311,43 @@ def speed(size, arch, sweep):
         rows.append((what, speed_of(row), None))
         best[row['contestant']] = max(best.get(row['contestant'], row), row, key=lambda r: r['tokens_per_second'])
     speeds = [row['tokens_per_second'] for row in best.values()]
-    rows.append((f'{size}, each at its best micro-batch', ', '.join(f"{who} {row['tokens_per_second']:,.0f} tokens/s at {row['batch_size']}" for who, row in best.items()) +
-                 (f', {speeds[1] / speeds[0]:.2f} times' if len(speeds) == 2 else ''), None))
+    if ',' in sweep:
+        said = ', '.join(f"{who} {row['tokens_per_second']:,.0f} tokens/s at {row['batch_size']}" for who, row in best.items())
+        rows.append((f'{size}, each at its best micro-batch', said + (f', {speeds[1] / speeds[0]:.2f} times' if len(speeds) == 2 else ''), None))
     return rows, found
 
 
 def speed_of(row):
     percent = lambda share, of: '' if share is None else f', {share:.1%} of the {of}'
-    return (f"{row['tokens_per_second']:,.0f} tokens/s, {1000 * statistics.median(row['seconds_per_step']):.1f} ms" + percent(row['of_data_sheet'], 'data sheet') + percent(row['of_matrix_peak'], 'matrix peak') +
+    return (f"{row['tokens_per_second']:,.0f} tokens/s, {1000 * statistics.median(row['seconds_per_step']):.1f} ms" + percent(row['of_data_sheet'], 'data sheet') +
+            percent(row['of_matrix_peak'], 'matrix peak') +
             (f", {row['peak_bytes'] / 1e9:.1f} GB" if row['peak_bytes'] else '') + (f", {statistics.median(row['ratio']):.2f} times the first" if row['ratio'] else ''))
 
 
 def sample(size):
     """tokens per second of generate() by bench.py"""
-    found = bench('--what=sample', *(['--sizes=baby', '--tokens=4', '--rounds=1', '--dtype=float32'] if smoke else [f'--sizes={size}', '--rounds=3']), *([f'--peer={peer}'] if peer else []))
-    return [(f"{row['size']}, {row['batch']} at once, {row['contestant']}", f"{row['batch'] / statistics.median(row['seconds_per_step']):,.0f} tokens/s, {row['ratio']:.1f} times the first" +
-             (f", {row['bytes_per_step'] / row['bandwidth'] / statistics.median(row['seconds_per_step']):.0%} of the bandwidth" if 'no cache' not in row['contestant'] and 'nanoGPT' != row['contestant'] else ''),
-             row['same_text']) for row in found['sample'] if 'contestant' in row], found
+    tiny = ['--sizes=baby', '--tokens=4', '--rounds=1', '--dtype=float32']
+    found = bench('--what=sample', *(tiny if smoke else [f'--sizes={size}', '--rounds=3']), *([f'--peer={peer}'] if peer else []))
+    rows = []
+    for row in found['sample']:
+        if who := row.get('contestant'):
+            step = statistics.median(row['seconds_per_step'])
+            share = '' if who in ('nanoGPT', 'ours, no cache') else f", {row['bytes_per_step'] / row['bandwidth'] / step:.0%} of the bandwidth"
+            rows.append((f"{row['size']}, {row['batch']} at once, {who}", f"{row['batch'] / step:,.0f} tokens/s, {row['ratio']:.1f} times the first{share}", row['same_text']))
+    return rows, found
 
 
 def start():
     """seconds to the first step; what was compiled once is in a cache"""
     found = [bench('--what=start', '--rounds=1', *['--compile=False'] * smoke) for _ in range(1 if smoke else 4)]
-    return [(row['until'], f"{row['seconds'][0]:.1f} s the first time" + ('' if smoke else f", then {statistics.median(f['start'][i]['seconds'][0] for f in found[1:]):.1f} s"), None)
-            for i, row in enumerate(found[0]['start'])], found
+    again = [statistics.median(row['seconds'][0] for row in rows) for rows in zip(*(f['start'] for f in found[1:] or found))]
+    return [(row['until'], f"{row['seconds'][0]:.1f} s the first time, then {seconds:.1f} s", None) for row, seconds in zip(found[0]['start'], again)], found
 
 
 def save():
     """what a checkpoint of 124M costs the loop"""
-    train('saving', max_iters=30, eval_interval=10, keep_checkpoints=1, dropout=0.0, **({} if smoke else dict(V=50304, n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=8)))
+    large = {} if smoke else dict(V=50304, n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=8)
+    train('saving', max_iters=30, eval_interval=10, keep_checkpoints=1, dropout=0.0, **large)
     with open(os.path.join(work, 'saving', 'log.csv'), newline='') as f:
         log = [*csv.DictReader(f)]
     took = float(log[-1]['save_seconds']) / 3
@@ -357,7 +369,8 @@ def race(which, seed):
 
 
 STEPS = {f.__name__: f for f in (losses, guard, sampling, deterministic, resume, resume_compiled, torchrun, shard, no_sync, growth)}
-for size, sweeps in {'124M': ['8,16,32,64'], '350M': ['8,16,32'], '774M': ['8', '16'], '1.5B': ['4', '8', '16']}.items():  # to compile two large networks takes minutes: one micro-batch to a step
+# to compile two large networks takes minutes: one micro-batch to a step
+for size, sweeps in {'124M': ['8,16,32,64'], '350M': ['8,16,32'], '774M': ['8', '16'], '1.5B': ['4', '8', '16']}.items():
     for sweep in sweeps:
         STEPS.update({f'train_{size}_{arch}' + f'_{sweep}' * (len(sweeps) > 1): functools.partial(speed, size, arch, sweep) for arch in ('gpt2', 'modern')})
 STEPS.update({f'sample_{size}': functools.partial(sample, size) for size in ('baby', 'baby8', 'modern', '124M', '1.5B')})
@@ -403,7 +416,8 @@ def describe(name):
 
 def write_table():
     """Everything that there is, and 'not measured' for the rest."""
-    lines = ['# On a GPU', '', '`bash runs/gpu_records.sh --out=FOLDER --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER`, again and again, then `--table`; the steps are in [gpu_records.py](../gpu_records.py).', '']
+    lines = ['# On a GPU', '', '`bash runs/gpu_records.sh --out=FOLDER --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER`, again and again, then `--table`;',
+             'the steps are in [gpu_records.py](../gpu_records.py).', '']
     machines, rows = {}, []
     for name in STEPS:
         found = []

@@ -89,5 +89,6 @@ def write_trace(step, folder, name, device, n=5):
     for kind in ['cpu'] + ['device'] * (device.type == 'cuda'):
         time_of = lambda event: getattr(event, f'self_{kind}_time_total') / 1000 / n
         events = sorted(trace.key_averages(), key=time_of, reverse=True)
-        print(f"\n{path}: {'the GPU' if kind == 'device' else 'the CPU'}, {sum(map(time_of, events)):.2f} ms per step\n\n| operator | calls per step | ms per step | share |\n|---|---|---|---|")
-        print('\n'.join(f"| {event.key[:80]} | {event.count / n:g} | {time_of(event):.3f} | {time_of(event) / sum(map(time_of, events)):.1%} |" for event in events[:15]))
+        total = sum(map(time_of, events)) or 1e-9
+        print(f"\n{path}: {'the GPU' if kind == 'device' else 'the CPU'}, {total:.2f} ms per step\n\n| operator | calls per step | ms per step | share |\n|---|---|---|---|")
+        print('\n'.join(f"| {event.key[:80]} | {event.count / n:g} | {time_of(event):.3f} | {time_of(event) / total:.1%} |" for event in events[:15]))

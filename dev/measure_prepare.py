@@ -112,7 +112,8 @@ def data(batch_size=64, block_size=1024, batches=300, sets=((100_000_000, 1), (1
     """A batch of that size, read from sets of (tokens, files). Returns the rows, dicts."""
     from dataset import Dataset, Prefetch, train_starts
     rows = []
-    print(f"\nbatches of {batch_size} x {block_size}, warm page cache\n\n| tokens | files | batches/s | median, ms | 99% below, ms | waited with Prefetch, of 20 ms steps |\n|---|---|---|---|---|---|")
+    print(f"batches of {batch_size} x {block_size}, warm page cache\n\n| tokens | files | batches/s | median, ms | 99% below, ms | waited with Prefetch, of 20 ms steps |")
+    print('|---|---|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
         for n_tokens, shards in sets:
             name = f'{n_tokens}_{shards}'
@@ -139,5 +140,6 @@ def data(batch_size=64, block_size=1024, batches=300, sets=((100_000_000, 1), (1
             row = dict(tokens=n_tokens, files=shards, milliseconds=times, waited=ahead.waited / (time.perf_counter() - t0))
             ahead.close()
             rows.append(row)
-            print(f"| {n_tokens:,} | {shards} | {1000 / statistics.median(times):,.0f} | {statistics.median(times):.2f} | {sorted(times)[int(0.99 * len(times))]:.2f} | {row['waited']:.2%} |", flush=True)
+            median, most = statistics.median(times), sorted(times)[int(0.99 * len(times))]
+            print(f"| {n_tokens:,} | {shards} | {1000 / median:,.0f} | {median:.2f} | {most:.2f} | {row['waited']:.2%} |", flush=True)
     return rows

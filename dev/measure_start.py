@@ -18,9 +18,11 @@ def start(shape, knobs, rounds):
     logged. `knobs` are flags for train.py. Returns the rows, dicts."""
     folder = tempfile.TemporaryDirectory()
     data = made_up(folder.name, shape['vocab_size'])
-    train = [TRAIN_PY, *(f'--{name}={value}' for name, value in shape.items() if name != 'vocab_size'), f'--data_dir={folder.name}', f'--dataset={os.path.basename(data.folder)}', f'--out_dir={folder.name}/out', '--overwrite', '--gradient_accumulation_steps=1', '--max_iters=1000',
+    train = [TRAIN_PY, *(f'--{name}={value}' for name, value in shape.items() if name != 'vocab_size'), f'--data_dir={folder.name}', f'--dataset={os.path.basename(data.folder)}',
+             f'--out_dir={folder.name}/out', '--overwrite', '--gradient_accumulation_steps=1', '--max_iters=1000',
              '--eval_interval=0', '--write_report=False', *knobs]
-    commands = {'import torch': (['-c', 'import torch; print(1)'], ''), 'train.py --help': ([TRAIN_PY, '--help'], 'and never'), 'the first step of train.py': (train, 'iter 0:')}
+    commands = {'import torch': (['-c', 'import torch; print(1)'], ''), 'train.py --help': ([TRAIN_PY, '--help'], 'and never'),
+                'the first step of train.py': (train, 'iter 0:')}
     rows = []
     print('| from the command to | seconds |\n|---|---|')
     for name, (command, line) in commands.items():

@@ -24,7 +24,7 @@ def test_the_gpu_races_work_on_a_cpu_with_tiny_networks(tmp_path):
 def test_what_a_gpu_has_to_show_works_on_a_cpu_with_tiny_networks(tmp_path):
     (tmp_path / 'input.txt').write_text(TEXT)
     flags = ['--smoke', f"--out={tmp_path / 'out'}", f"--record={tmp_path / 'gpu.md'}", f"--text={tmp_path / 'input.txt'}"]
-    done = own_process('dev/gpu_records.py', *flags, env={'OMP_NUM_THREADS': '1'})
+    done = own_process('dev/gpu_records.py', *flags, env={'OMP_NUM_THREADS': '1'}, timeout=900)
     table = (tmp_path / 'gpu.md').read_text()
     assert done.status == 0 and 'failed' not in done.out and 'race_124M_1: not measured: no --gutenberg' in done.out, done.err + done.out
     assert 'A smoke test' in table and '**NO**' not in table and table.count('| yes |') > 15
