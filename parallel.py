@@ -120,7 +120,8 @@ class Processes:
         inside = shard_size or self.world_size  # neighbours in rank, which are one machine's
         mesh = (init_device_mesh(self.device.type, (self.world_size,)) if inside == self.world_size else
                 init_device_mesh(self.device.type, (self.world_size // inside, inside), mesh_dim_names=('replicate', 'shard')))
-        low = None if dtype == 'float32' else getattr(torch, dtype)
+        exact = dtype == 'float32' or (self.device.type == 'cpu' and model.config.norm == 'layernorm')  # which wants its gains in float32 there
+        low = None if exact else getattr(torch, dtype)
         for block in model.transformer.h:
             fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False))
         # embeddings and head stay in float32: what goes from block to block is as exact as in one process

@@ -67,8 +67,10 @@ for name, flags in networks.items():
 print('', 'What saves memory, or changes the layout on the way, beside the same run in one process:', '', '| | last training loss | validation loss | weights apart |', '|---|---|---|---|', sep='\n')
 for name, flags in list(networks.items())[-1:] if quick else networks.items():
     limit = 1e-3 if 'Muon' in name else 1e-4
-    for what in (['--activation_checkpointing', '--chunked_loss'],):
-        print(compare(f"{name}, full, 2, {' '.join(what)}", run('full, 2', *flags, *what), wants[name], limit), flush=True)
+    what = ['--activation_checkpointing', '--chunked_loss']
+    print(compare(f"{name}, full, 2, {' '.join(what)}", run('full, 2', *flags, *what), wants[name], limit), flush=True)
+    half = result(run('one process', *flags, '--dtype=bfloat16'))
+    print(compare(f"{name}, full, 2, in bfloat16, whose losses in one process are {half[0]:.6f} and {half[1]:.6f}", run('full, 2', *flags, '--dtype=bfloat16'), half, 2e-2), flush=True)
     out, chain = None, ['full, 4', 'DDP, 2', 'one process', 'full, 2'][-2 if quick else 0:]
     for i, layout in enumerate(chain):  # a few iterations in each
         until = 12 * (i + 1) // len(chain)

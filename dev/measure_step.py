@@ -20,7 +20,7 @@ from dataset import Dataset, Prefetch, bin_files, hash64, train_starts
 from measure import load_peer
 from model import GPT, GPTConfig
 from optim import Guard, create_optimizer
-from parallel import compile_model
+from parallel import choose_loss_rows, compile_model
 
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 
@@ -106,7 +106,11 @@ def ours(k, data):
 def make_model(k):
     """The network as train.py makes it."""
     torch.manual_seed(k.seed)
-    return GPT(k.config).to(k.device)
+    model = GPT(k.config)
+    model.loss_rows = choose_loss_rows(k.chunked_loss, k.device, k.batch_size * k.block_size, k.config.vocab_size)
+    for block in model.transformer.h:
+        block.activation_checkpointing = k.activation_checkpointing
+    return model.to(k.device)
 
 
 def nanogpt(k, data, folder):
