@@ -14,6 +14,7 @@ import difflib
 import os
 import signal
 import sys
+import time
 import types
 
 # what other trainers call it -> what it is called here; only for "did you mean"
@@ -43,6 +44,8 @@ def fail(*problems, everywhere=False):
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         for problem in problems:
             print('error:', ' '.join(problem.splitlines()), file=sys.stderr, flush=True)
+    else:
+        time.sleep(3)  # torchrun ends all as soon as one has ended: the one that speaks shall be the first
     sys.exit(2)
 
 

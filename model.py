@@ -14,6 +14,7 @@ import re
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 # The parts of the three presets. Each preset is an architecture of Hugging Face transformers as well (huggingface.py).
 PRESETS = ('gpt2', 'llama', 'modern')
@@ -237,6 +238,49 @@ class Cache:
         return self.k[layer][:, :, :self.seen], self.v[layer][:, :, :self.seen]
 
 
+class ChunkedLoss(torch.autograd.Function):
+    """Mean cross-entropy of the logits softcap(x W^T) for x (N, C), W (V, C), targets (N), `rows` of them at a time: the logits (N, V) are
+    never in memory as a whole, as the gradients of a chunk are made while it is there. https://arxiv.org/abs/2410.10989"""
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, softcap, rows):
+        kind, dx, dw, total = x.device.type, torch.empty_like(x), torch.zeros_like(weight), 0.0
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        w, targets = weight.to(dtype), targets.view(-1, 1)
+        with torch.autocast(kind, enabled=False):
+            for part, target, out in zip(x.split(rows), targets.split(rows), dx.split(rows)):
+                part, keep, target = part.to(dtype), target >= 0, target.clamp(min=0)
+                logits = cap(part @ w.mT, softcap)
+                logp = F.log_softmax(logits.float(), dim=-1)  # (rows, V)
+                total = total - (logp.gather(1, target) * keep).sum()
+                d = logp.exp_().scatter_add_(1, target, torch.full_like(logp[:, :1], -1.0))  # by the logits: probabilities, less one for the target
+                d = (d * (1 - (logits / softcap).square()) if softcap else d).to(dtype)
+                out.copy_(d @ w * keep)
+                dw += d.mT @ (part * keep)
+        ctx.save_for_backward(dx, dw, n := (targets >= 0).sum())
+        return total / n
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        dx, dw, n = ctx.saved_tensors
+        return dx.mul_(grad / n), dw.mul_(grad / n), None, None, None  # not before: float16 has no room for a share of a mean
+
+
+def chunked_loss(x, head, targets, softcap, reduction, rows):
+    """The loss as GPT.forward defines it, for x (N, C) and targets (N), without ever holding all logits."""
+    if reduction == 'mean' and torch.is_grad_enabled():
+        return ChunkedLoss.apply(x, head.weight, targets, softcap, rows)
+    losses = torch.cat([F.cross_entropy(cap(head(part), softcap).float(), target, ignore_index=-1, reduction='none')
+                        for part, target in zip(x.split(rows), targets.split(rows))])
+    return losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
+
+
+def cap(logits, softcap):
+    """Logits between -softcap and softcap, in float32; 0: as they are."""
+    return softcap * torch.tanh(logits.float() / softcap) if softcap else logits
+
+
 class CausalSelfAttention(nn.Module):
 
     def __init__(self, config, layer_idx):
@@ -316,8 +360,14 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
+        self.activation_checkpointing = False  # True: keeps only its input, and computes the inside again for the backward pass
 
     def forward(self, x, rope=None, cache=None):
+        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(self.compute, x, rope, use_reentrant=False)
+        return self.compute(x, rope, cache)
+
+    def compute(self, x, rope=None, cache=None):
         x = x + self.attn(self.ln_1(x), rope, cache)
         x = x + self.mlp(self.ln_2(x))
         return x
@@ -342,6 +392,7 @@ class GPT(nn.Module):
         if config.tie:
             self.transformer.wte.weight = self.lm_head.weight
         self.register_buffer('rope', rope_table(config) if config.positions == 'rope' else None, persistent=False)
+        self.loss_rows = 0  # tokens at a time whose logits are made for the loss, which then comes without logits; 0: all at once
         self.init_weights()
 
     def init_weights(self):
@@ -364,7 +415,7 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, full_logits=False, reduction='mean', cache=None):
         """idx (B, T) token ids, targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, mean loss in nats), or with
-        reduction='none' that of each of the B * T targets. Without targets the loss is None and the logits are the last position's,
+        reduction='none' that of each of the B * T targets; the logits are None where loss_rows is set. Without targets the loss is None and the logits are the last position's,
         (B, 1, V), unless full_logits.
         With a cache (cache.advance(T)) idx goes on where the ids before ended."""
         B, T = idx.shape
@@ -378,11 +429,11 @@ class GPT(nn.Module):
         for block in self.transformer.h:
             x = block(x, rope, cache)
         x = self.transformer.ln_f(x)
+        if targets is not None and self.loss_rows:
+            return None, chunked_loss(x.flatten(0, 1), self.lm_head, targets.reshape(-1), self.config.softcap, reduction, self.loss_rows)
         if targets is None and not full_logits:
             x = x[:, [-1], :]
-        logits = self.lm_head(x)  # (B, T, V)
-        if self.config.softcap:  # in float32, as the loss below
-            logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
+        logits = cap(self.lm_head(x), self.config.softcap)  # (B, T, V)
         if targets is None:
             return logits, None
         # float32 whatever autocast says: bfloat16 would round the loss to three digits

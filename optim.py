@@ -60,12 +60,12 @@ class MuonAdamW(torch.optim.AdamW):
                 by_shape.setdefault(p.shape, []).append(p)
         for (rows, columns), alike in by_shape.items():
             # several at once, as small matrices alone do not fill the hardware; not too many: what fits into a CPU's cache, a GPU's memory
-            n = max(2, 2 ** (19 if alike[0].device.type == 'cpu' else 26) // (rows * columns))
+            n = max(2, 2 ** (19 if alike[0].device.type == 'cpu' else 26) // (rows * columns)) * shares(alike[0])
             for params in (alike[i:i + n] for i in range(0, len(alike), n)):
                 for p in params:
                     if not self.state[p]:
                         self.state[p]['momentum_buffer'] = torch.zeros_like(p)
-                grads, buffers = [p.grad for p in params], [self.state[p]['momentum_buffer'] for p in params]
+                grads, buffers = [own(p.grad) for p in params], [own(self.state[p]['momentum_buffer']) for p in params]
                 keep = 1 - lr * weight_decay
                 # an orthogonal matrix that is taller than wide has smaller entries
                 size = -lr * math.sqrt(max(1, rows / columns))
@@ -74,9 +74,41 @@ class MuonAdamW(torch.optim.AdamW):
                     grads = [torch.where(skip, buffer, grad) for grad, buffer in zip(grads, buffers)]
                     keep, size = torch.where(skip, 1.0, keep), torch.where(skip, 0.0, size)
                 torch._foreach_lerp_(buffers, grads, 1 - momentum)
-                updates = orthogonal(torch.stack(torch._foreach_lerp(grads, buffers, momentum)))  # Nesterov's look ahead
-                torch._foreach_mul_(params, keep)
-                torch._foreach_add_(params, list((updates.to(params[0].dtype) * size).unbind()))
+                updates = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov's look ahead
+                updates = orthogonal(torch.stack(updates)) if shares(params[0]) == 1 else orthogonal_together(updates, params[0])
+                weights = [own(p) for p in params]
+                torch._foreach_mul_(weights, keep)
+                torch._foreach_add_(weights, [update.to(weights[0].dtype) * size for update in updates])
+
+
+def own(tensor):
+    """What this process has of a tensor that may be divided over the processes."""
+    return tensor.to_local() if hasattr(tensor, 'to_local') else tensor
+
+
+def shares(p):
+    """Over how many processes the parameter is divided."""
+    return p.device_mesh.size(-1) if hasattr(p, 'to_local') else 1
+
+
+def orthogonal_together(parts, p):
+    """orthogonal() of matrices like `p`, of whose rows each process has its `parts`: each matrix is put together in one of the processes,
+    which do as many of them each, and the parts come back. A process sends its parts, and then as much, in the dtype of the work."""
+    import torch.distributed as dist
+    group, n, dtype = p.device_mesh.get_group(p.device_mesh.ndim - 1), len(parts), working_dtype(p.device)
+    (rows, columns), W, rank = p.shape, group.size(), group.rank()
+    heights = ([len(part) for part in torch.arange(rows).chunk(W)] + [0] * W)[:W]  # as FSDP divides the rows
+    owned = [len(range(owner, n, W)) for owner in range(W)]
+    sends, takes = [k * heights[rank] * columns for k in owned], [owned[rank] * height * columns for height in heights]
+    ordered = [i for owner in range(W) for i in range(owner, n, W)]
+    sent = torch.cat([parts[i].to(dtype).flatten() for i in ordered])
+    taken = sent.new_empty(sum(takes))
+    dist.all_to_all_single(taken, sent, takes, sends, group=group)
+    whole = torch.cat([part.view(owned[rank], height, columns) for part, height in zip(taken.split(takes), heights)], dim=1)  # (owned, rows, columns)
+    whole = orthogonal(whole) if owned[rank] else whole
+    dist.all_to_all_single(sent, torch.cat([part.flatten() for part in whole.split(heights, dim=1)]), sends, takes, group=group)
+    back = dict(zip(ordered, sent.view(n, heights[rank], columns)))
+    return [back[i] for i in range(n)]
 
 
 class Guard:
@@ -117,8 +149,7 @@ def orthogonal(G, steps=5):
     """The matrices G (n, rows, columns) with their singular values moved near one, by Newton and Schulz's iteration: a polynomial
     of the matrix alone, so it is all matrix products. These coefficients reach 0.7 to 1.2 in five steps; that is near enough."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    # the iteration forgives rounding, so in bfloat16 where the hardware has it; elsewhere that is emulated, slowly
-    X = G.bfloat16() if choose_dtype('auto', G.device)[0] == 'bfloat16' else G.float()
+    X = G.to(working_dtype(G.device))
     if G.size(-2) > G.size(-1):
         X = X.mT
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
@@ -126,6 +157,11 @@ def orthogonal(G, steps=5):
         A = X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return X.mT if G.size(-2) > G.size(-1) else X
+
+
+def working_dtype(device):
+    """orthogonal()'s: its iteration forgives rounding, so bfloat16 where the hardware has it; elsewhere that is emulated, slowly."""
+    return torch.bfloat16 if choose_dtype('auto', device)[0] == 'bfloat16' else torch.float32
 
 
 def load_optimizer_state(optimizer, state):
@@ -144,6 +180,10 @@ def load_optimizer_state(optimizer, state):
         shapes = {'momentum_buffer': params[i].shape} if i in muon else {'step': (), 'exp_avg': params[i].shape, 'exp_avg_sq': params[i].shape}
         assert {name: torch.as_tensor(value).shape for name, value in own.items()} == shapes, f'the state of parameter {i} has another shape'
         assert all(torch.isfinite(torch.as_tensor(value)).all() for value in own.values()), f'the state of parameter {i} is not finite'
+        if hasattr(params[i], 'to_local'):  # this process's part of them, nothing is sent
+            from torch.distributed.tensor import distribute_tensor
+            moments[i] = {name: value if name == 'step' else distribute_tensor(torch.as_tensor(value).to(params[i].device), params[i].device_mesh, params[i].placements, src_data_rank=None)
+                          for name, value in own.items()}
     optimizer.load_state_dict({'state': moments, 'param_groups': groups})
     for moments in optimizer.state.values():  # on a CPU these still are the mapped file, which is about to be replaced
         moments.update({k: v.clone() for k, v in moments.items() if torch.is_tensor(v) and v.device.type == 'cpu'})

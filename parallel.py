@@ -1,5 +1,6 @@
 """Where it runs: which device, with which arithmetic, in one process or in many. Scripts ask here and stay the same."""
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -26,7 +27,7 @@ class Processes:
     is_main (the one that prints and writes), device."""
 
     def __init__(self, device='auto', backend='auto', timeout=600):
-        self.rank, self.local_rank, self.world_size, self.showing = 0, 0, 1, False
+        self.rank, self.local_rank, self.world_size, self.showing, self.sharded = 0, 0, 1, False, False
         self.many = 'RANK' in os.environ  # one process under torchrun counts as many: it is how people try it
         if self.many:
             try:
@@ -62,6 +63,8 @@ class Processes:
             # all that gloo says of a lost peer names its transport; NCCL's words reach us where it raises, its own thread ends the process (not tried)
             explain('gloo/transport|Connection (closed|reset) by peer|Timed out waiting|NCCL', 'lost contact with the other processes',
                     "what ended first says why. to go on: the same line with --init_from=resume; torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
+            # who ends early, with one line, leaves the group first: gloo's threads would end some of such processes by an abort, with another status
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
     def print(self, *words):
         if self.is_main:
@@ -110,16 +113,88 @@ class Processes:
         return None, (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of their number {n}. "
                       f"nearest: {low} or {low + n}")
 
+    def place(self, model, shard='none', shard_size=None, dtype='float32'):
+        """Put `model`, whole on the CPU in every process, onto the device: with shard='full' only this process's share of it, so that
+        before it computes, each block is gathered in `dtype`, and forgotten afterwards (FSDP, https://arxiv.org/abs/2304.11277)."""
+        self.sharded = shard == 'full'
+        if not self.sharded:
+            return model.to(self.device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+        inside = shard_size or self.world_size  # neighbours in rank, which are one machine's
+        mesh = (init_device_mesh(self.device.type, (self.world_size,)) if inside == self.world_size else
+                init_device_mesh(self.device.type, (self.world_size // inside, inside), mesh_dim_names=('replicate', 'shard')))
+        low = None if dtype == 'float32' else getattr(torch, dtype)
+        for block in model.transformer.h:
+            fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False))
+        # embeddings and head stay in float32: what goes from block to block is as exact as in one process
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        register_fsdp_forward_method(model, 'generate')
+        return model.to(self.device)
+
+    def cannot_shard(self, shard, shard_size, deterministic):
+        """Problems to report with train.py's knobs of these names."""
+        n = self.world_size
+        if shard != 'full':
+            return [f"shard_size={shard_size} goes with --shard=full"] if shard_size else []
+        if n == 1:
+            return ["shard=full with one process: there is nobody to share with. launch with torchrun --nproc_per_node=N, or leave it out"]
+        if deterministic:
+            return ["deterministic=True with shard=full: its sums have no fixed order. leave one of them out"]
+        if self.device.type == 'mps':
+            return ["shard=full on mps. use --shard=none"]
+        if shard_size and (n % shard_size or shard_size == 1):
+            sizes = [size for size in range(2, n + 1) if n % size == 0]
+            return [f"shard_size={shard_size} does not divide {n} processes into groups of two or more. use {', '.join(map(str, sizes))}"]
+        return []
+
     def wrap(self, model, deterministic=False):
-        """`model` with gradients averaged over the processes in backward, when model.require_backward_grad_sync; with
-        `deterministic` TreeSum does that."""
-        if not self.many or deterministic:
+        """`model` with gradients averaged over the processes in backward; with `deterministic` TreeSum does that."""
+        if not self.many or deterministic or self.sharded:
             return model
         from torch.nn.parallel import DistributedDataParallel
         # not to be sent around before every forward pass: the only buffer is a table, the same everywhere
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
         # the gradients lie in the buckets that are sent, not in a copy
         return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == 'cuda' else None, gradient_as_bucket_view=True)
+
+    def average_gradients(self, wrapped, now):
+        """Whether the next forward and backward pass sends gradients, which it need not before the last micro-batch. To be called before both."""
+        if self.sharded:
+            wrapped.set_requires_gradient_sync(now)
+        wrapped.require_backward_grad_sync = now
+
+    def clip(self, model, max_norm):
+        """The norm of the whole gradient, which is scaled down to max_norm."""
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        return norm.full_tensor() if self.sharded else norm
+
+    def gather(self, state, known=None):
+        """`state`, dicts and lists of tensors and plain values, with whole tensors, those of shares on the main process's CPU; to be called
+        by all. The others get a shell."""
+        known = {} if known is None else known
+        if isinstance(state, dict):
+            return {name: self.gather(value, known) for name, value in state.items()}
+        if isinstance(state, (list, tuple)):
+            return type(state)(self.gather(value, known) for value in state)
+        if not hasattr(state, 'full_tensor'):
+            return state.detach() if torch.is_tensor(state) else state
+        if id(state) not in known:  # a tied one has two names
+            whole = state.full_tensor()
+            known[id(state)] = whole.detach().cpu() if self.is_main else None
+        return known[id(state)]
+
+    def agree(self, facts):
+        """End all processes with a line if `facts`, a dict of plain values, is not the same in all of them."""
+        if not self.many:
+            return
+        everybody = [None] * self.world_size
+        self.dist.all_gather_object(everybody, facts)
+        for rank, theirs in enumerate(everybody):
+            for name in facts:
+                if theirs.get(name) != everybody[0].get(name):
+                    fail(f"process {rank} has another {name} than process 0 ({theirs.get(name)}, there {everybody[0].get(name)}). start all of them with the same line, "
+                         "the same config files and the same data")
 
     def sum(self, tensor):
         """`tensor`, summed over the processes, in place."""
@@ -337,10 +412,31 @@ def choose_compile(wish, device):
     return True, 'a GPU and Triton are there'
 
 
+def choose_loss_rows(wish, device, tokens, vocab_size):
+    """Of how many tokens at a time the logits shall be made, 0 for all: 'auto' wants chunks where all of them, in float32 with their
+    gradient, would take more than an eighth of the memory."""
+    rows = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)  # large enough that the weights' gradient is not added too often
+    memory = (torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else torch.mps.recommended_max_memory() if device.type == 'mps' else
+              os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else 2**34)
+    return rows if wish is True or (wish == 'auto' and 10 * tokens * vocab_size > memory / 8 and tokens > rows) else 0
+
+
+def compiled_parts(model):
+    """What torch.compile compiles: all of it, or, where blocks are gathered before they compute, each of these."""
+    return model.transformer.h if hasattr(model, 'set_requires_gradient_sync') else [model]
+
+
+def uncompile(model, why):
+    for part in compiled_parts(model):
+        part._compiled_call_impl = None
+    return f'note: compile is off after all, {why}'
+
+
 def compile_model(model, step, wish, **options):
     """Compile `model` in place (it keeps its name, and its parameters theirs) and prove it by step(), a first call. Returns a note,
     or None if all is well: with wish 'auto' a failure means that the model runs eagerly, with True it is an error."""
-    model.compile(**options)
+    for part in compiled_parts(model):
+        part.compile(**options)
     try:
         step()
     except Exception as e:  # the compiler's failures have no common class
@@ -350,6 +446,5 @@ def compile_model(model, step, wish, **options):
         if wish is True:
             fail(f"compile=True, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ compiler "
                  "(apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
-        model._compiled_call_impl = None
         model.zero_grad(set_to_none=True)  # it may have failed half-way through backward
-        return f"note: compile is off after all, torch.compile failed ({reason})"
+        return uncompile(model, f'torch.compile failed ({reason})')

@@ -9,18 +9,19 @@ import time
 import torch
 
 import report
+from optim import own
 
 
 def measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation):
     """(bytes of weights, gradients, optimizer and activations, seconds per iteration), by iterations with the real model and
     optimizer. The weights are worth nothing afterwards."""
-    device, size = procs.device, lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
+    device, size = procs.device, lambda tensors: sum(t.numel() * t.element_size() for t in map(own, tensors))
     tokens = torch.randint(model.config.vocab_size, (batch_size, block_size + 1), generator=torch.Generator().manual_seed(1)).to(device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     params = list(model.parameters())
 
     def micro(last):
-        wrapped.require_backward_grad_sync = last
+        procs.average_gradients(wrapped, last)
         with autocast:
             loss = wrapped(x, y)[1] / accumulation
         scaler.scale(loss).backward()
@@ -34,7 +35,7 @@ def measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, bloc
 
     def update():
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        procs.clip(model, 1.0)
         scaler.step(optimizer)
         scaler.update()
 
@@ -57,7 +58,7 @@ def measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, bloc
 
 def kept_for_backward(model, x, y, autocast):
     """Bytes that a forward pass keeps for the backward pass, the weights aside: what autograd saves, each piece of memory once."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    weights = {own(p).untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
     def note(tensor):
@@ -67,7 +68,7 @@ def kept_for_backward(model, x, y, autocast):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast:
-        model.forward(x, y)
+        model(x, y) if hasattr(model, 'set_requires_gradient_sync') else model.forward(x, y)
     return sum(size for size, _ in kept.values())
 
 

@@ -51,11 +51,11 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, procs, autocast, stop=l
         for i in range(procs.rank, len(prompts) + procs.rank, procs.world_size):  # as often in every process, as stop() may ask all
             if stop():
                 return None
-            if i < len(prompts):
-                ids, generator = prompts[i][1], torch.Generator(device).manual_seed(int(hash64(seed, 4, it, i)[0]) >> 1)
+            if i < len(prompts) or procs.sharded:  # blocks are gathered by all or by none
+                ids, generator = prompts[min(i, len(prompts) - 1)][1], torch.Generator(device).manual_seed(int(hash64(seed, 4, it, i)[0]) >> 1)
                 with autocast:
                     row = model.generate(torch.tensor([ids], device=device), n_tokens, 0.8, 200, None, tokenizer.n_vocab, None, generator)[0]  # as sample.py does
-                out[i, :len(row)] = row
+                out[i:i + 1, :len(row)] = row
     finally:
         torch.use_deterministic_algorithms(exact)
         model.train(was_training)

@@ -74,9 +74,9 @@ def text_loss(model, tokens, windows, block_size, batch_size, procs, autocast, l
             return None
         tick(min(at + batch_size * procs.world_size, n), n)
         rows = windows[at:at + batch_size]
-        if len(rows) == 0:
+        if len(rows) == 0 and not procs.sharded:  # blocks are gathered by all or by none
             continue
-        ids = torch.from_numpy(tokens.windows(np.pad(rows[:, 0], (0, batch_size - len(rows)), mode='edge'), block_size + 1))
+        ids = torch.from_numpy(tokens.windows(np.resize(rows[:, 0] if len(rows) else windows[:1, 0], batch_size), block_size + 1))
         x, y = ids[:, :-1].to(device), ids[:, 1:].clone()  # (B, T)
         targets = torch.arange(1, block_size + 1) + torch.from_numpy(rows[:, :1])
         y[:len(rows)][(targets <= torch.from_numpy(rows[:, 1:2])) | (targets > torch.from_numpy(rows[:, 2:]))] = -1
@@ -248,9 +248,10 @@ def score(model, task, batch_tokens, procs, autocast, stop=lambda: False, tick=l
             model.train(was_training)
             return None
         tick(min(b + procs.world_size, len(batches)), len(batches))
-        if b >= len(batches):
+        batch = batches[b] if b < len(batches) else batches[-1][:1] if procs.sharded else []  # blocks are gathered by all or by none
+        if not batch:
             continue
-        rows = [task.rows[i][1:] for i in batches[b]]
+        rows = [task.rows[i][1:] for i in batch]
         ids = np.zeros((len(rows), len(rows[0][0])), dtype=np.int64)
         answer = np.zeros(ids.shape, dtype=bool)
         for r, (row, start) in enumerate(rows):
@@ -258,11 +259,12 @@ def score(model, task, batch_tokens, procs, autocast, stop=lambda: False, tick=l
         ids, answer = torch.from_numpy(ids).to(device), torch.from_numpy(answer[:, 1:]).to(device)  # (B, T), (B, T - 1)
         with autocast:
             # forward, not a call: the shapes are many, and torch.compile would compile each
-            logits = model.forward(ids[:, :-1], full_logits=True)[0][answer].float()  # (answer tokens, V)
+            logits = (model if procs.sharded else model.forward)(ids[:, :-1], full_logits=True)[0][answer].float()  # (answer tokens, V)
         targets, each = ids[:, 1:][answer], torch.zeros(2, *answer.shape, device=device)
         each[0][answer] = F.cross_entropy(logits, targets, reduction='none')
         each[1][answer] = (logits.argmax(dim=-1) == targets).float()
-        scores[batches[b]] = torch.stack((each[0].sum(1), answer.sum(1), each[1].sum(1)), dim=1)
+        if b < len(batches):
+            scores[batch] = torch.stack((each[0].sum(1), answer.sum(1), each[1].sum(1)), dim=1)
     model.train(was_training)
     return procs.sum(scores).cpu().double()
 

@@ -107,6 +107,10 @@ matmul_precision = 'high'  # of float32 products: 'highest', 'high' (TF32 on NVI
 peak_flops: float = None  # FLOP/s that MFU is a share of. None: from a table of GPUs in model.py
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
 ddp_timeout = 600  # seconds that a process waits for the others
+shard = 'none'  # what each process holds: 'none': all (DDP). 'full': its share of weights, gradients and optimizer state (FSDP), for models too large for that
+shard_size: int = None  # of 'full': so many neighbours, as the GPUs of one machine, share a copy (hybrid). None: all processes
+activation_checkpointing = False  # True: memory of a block's input instead of all that is inside, for a third more computing
+chunked_loss: bool | str = 'auto'  # True: the logits of a few tokens at a time, never of all; auto: where all would take much of the memory
 max_minutes: float = None  # stop and save before so many have passed, as before a cluster's time limit
 deterministic = False  # True: the same bits on 1, 2, 4, ... processes; one thread on a CPU, sums in a fixed order
 # -----------------------------------------------------------------------------
@@ -132,10 +136,11 @@ import tasks
 from dataset import DATA_DIR, Dataset, Prefetch, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
-from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, compile_model, explain_out_of_memory, make_deterministic
+from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, choose_loss_rows, compile_model, explain_out_of_memory, make_deterministic, uncompile
 
 procs = Processes(device, backend, ddp_timeout)
 device, master = procs.device, procs.is_main
+procs.agree({name: value for name, value in knobs.items() if name not in ('data_dir', 'tasks_dir', 'sample_prompts')})
 
 # -----------------------------------------------------------------------------
 # where to start: nothing, a run to go on with, or the weights of a checkpoint
@@ -144,7 +149,7 @@ if init_from not in ('scratch', 'resume', 'auto'):
     Dataset(dataset, data_dir)  # says what is missing before weights are fetched
 saved, resuming, branching = checkpoint.starting_point(procs, init_from, out_dir, overwrite, eval_only or dry_run, resume_from)
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout', 'peak_flops', 'matmul_precision', 'max_minutes', 'stop_val_loss',
-          'sample_prompts', 'tasks_dir')  # no path is taken from a checkpoint, which may be a stranger's
+          'sample_prompts', 'tasks_dir', 'shard', 'shard_size')  # no path is taken from a checkpoint, which may be a stranger's
 ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in ('vocab_size', 'dropout')]
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
@@ -182,10 +187,13 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps',
+    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps shard_size',
     from_zero='seed max_iters warmup_iters eval_interval hellaswag_interval core_interval sample_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
-    below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium'))
+    below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium', shard='none full'))
+problems += procs.cannot_shard(shard, shard_size, deterministic)
+if chunked_loss not in (True, False, 'auto'):
+    problems.append(f"no such value of chunked_loss ({chunked_loss}). use --chunked_loss=auto, True or False")
 if wandb_log and getattr(importlib.util.find_spec('wandb'), 'origin', None) is None:  # the folder wandb/ that runs leave is no package
     problems.append("wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has the same numbers")
 if sample_growth < 1:
@@ -238,6 +246,7 @@ if saved:
 # an iteration's samples follow from these: with others a resume would train on some twice and on some never
 trained_on = {name: tokens.fingerprint for name, tokens in splits.items()}
 trained_on['tokens per iteration'] = tokens_per_iter
+procs.agree(trained_on)
 others = {name: old for name, old in saved.get('trained_on', {}).items() if trained_on.get(name) != old} if resuming else {}
 if others and not (branching or allow_change or eval_only or problems):
     name, old = next(iter(others.items()))
@@ -268,6 +277,8 @@ dtype, why_dtype = choose_dtype(dtype, device)
 compiling, why_compile = choose_compile(compile, device)
 if deterministic:
     make_deterministic(device)
+if shard == 'full' and dtype == 'float16':
+    fail("dtype=float16 with shard=full: its gradient scaler is not known to work there. use --dtype=bfloat16 or float32")
 environment = procs.environment(deterministic, dtype=dtype, compile=compiling, batch_size=batch_size)
 if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
@@ -329,7 +340,10 @@ explain_out_of_memory(f"the same tokens per iteration from micro-batches of {sma
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision(matmul_precision)
 model = checkpoint.build(saved, dropout, **{name: knobs[name] for name in free}) if saved else GPT(config)
-model.to(device)
+model.loss_rows = choose_loss_rows(chunked_loss, device, batch_size * block_size, config.vocab_size)
+for block in model.transformer.h:
+    block.activation_checkpointing = activation_checkpointing
+model = procs.place(model, shard, shard_size, dtype)
 autocast = nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=getattr(torch, dtype))
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer, matrix_lr, embedding_lr, head_lr,
@@ -360,7 +374,7 @@ requests = Requests(procs, max_minutes)  # from here on a signal is a request
 wrapped = procs.wrap(model, deterministic)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
 if compiling:
     def first_step():
-        wrapped.require_backward_grad_sync = False  # if it fails in one process, the others must not wait for it
+        procs.average_gradients(wrapped, False)  # if it fails in one process, the others must not wait for it
         with autocast:
             loss = wrapped(*to_device(*read_batch(start * accumulation)))[1]
         loss.backward()
@@ -368,7 +382,7 @@ if compiling:
     t0 = time.perf_counter()
     note = compile_model(model, first_step, compile)
     if procs.any(bool(note)) and not note:
-        model._compiled_call_impl, note = None, 'note: compile is off after all, it failed in another process'
+        note = uncompile(model, 'it failed in another process')
     procs.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
     wrapped = procs.wrap(model, deterministic) if note else wrapped  # anew: the failed step may have left it in the middle of something
 
@@ -425,9 +439,9 @@ def get_lr(it):
 def save(it, best):
     """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one. Returns whether
     the disk took it; weights that are not finite end the run."""
-    outcome = 0
+    outcome, gathered = 0, procs.gather({'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()})
     if master:
-        state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
+        state = {**gathered, 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
                  'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
                  'seconds': seconds, 'spent': dict(spent), 'tokens': tokens_before + it * tokens_per_iter, 'wandb_run_id': wandb_run_id,
                  'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
@@ -568,7 +582,7 @@ for it in range(start, max(start, max_iters) + 1):
     for micro in range(accumulation):
         if dropout > 0:  # its random numbers, too, are a function of where we are: there is no state to save
             torch.manual_seed(int(hash64(seed, 3, (it * procs.world_size + procs.rank) * accumulation + micro)[0]) >> 1)
-        wrapped.require_backward_grad_sync = micro == accumulation - 1  # before forward, which looks at it as well as backward
+        procs.average_gradients(wrapped, micro == accumulation - 1)  # before forward, which looks at it as well as backward
         with autocast:
             micro_loss = wrapped(x, y)[1] / accumulation
         x, y = to_device(*batches.next())  # the next one, while the device still works
@@ -583,7 +597,7 @@ for it in range(start, max(start, max_iters) + 1):
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_scale']  # each has its own rate, one factor moves all of them
     scaler.unscale_(optimizer)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip if grad_clip > 0 else math.inf)
+    grad_norm = procs.clip(model, grad_clip if grad_clip > 0 else math.inf)
     guard.step(it, loss, grad_norm)  # skips what is not finite
     optimizer.zero_grad(set_to_none=True)
     steps += 1

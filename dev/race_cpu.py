@@ -27,6 +27,7 @@ shakespeare = True  # False: without the first race
 seeds = 3
 minutes = 3.0  # of each contestant in the second race
 long_minutes = 10.0  # of each contestant in the second race once more, with one seed; 0: without
+parts: str = None  # a file that keeps the results of the second race as they come: started again with it, an ended race goes on
 iters: int = None  # for a test: that many iterations everywhere
 out = os.path.join(HERE, 'dev', 'records')  # where the results go
 # -----------------------------------------------------------------------------
@@ -40,6 +41,7 @@ import numpy as np
 import torch
 
 import checkpoint
+import dataset
 from races import at, draw, machine, pace, python, reached, spread
 
 LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 '
@@ -64,7 +66,7 @@ def ours(name, seed, val, flags, every, n=1200, T=64):
     """Train with train.py; [(iteration, seconds of training, validation loss)] from its checkpoints, evaluated afterwards."""
     folder = os.path.join(work, f'{name}-{seed}')
     python('train.py', *flags, f'--seed={seed}', f'--out_dir={folder}', f'--data_dir={work}', '--eval_interval=0', '--eval_iters=1', '--eval_only=False',
-           '--always_save_checkpoint=True', f'--save_interval={every}', '--keep_checkpoints=9999', *([f'--max_iters={iters}', f'--lr_decay_iters={iters}', '--warmup_iters=0'] if iters else []))
+           '--always_save_checkpoint=True', f'--save_interval={every}', '--keep_checkpoints=100', *([f'--max_iters={iters}', f'--lr_decay_iters={iters}', '--warmup_iters=0'] if iters else []))
     curve = []
     for path in checkpoint.numbered(folder):
         state = checkpoint.read(path)
@@ -169,15 +171,30 @@ if gutenberg:
     contestants = {'gpt2 + AdamW': ['--arch=gpt2', *adamw], 'llama + AdamW': ['--arch=llama', *adamw], 'llama + Muon': ['--arch=llama', *muon],
                    'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'], 'modern + Muon': ['--arch=modern', *muon]}
 
-    paces = {name: [] for name in contestants}  # seconds per iteration
-    for _ in range(1 if iters else 3):
-        for name, flags in contestants.items():
-            python('train.py', *common, *flags, f'--out_dir={work}/pace', f'--data_dir={work}', '--max_iters=120', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
-            paces[name].append(pace(f'{work}/pace'))
-    paces = {name: float(np.median(seen)) for name, seen in paces.items()}
+    def once(key, make):
+        """make(), or what it gave when the race was started before."""
+        known = json.load(open(parts)) if parts and os.path.exists(parts) else {}
+        if key not in known:
+            known[key] = make()
+            if parts:
+                dataset.write_whole(parts, json.dumps(known).encode())
+        return known[key]
+
+    def measure_paces():
+        paces = {name: [] for name in contestants}
+        for _ in range(1 if iters else 3):
+            for name, flags in contestants.items():
+                python('train.py', *common, *flags, f'--out_dir={work}/pace', f'--data_dir={work}', '--max_iters=120', '--warmup_iters=5', '--eval_interval=0', '--eval_iters=1', '--overwrite')
+                paces[name].append(pace(f'{work}/pace'))
+        return {name: float(np.median(seen)) for name, seen in paces.items()}
+
+    paces = once('seconds per iteration', measure_paces)
     print('the pace is measured', {name: round(1000 * s, 1) for name, s in paces.items()}, 'ms per iteration', flush=True)
 
     def race(name, seed, minutes, flags=[]):
+        return once(f"{name}, {minutes:g} minutes, seed {seed} {' '.join(flags)}", lambda: run_one(name, seed, minutes, flags))
+
+    def run_one(name, seed, minutes, flags):
         budget = iters or int(minutes * 60 / paces[name])
         curve = ours('gutenberg', seed, val_gutenberg, [*common, *contestants[name], *flags, f'--max_iters={budget}'], -(-budget // 6), n=400, T=T)
         print(f"gutenberg, {minutes:g} minutes, seed {seed}, {name} {' '.join(flags)}: {curve[-1][2] / np.log(2):.4f}", flush=True)

@@ -119,7 +119,7 @@ def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
     calls = []
     net.compile(backend=lambda graph, inputs: calls.append(1) or graph)
     compiled, state = net._compiled_call_impl, torch.get_rng_state()
-    procs = SimpleNamespace(rank=0, world_size=1, sum=lambda tensor: tensor)
+    procs = SimpleNamespace(rank=0, world_size=1, sharded=False, sum=lambda tensor: tensor)
     prompts = samples.read_prompts(None, make_tokenizer(BYTES))
     assert prompts == [('', [256])] * 3
     texts = samples.write(net, make_tokenizer(BYTES), prompts, 8, 5, 1337, procs, contextlib.nullcontext())

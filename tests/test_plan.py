@@ -3,7 +3,6 @@
 import contextlib
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import checkpoint
 import plan
 from model import GPT, GPTConfig
 from optim import create_optimizer
+from parallel import Processes
 
 
 def net(**more):
@@ -23,7 +23,7 @@ def net(**more):
 def test_the_memory_of_each_part_is_counted():
     model = net(arch='llama')
     optimizer = create_optimizer(model, 1e-3, 0.1, (0.9, 0.95), 1e-8)
-    procs = SimpleNamespace(device=torch.device('cpu'), synchronize=lambda: None)
+    procs = Processes('cpu')
     weights, gradients, moments, activations, seconds = plan.measure(model, model, optimizer, torch.amp.GradScaler('cpu', enabled=False), contextlib.nullcontext(), procs, 4, 32, 3)
     n = sum(p.numel() for p in model.parameters())
     assert weights == gradients == 4 * n and 8 * n <= moments <= 8 * n + 100 and activations > 0 and 0 < seconds < 60

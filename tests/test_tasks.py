@@ -15,7 +15,7 @@ import tasks
 from dataset import make_tokenizer
 from model import GPT, GPTConfig
 
-ONE = SimpleNamespace(rank=0, world_size=1, sum=lambda tensor: tensor)
+ONE = SimpleNamespace(rank=0, world_size=1, sharded=False, sum=lambda tensor: tensor)
 BYTES = {'kind': 'byte'}
 SHAPES = {'gpt2': dict(arch='gpt2'), 'llama': dict(arch='llama', n_kv_head=2), 'modern': dict(arch='modern')}
 CORE = """icl_tasks:
@@ -193,7 +193,7 @@ def test_no_batch_and_no_number_of_processes_changes_a_score(folder):
             def stop(rank=rank):
                 calls[rank] += 1
                 return False
-            parts.append(tasks.score(net, task, 300, SimpleNamespace(rank=rank, world_size=n, sum=lambda tensor: tensor), contextlib.nullcontext(), stop))
+            parts.append(tasks.score(net, task, 300, SimpleNamespace(rank=rank, world_size=n, sharded=False, sum=lambda tensor: tensor), contextlib.nullcontext(), stop))
         assert torch.equal(sum(parts), tasks.score(net, task, 300, ONE, contextlib.nullcontext())), 'to the bit: the batches are the same'
         assert len(set(calls)) == 1 and calls[0] > 0, 'all ask equally often, or they would wait for each other'
     assert tasks.score(net, task, 300, ONE, contextlib.nullcontext(), stop=lambda: True) is None
