@@ -669,9 +669,9 @@ def on_host(i, out, *args):
                     launcher=['--nnodes=2', f'--node_rank={i - 1}', '--master_addr=10.77.0.1', '--master_port=29577'])
 
 
-def by_script(i, out, *args, nodes='2'):
+def by_script(i, out, *args, nodes='2', wait='600'):
     return Torchrun(1, '--deterministic', *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'], command=['bash', str(REPO / 'runs' / 'multinode.sh'), '10.77.0.1', nodes],
-                    env={'NPROC': '1', 'VIRTUAL_ENV': sys.prefix, 'PATH': f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"})
+                    env={'NPROC': '1', 'WAIT': wait, 'VIRTUAL_ENV': sys.prefix, 'PATH': f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"})
 
 
 def in_namespaces(function):
@@ -768,13 +768,15 @@ def on_a_mended_cable():
 
 @case('hosts', 'slow')
 def a_host_comes_back(quick):
-    """kill -9 of all that runs on one of two hosts, then the same line there once more"""
+    """a host that comes before the head; kill -9 of all that runs on one of two hosts, then the same line there once more"""
     return in_namespaces(on_a_host_that_comes_back)
 
 
 def on_a_host_that_comes_back():
     hosts()
     out = SCRATCH / 'back'
+    alone = by_script(2, out, *LONG, wait='2')
+    assert alone.wait() == 2 and alone.text().startswith('error: nobody answers at the head (10.77.0.1:29500) within 2 s.') and alone.text().count('\n') == 1, alone.text()
     jobs = [by_script(i, out, *LONG) for i in (1, 2)]
     jobs[0].until('iter 50:')
     jobs[1].lose()
@@ -784,7 +786,7 @@ def on_a_host_that_comes_back():
     again = time.time() - t0
     losing(1, jobs[0])
     end_well(jobs, out)
-    print(f"both train again {again:.0f} s later; the hash of one process")
+    print(f"it waits for the head, and says so in a line if none comes; both train again {again:.0f} s after the kill; the hash of one process")
 
 
 @case('hosts', 'slow')
