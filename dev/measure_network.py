@@ -28,7 +28,7 @@ parser.add_argument('--accumulation', default='1,8')
 parser.add_argument('--iterations', type=int, default=10)
 parser.add_argument('--flags', default='')
 args = parser.parse_args()
-FLAGS = ['--n_layer=5', '--n_head=4', '--n_embd=256', '--block_size=64', '--batch_size=8', '--dropout=0', '--matrix_optimizer=adamw', '--learning_rate=1e-3', '--eval_interval=0', '--eval_iters=1',
+FLAGS = ['--n_layer=5', '--n_head=4', '--n_embd=256', '--block_size=32', '--batch_size=1', '--dropout=0', '--matrix_optimizer=adamw', '--learning_rate=1e-3', '--eval_interval=0', '--eval_iters=1',
          '--save_interval=10000', f'--max_iters={4 + args.iterations}', '--warmup_iters=1', *shlex.split(args.flags)]
 
 
@@ -58,14 +58,14 @@ def measure(mbit, accumulation, port):
     with open(out / 'log.csv', newline='') as f:
         ms = [float(row['ms']) for row in csv.DictReader(f) if row['ms'] and int(row['iter']) > 3]
     N = json.loads((out / 'run.json').read_text())['parameters']
-    return N, statistics.median(ms), statistics.mean(bytes)
+    return N, min(ms), statistics.mean(bytes)  # the fastest: what else the machine does is not ours
 
 
 try:
     sh('mount -t tmpfs tmpfs /run')
     hosts()
-    formula = (lambda N, k: full(N, 2, k)) if '--shard=full' in args.flags else (lambda N, k: ddp(N, 2, k))
-    print('| Mbit/s | micro-batches per host | MB sent by each, formula | measured | ratio | ms per iteration, nothing hidden | measured |\n|---|---|---|---|---|---|---|')
+    formula = (lambda N, k: full(N, 2, k, width=4)) if '--shard=full' in args.flags else (lambda N, k: ddp(N, 2, k))
+    print('| Mbit/s | micro-batches per host | MB sent by each, formula | measured | ratio | ms of the fastest iteration, nothing hidden | measured |\n|---|---|---|---|---|---|---|')
     alone = {}  # ms where the link is no limit
     for n, mbit in enumerate(int(word) for word in args.rates.split(',')):
         for accumulation in (int(word) for word in args.accumulation.split(',')):

@@ -32,8 +32,9 @@ def ddp(N, G, k=1):
     return 2 * (G - 1) / G * 4 * N  # float32 gradients, once however many micro-batches there are
 
 
-def full(N, G, k=1):
-    return k * (G - 1) / G * (2 * 2 * N + 4 * N)  # 16-bit weights gathered for forward and for backward, float32 gradients scattered, for each micro-batch
+def full(N, G, k=1, width=2):
+    # 16-bit weights gathered for forward and for backward of each micro-batch (the embeddings, in float32, once for both), float32 gradients scattered once
+    return (G - 1) / G * (k * 2 * width * N + 4 * N)
 
 
 def hybrid(N, G, k=1):
@@ -69,10 +70,10 @@ def sent():
 
 
 def batch():
-    """N drops out: bytes and FLOPs both grow with it. Forward makes 2 N FLOPs per token, backward 4 N; of a ring that runs through all GPUs, 1/8 of what a GPU sends leaves
-    its node (8 rings, each through another card), and the card of a GPU passes N-fold: DDP 8 N / 8; between nodes of hybrid, the same."""
+    """N drops out: bytes and FLOPs both grow with it. Forward makes 2 N FLOPs per token, backward 4 N. A ring through all GPUs leaves each node once, so of the 64 N bytes
+    that its GPUs send, 8 N leave it; those of hybrid's eight rings of N / 8 parameters are as many."""
     print("## Tokens per GPU and micro-batch from which on sending hides behind computing\n\nDDP and hybrid's second half: gradients (8 bytes per parameter out of each node) behind the backward "
-          "pass of the last micro-batch. FSDP: weights and gradients\n(2 + 4 bytes per parameter) behind the backward pass of every micro-batch. The size of the model drops out. "
+          "pass of the last micro-batch. FSDP: weights and gradients\n(2 + 4 bytes per parameter) behind that of the last micro-batch; the others want two thirds of it (2 bytes behind the forward pass). The size of the model drops out. "
           "Links: out of a whole node, shared by its 8 GPUs.\n")
     rows = [('NVLink, 450 GB/s per GPU, one node', *(f"{FLOPS * bytes / 4 / NVLINK:,.0f}" for bytes in (8, 6)))]
     for gbit in (100, 200, 400, 800, 1600, 3200, 6400):
@@ -92,14 +93,14 @@ def ten_trillion():
 
 def failures():
     print("## Failures\n\n419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783): "
-          f"{1e4 * FAILURES:.2f} per 10,000 GPU-days. Hours lost per day = writing + half an interval\nand a restart per failure. Best interval: sqrt(2 x write time x MTBF) (Young 1974; Daly 2006).\n")
+          f"{1e4 * FAILURES:.2f} per 10,000 GPU-days. Lost = writing, and with each failure half an interval\nand five minutes of starting again. Best interval: sqrt(2 x write time x MTBF) (Young 1974; Daly 2006).\n")
     rows = []
     for G in (8, 64, 512, 1024, 16384):
         mtbf = 86400 / (FAILURES * G)
         for write in (1, 42, 420):  # seconds during which nobody trains
             best, restart = math.sqrt(2 * write * mtbf), 300
             lost = lambda interval: 24 * (write / interval + (interval / 2 + restart) / mtbf)
-            rows.append((f"{G:,}", f"{mtbf / 3600:,.1f} h" if mtbf < 2e6 else f"{mtbf / 86400:,.0f} days", write, f"{best / 60:,.0f} min", *(f"{60 * lost(t):.1f}" for t in (best, 600, 3600, 6 * 3600))))
+            rows.append((f"{G:,}", f"{mtbf / 3600:,.1f} h" if mtbf < 2e6 else f"{mtbf / 86400:,.0f} days", write, f"{best / 60:,.0f} min", *(f"{60 * lost(t):.1f}" if lost(t) < 16 else 'most' for t in (best, 600, 3600, 6 * 3600))))
     table(('GPUs', 'time between failures', 's to write', 'best interval', 'minutes lost per day at it', 'at 10 min', 'at 1 h', 'at 6 h'), rows)
 
 
@@ -116,20 +117,20 @@ def measure(tokens=10**13, shard=5 * 10**8, block=2048, samples=2000):
                 f.truncate(2 * shard)
         meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16', 'splits': {'train': {'tokens': tokens, 'shards': shards}}}
         (data / 'meta.json').write_text(json.dumps(meta))
-        t0 = time.perf_counter()
+        t0 = time.process_time()
         train = Dataset('large', folder).train
-        opened = time.perf_counter() - t0
+        opened = time.process_time() - t0
         times = []
         for chunk in range(20):
-            t0 = time.perf_counter()
+            t0 = time.process_time()
             chunk_of_starts(1337, 1000 + chunk, tokens, block)
-            times.append(time.perf_counter() - t0)
+            times.append(time.process_time() - t0)
         starts = train_starts(1337, range(samples), tokens, block)
-        t0 = time.perf_counter()
+        t0 = time.process_time()
         for start in starts:
             train.windows([start], block + 1)
-        read = (time.perf_counter() - t0) / samples
-    print(f"measured: {len(shards):,} shards of {shard:,} tokens: {opened:.2f} s to open the dataset (a stat of each file, by every process), {1e3 * sorted(times)[10]:.2f} ms for the order of "
+        read = (time.process_time() - t0) / samples
+    print(f"measured, seconds of one core: {len(shards):,} shards of {shard:,} tokens: {opened:.2f} s to open the dataset (a stat of each file, by every process), {1e3 * min(times):.2f} ms for the order of "
           f"4,096 samples, {1e6 * read:.0f} us to read one ({block} tokens; nearly each one opens another file), {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 

@@ -721,7 +721,7 @@ def on_two_hosts():
           if len(ended) < 2 else f"the hash of one process; cut: both ended within {took:.0f} s; joined again: resumed to the same bits")
 
 
-LONG = ['--max_iters=600', '--save_interval=5', '--eval_interval=100', '--ddp_timeout=10']
+LONG = ['--max_iters=300', '--save_interval=5', '--eval_interval=100', '--ddp_timeout=10']
 
 
 def end_well(jobs, out, limit=200):
@@ -791,7 +791,7 @@ def on_a_host_that_comes_back():
 
 @case('hosts', 'slow')
 def a_host_is_lost(quick):
-    """two hosts of --nnodes=1:2; one vanishes (no goodbye: its cable is cut first), the other goes on alone; it comes back later"""
+    """two hosts of --nnodes=1:2; one vanishes (its cable is cut first, so there is no goodbye), the other goes on alone"""
     return in_namespaces(on_a_lost_host)
 
 
@@ -808,14 +808,31 @@ def on_a_lost_host():
     jobs[0].until('x 4 micro-batches x 1 process\n')
     losing(1, jobs[0])
     end_well(jobs[:1], out)
-    # it comes back while the other trains on alone
+    print(f"it goes on alone {again:.0f} s later, with the same samples; the hash of one process")
+
+
+@case('hosts', 'slow')
+def a_host_joins(quick):
+    """--nnodes=1:2 with one host; a second one comes while it trains"""
+    return in_namespaces(on_a_host_that_joins)
+
+
+def on_a_host_that_joins():
+    hosts()
     out = SCRATCH / 'grown'
-    more = ['--max_iters=2000', '--save_interval=100', '--eval_interval=1000', '--ddp_timeout=10']
-    cable('up')
-    first = by_script(1, out, *more, nodes='1:2').until('iter 50:', limit=120)
-    jobs = [first, by_script(2, out, *more, nodes='1:2')]
-    first.until('x 2 micro-batches x 2 processes', limit=120)
+    flags = ['--max_iters=100000', '--save_interval=1000', '--eval_interval=0']
+    jobs = [by_script(1, out, *flags, nodes='1:2').until('iter 10:', limit=120)]
+    jobs.append(by_script(2, out, *flags, nodes='1:2'))
+    jobs[0].until('x 2 micro-batches x 2 processes', limit=120)
+    seen = len(jobs[0].text())
+    while jobs[0].text()[seen:].count('iter ') < 20:
+        time.sleep(0.02)
     for job in jobs:
-        assert job.wait(300) == 0, job.text()[-4000:]
-    assert fingerprint(out) == fingerprint(train('--deterministic', *more).out)
-    print(f"it goes on alone {again:.0f} s later; a host that joins a run is taken in; each time the hash of one process")
+        job.p.send_signal(signal.SIGTERM)
+    for job in jobs:
+        job.wait()
+    assert jobs[0].text().count('stopped by SIGTERM') + jobs[1].text().count('stopped by SIGTERM') == 2, jobs[0].text()[-3000:]  # once for the newcomer
+    n = checkpoint.read(checkpoint.newest(str(out)))['iter_num']
+    want = train('--deterministic', *flags, f'--max_iters={n}', '--lr_decay_iters=100000').out
+    assert fingerprint(out) == fingerprint(want)
+    print(f"it saves, starts again with both of them, {n} iterations in all; the hash of one process")
