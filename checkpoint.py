@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import shutil
+import threading
 import warnings
 import zipfile
 
@@ -163,6 +164,38 @@ def save(out_dir, state, links, keep):
         if os.path.exists(path + '.tmp'):
             os.remove(path + '.tmp')
         raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+
+
+class Writer:
+    """Calls save() for one checkpoint after another: at once, or `beside` the training by a thread, for which the state has to be a copy.
+    Whoever wants to know how it ended asks finish()."""
+
+    def __init__(self, beside, failed):
+        """failed(): called when a checkpoint could not be written, by the thread if there is one."""
+        self.beside, self.failed, self.thread, self.error = beside, failed, None, None
+
+    def start(self, out_dir, state, links, keep):
+        self.thread = threading.Thread(target=self.work, args=(out_dir, state, links, keep))  # no daemon: a process that ends waits for it
+        self.thread.start() if self.beside else self.thread.run()
+
+    def work(self, *args):
+        try:
+            save(*args)
+        except NotSaved as e:
+            self.error = e
+            warn(f"{e}. the run goes on, and tries again in a minute; the checkpoints before are as they were")
+            self.failed()
+        except BaseException as e:  # belongs to who waits
+            self.error = e
+
+    def finish(self):
+        """Whether the last checkpoint that was begun could be written; waits for its end."""
+        if self.thread is not None and self.beside:
+            self.thread.join()
+        error, self.thread, self.error = self.error, None, None
+        if error is not None and not isinstance(error, NotSaved):
+            raise error
+        return error is None
 
 
 def finite(weights):

@@ -57,17 +57,23 @@ def warn(what):
         pass
 
 
-def configure(script, positional=None):
-    """Apply sys.argv to the knobs in `script`, a script's globals(). `positional` names the knob that a bare word sets.
+def configure(script, positional=None, like=None):
+    """Apply sys.argv to the knobs in `script`, a script's globals(). `positional` names the knob that a bare word sets; `like` is
+    another script beside this one, whose knobs are knobs here as well.
     Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, status 2."""
     if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
         sys.stdout.reconfigure(errors='backslashreplace')
-    knobs = {name: value for name, value in script.items()
-             if not name.startswith('_') and isinstance(value, (int, float, str, types.NoneType))}
+    knobs = plain(script)
     if any(arg in ('--help', '-h') for arg in sys.argv[1:]):
         print_help(script, knobs, positional)
+        if like:
+            print(f"\nand all knobs of {like}, see python {like} --help")
         sys.exit(0)
     kinds = types_of(script, knobs)
+    if like:
+        others, their_kinds = knobs_of(os.path.join(os.path.dirname(os.path.abspath(script['__file__'])), like))
+        knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
+        script.update(knobs)
     given, problems, notes = {}, [], []
     argv = sys.argv[1:]
     for i, arg in enumerate(argv):
@@ -134,6 +140,20 @@ def out_of_range(knobs, above_zero='', from_zero='', below_one='', words={}):
                      if knobs[name] is not None and wrong(knobs[name])]
     return problems + [f"no such {name} ({knobs[name]}). use {', '.join(allowed.split())}" for name, allowed in words.items()
                        if knobs[name] not in allowed.split()]
+
+
+def plain(script):
+    """The knobs among a script's names."""
+    return {name: value for name, value in script.items() if not name.startswith('_') and isinstance(value, (int, float, str, types.NoneType))}
+
+
+def knobs_of(path):
+    """The knobs at the top of a script, and their types, without running more of it than that."""
+    with open(path, encoding='utf-8') as f:
+        block = f.read().partition('\nknobs, given = configure(')[0]
+    module = types.ModuleType('block')
+    exec(compile(block, path, 'exec'), module.__dict__)
+    return plain(module.__dict__), types_of({'__annotations__': module.__annotations__}, plain(module.__dict__))
 
 
 def types_of(script, knobs):

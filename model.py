@@ -463,11 +463,7 @@ class GPT(nn.Module):
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=None):
         """Model FLOPs utilization: what `fwdbwd_per_iter` sequences of block_size tokens in `dt` seconds used of the peak
         FLOP/s of this device (or of `peak_flops`). None for a device that PEAK_FLOPS does not know."""
-        device = self.lm_head.weight.device
-        if peak_flops is None and device.type == 'cuda':
-            words = re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower())  # 'nvidia', 'h100', '80gb', 'hbm3'
-            if not {'laptop', 'ti', 'super', 'd', 'max', 'mig'} & set(words):  # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
-                peak_flops = next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= set(words)), None)
+        peak_flops = data_sheet_peak(self.lm_head.weight.device) if peak_flops is None else peak_flops
         if peak_flops is None:
             return None
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
@@ -530,6 +526,16 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None)
     share = torch.rand(logits.size(0), 1, generator=generator, device=logits.device)
     drawn = torch.searchsorted(sums, share * sums[:, -1:], right=True)
     return drawn if ids is None else ids.gather(1, drawn)
+
+
+def data_sheet_peak(device):
+    """FLOP/s of a device by PEAK_FLOPS; None for one that it does not know."""
+    if device.type != 'cuda':
+        return None
+    words = re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower())  # 'nvidia', 'h100', '80gb', 'hbm3'
+    if {'laptop', 'ti', 'super', 'd', 'max', 'mig'} & set(words):  # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
+        return None
+    return next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= set(words)), None)
 
 
 # FLOP/s of dense bfloat16 matrix products (float16 where there is no bfloat16) by the makers' data sheets; looked up in

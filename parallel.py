@@ -169,19 +169,20 @@ class Processes:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         return norm.full_tensor() if self.sharded else norm
 
-    def gather(self, state, known=None):
-        """`state`, dicts and lists of tensors and plain values, with whole tensors, those of shares on the main process's CPU; to be called
-        by all. The others get a shell."""
+    def gather(self, state, copy=False, known=None):
+        """`state`, dicts and lists of tensors and plain values, as the main process can save it, with whole tensors on the CPU for shares;
+        with `copy` all on the CPU, and its own. To be called by all; the others get a shell."""
         known = {} if known is None else known
         if isinstance(state, dict):
-            return {name: self.gather(value, known) for name, value in state.items()}
+            return {name: self.gather(value, copy, known) for name, value in state.items()}
         if isinstance(state, (list, tuple)):
-            return type(state)(self.gather(value, known) for value in state)
-        if not hasattr(state, 'full_tensor'):
-            return state.detach() if torch.is_tensor(state) else state
+            return type(state)(self.gather(value, copy, known) for value in state)
+        if not torch.is_tensor(state):
+            return state
         if id(state) not in known:  # a tied one has two names
-            whole = state.full_tensor()
-            known[id(state)] = whole.detach().cpu() if self.is_main else None
+            divided = hasattr(state, 'full_tensor')
+            whole = (state.full_tensor() if divided else state).detach()
+            known[id(state)] = None if not self.is_main else whole.to('cpu', copy=copy and not divided) if copy or divided else whole
         return known[id(state)]
 
     def agree(self, facts):

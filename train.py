@@ -437,28 +437,25 @@ def get_lr(it):
 
 
 def save(it, best):
-    """Write the checkpoint of iteration `it`; ckpt.pt is the newest or, with always_save_checkpoint=False, the best one. Returns whether
-    the disk took it; weights that are not finite end the run."""
-    outcome, gathered = 0, procs.gather({'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()})
+    """Write the checkpoint of iteration `it`, on a GPU beside the training; ckpt.pt is the newest or, with always_save_checkpoint=False, the
+    best one. Weights that are not finite end the run."""
+    all_finite, gathered = True, procs.gather({'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()}, copy=writer.beside)
+    requests.saved()
     if master:
         state = {**gathered, 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
                  'iter_num': it, 'best_val_loss': best_val_loss, 'config': knobs, 'tokenizer': data.tokenizer_state, 'evaluation': evaluation,
                  'seconds': seconds, 'spent': dict(spent), 'tokens': tokens_before + it * tokens_per_iter, 'wandb_run_id': wandb_run_id,
                  'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
         newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
-        try:
-            if not checkpoint.finite(state['model']):
-                outcome = 2
-            else:
-                checkpoint.save(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
-        except checkpoint.NotSaved as e:
-            warn(f"{e}. the run goes on, and tries again in a minute; the checkpoints before are as they were")
-            outcome = 1
-    outcome = procs.any(outcome)
-    if outcome == 2:
+        if all_finite := checkpoint.finite(state['model']):
+            writer.start(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
+    if procs.any(not all_finite):
         give_up(it, "the weights are not finite")
-    requests.saved(again_in=60 if outcome else math.inf)
-    return outcome == 0
+
+
+def saved():
+    """Whether the last checkpoint that was begun is on the disk; waits for it."""
+    return not procs.any(not writer.finish())
 
 
 def close(outcome, it):
@@ -530,7 +527,8 @@ resolved = {**{name: globals()[name] for name in knobs}, 'device': str(device), 
 run = report.Run(out_dir, resolved, facts, resuming and not branching, start, enabled=master and not eval_only)
 log = checkpoint.Log(out_dir, start, wandb_run, enabled=master and not eval_only)
 tree = TreeSum(procs, model) if deterministic else None
-whole = True  # whether the newest checkpoint could be written
+whole, best_before = True, best_val_loss  # whether the newest checkpoint could be written; the best loss without it
+writer = checkpoint.Writer(beside=device.type == 'cuda', failed=lambda: requests.saved(again_in=60))
 if not eval_only:
     batches = Prefetch(read_batch, start * accumulation, ahead=0 if device.type == 'cpu' else 2)  # in order; where a GPU computes, by a thread
     x, y = to_device(*batches.next())
@@ -547,7 +545,9 @@ for it in range(start, max(start, max_iters) + 1):
     first = branching and it == start  # is saved, so that the branch can be resumed, whatever comes
     if any(due(name, it, last) for name in jobs) or asked or first or (save_interval and it % save_interval == 0):
         procs.synchronize()
-        seconds, best_before = time.perf_counter() - origin, best_val_loss
+        seconds = time.perf_counter() - origin
+        with spent('save'):
+            best_val_loss = best_val_loss if saved() else best_before  # the best of those that were kept
         look_at_guard()
         evaluation = evaluation if evaluation.get('iter') == it else {'iter': it}
         found = {}
@@ -561,13 +561,14 @@ for it in range(start, max(start, max_iters) + 1):
                 procs.print(f"the validation loss is as low as stop_val_loss={stop_val_loss:g}")
                 last = True  # what is due at the end is due now
         improved = found.get('val', math.inf) < best_val_loss  # False if it is not a number
-        best_val_loss = found['val'] if improved else best_val_loss
+        best_before, best_val_loss = best_val_loss, found['val'] if improved else best_val_loss
         regular = it % save_interval == 0 if save_interval else always_save_checkpoint
         is_new = it > start or first or (resuming and improved)  # not the file that was just read, not the random weights of the beginning
         if is_new and (improved or regular or asked or last or first) and not eval_only:
             with spent('save'):
-                whole = save(it, improved)
-            best_val_loss = best_val_loss if whole else best_before  # the best of those that were kept
+                save(it, improved)
+                whole = saved() if asked or last or not writer.beside else True  # what nobody waits for is looked at the next time
+            best_val_loss = best_val_loss if whole else best_before
             if whole and asked == Requests.SAVE:
                 procs.print(f"saved in {out_dir} after {it:,} iterations, as asked")
         origin = time.perf_counter() - seconds

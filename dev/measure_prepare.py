@@ -1,7 +1,5 @@
 """
-How fast text becomes ids, and ids become batches.
-
-    $ python dev/measure_prepare.py gutenberg_train.jsonl.gz [repetitions]
+How fast text becomes ids, and ids become batches: `python bench.py --what=prepare --text=gutenberg_train.jsonl.gz` and `--what=data`.
 
 prepare(): prepare.py as a whole (start of Python, reading, gzip, JSON, tokenising, disk, checksums) as a share of what tiktoken's
 encode_ordinary, or its faster encode_to_numpy, alone reach on the same text in as many processes as there are cores; and the memory
@@ -104,15 +102,20 @@ def prepare(path, repetitions=3, copies=3):
         seconds, cpu, peak = whole([path] * copies, CORES, '--tokenizer=gpt2')
         rows.append([*row, copies * size / seconds, copies * size / cpu, peak / 1e6])
         print('| ' + ' | '.join(f'{number:.1f}' for number in rows[-1]) + ' |', flush=True)
+    columns = [f'{name} {unit}' for name in ('encode_ordinary', 'encode_to_numpy', 'prepare.py') for unit in ('MB/s', 'MB per CPU second')] + ['peak memory, MB']
     shares = [statistics.median(row[i] / row[j] for row in rows) for i, j in ((4, 0), (5, 1), (4, 2), (5, 3))]
     print("\nmedian share of encode_ordinary: {:.1%} by the clock, {:.1%} by CPU seconds; of encode_to_numpy: {:.1%} and {:.1%}".format(*shares))
+    return [dict(zip(columns, row)) for row in rows]
 
 
-def data(batch_size=64, block_size=1024, batches=300):
+def data(batch_size=64, block_size=1024, batches=300, sets=((100_000_000, 1), (100_000_000, 100), (1_000_000_000, 500))):
+    """A batch of that size, read from sets of (tokens, files). Returns the rows, dicts."""
     from dataset import Dataset, Prefetch, train_starts
-    print(f"\nbatches of {batch_size} x {block_size}, warm page cache\n\n| tokens | files | median, ms | 99% below, ms | waited with Prefetch, of 20 ms steps |\n|---|---|---|---|---|")
+    rows = []
+    print(f"batches of {batch_size} x {block_size}, warm page cache\n\n| tokens | files | batches/s | median, ms | 99% below, ms | waited with Prefetch, of 20 ms steps |")
+    print('|---|---|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
-        for n_tokens, shards in ((100_000_000, 1), (100_000_000, 100), (1_000_000_000, 500)):
+        for n_tokens, shards in sets:
             name = f'{n_tokens}_{shards}'
             os.makedirs(os.path.join(folder, name))
             ids = np.random.default_rng(1).integers(50257, size=n_tokens // shards).astype('<u2')
@@ -134,10 +137,9 @@ def data(batch_size=64, block_size=1024, batches=300):
             for i in range(100):
                 time.sleep(0.02)  # as a device that works
                 ahead.next()
-            print(f"| {n_tokens:,} | {shards} | {statistics.median(times):.2f} | {sorted(times)[int(0.99 * len(times))]:.2f} | {ahead.waited / (time.perf_counter() - t0):.2%} |", flush=True)
+            row = dict(tokens=n_tokens, files=shards, milliseconds=times, waited=ahead.waited / (time.perf_counter() - t0))
             ahead.close()
-
-
-if __name__ == '__main__':
-    prepare(os.path.abspath(sys.argv[1]), int((sys.argv[2:] or [3])[0]))
-    data()
+            rows.append(row)
+            median, most = statistics.median(times), sorted(times)[int(0.99 * len(times))]
+            print(f"| {n_tokens:,} | {shards} | {1000 / median:,.0f} | {median:.2f} | {most:.2f} | {row['waited']:.2%} |", flush=True)
+    return rows

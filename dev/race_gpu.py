@@ -22,6 +22,7 @@ text: str = None  # tinyshakespeare's file; None: prepare.py downloads it
 gutenberg: str = None  # the folder with gutenberg_train.jsonl.gz; None: without the second race
 shakespeare = True  # False: without the first race
 seeds = 3
+first_seed = 1
 minutes = 8.0  # of each contestant in the second race
 smoke = False  # True: tiny networks and three iterations, to see on a CPU that all of it works
 out = os.path.join(HERE, 'dev', 'records')  # where the results go
@@ -57,7 +58,7 @@ def train(name, seed, *flags):
 
 
 results = {}
-lines = ['# Races on a GPU', '', f"`bash runs/race_gpu.sh --seeds={seeds} --minutes={minutes:g}{' --smoke' * smoke}`; {machine()}. Mean (smallest to largest) over the "
+lines = ['# Races on a GPU', '', f"`bash runs/race_gpu.sh --seeds={seeds} --first_seed={first_seed} --minutes={minutes:g}{' --smoke' * smoke}`; {machine()}. Mean (smallest to largest) over the "
          f"seeds; all curves are in race_gpu.json."]
 if smoke:
     lines += ['', '**A smoke test with tiny networks: the numbers mean nothing.**']
@@ -65,7 +66,7 @@ if smoke:
 if shakespeare:
     python('prepare.py', 'shakespeare_char', f'--data_dir={work}', *([f'--input={text}'] if text else []))
     curves = {'faithful': [], 'modern': []}
-    for seed in range(1, seeds + 1):
+    for seed in range(first_seed, first_seed + seeds):
         for name, config in (('faithful', 'config/train_shakespeare_char.py'), ('modern', 'config/train_shakespeare_char_modern.py')):
             curves[name].append(train(name, seed, config, '--eval_interval=50', '--eval_iters=0')[0])
             print(f"shakespeare, seed {seed}, {name}: {min(value for _, _, value in curves[name][-1]):.4f}", flush=True)
@@ -84,7 +85,7 @@ if gutenberg:
     scaled = ['--matrix_lr=0.009', '--embedding_lr=0.25', '--head_lr=0.0014', '--learning_rate=0.0014', '--n_layer=12', '--n_embd=768']
     contestants = {'faithful': ['config/train_gpt2.py', '--warmup_iters=100'], 'modern': ['config/train_gpt2.py', 'config/arch_modern.py', *scaled]}
     curves, rates, iterations = {name: [] for name in contestants}, {name: [] for name in contestants}, {}
-    for seed in range(1, seeds + 1):
+    for seed in range(first_seed, first_seed + seeds):
         for name, flags in contestants.items():
             if name not in iterations:  # a short run tells the pace
                 steady = train('pace', 0, *flags, *common, '--max_iters=60', '--lr_decay_iters=60', '--warmup_iters=5', '--eval_interval=0')[1]

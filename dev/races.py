@@ -1,6 +1,7 @@
 """What the races share: running scripts, reading curves, the table's words and the pictures. A curve is [(iteration, seconds, loss)]."""
 
 import csv
+import importlib.util
 import os
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def machine():
 
 
 def draw(curves, path, title, ylabel, line=None, xlabel='seconds of training'):
-    """{contestant: [curve of each seed]} as a picture."""
+    """{contestant: [curve of each seed]} as a picture, where there is matplotlib."""
+    if importlib.util.find_spec('matplotlib') is None:
+        return print(f"no picture ({os.path.basename(path)}), as there is no matplotlib")
     import matplotlib
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt

@@ -102,7 +102,7 @@ def test_inherited_knobs_yield_to_given_ones(monkeypatch):
     assert script['max_iters'] == 5 and knobs['max_iters'] == 5 and script['out_dir'] == 'out' and script['seed'] == 1337
 
 
-@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py'])
+@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py', 'bench.py'])
 def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     t0 = time.time()
     done = subprocess.run([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path, capture_output=True, text=True)
