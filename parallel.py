@@ -57,8 +57,12 @@ class Processes:
                     store = dist.PrefixStore('attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
                 dist.init_process_group(auto if backend in ('auto', 'nccl') else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (ValueError, RuntimeError) as e:
-                fail(f"the processes do not find each other ({str(e).strip().splitlines()[0][:160]}). launch with torchrun, see the top of train.py; or unset RANK", everywhere=True)
+                fail(f"the processes do not find each other ({str(e).strip().splitlines()[0][:160]}). launch with torchrun, see the top of train.py, "
+                     f"each with node 0's address and number of nodes, within ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
             self.dist = dist
+            # all that gloo says of a lost peer names its transport; NCCL's words reach us where it raises, its own thread ends the process (not tried)
+            explain('gloo/transport|Connection (closed|reset) by peer|Timed out waiting|NCCL', 'lost contact with the other processes',
+                    "what ended first says why. to go on: the same line with --init_from=resume; torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
             # who ends early, with one line, leaves the group first: gloo's threads would end some of such processes by an abort, with another status
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
@@ -331,12 +335,17 @@ def make_deterministic(device):
 
 
 def explain_out_of_memory(remedy):
-    """From now on an error of too little memory ends this process with one line and status 2."""
+    explain("can't allocate memory|not enough memory|out of memory", 'out of memory', remedy, 2)
+
+
+def explain(pattern, what, remedy, status):
+    """From now on an error in whose text `pattern` is found ends this process with one line and `status`."""
     def hook(kind, error, traceback, before=sys.excepthook):
-        if not isinstance(error, torch.OutOfMemoryError) and not re.search("can't allocate memory|not enough memory|out of memory", str(error)):
+        if not re.search(pattern, str(error)):
             return before(kind, error, traceback)
-        print(f"error: out of memory ({str(error).strip().splitlines()[0][:160]}). {remedy}", file=sys.stderr, flush=True)
-        os._exit(2)  # from here Python would make it 1
+        reason = re.sub(r'^\[\S+\] ', '', str(error).strip().splitlines()[0])  # without the line of the source that gloo begins with
+        print(f"error: {what} ({reason[:160]}). {remedy}", file=sys.stderr, flush=True)
+        os._exit(status)  # from here Python would make it 1
     sys.excepthook = hook
 
 

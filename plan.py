@@ -91,6 +91,22 @@ def table(measured, procs, batch_size, block_size, accumulation, max_iters, chec
     yield f"time      {report.duration(max_iters * seconds)} for {max_iters:,} iterations = {max_iters * seconds * n / 3600:.2f} hours of a device, without evaluating and saving"
 
 
+def bandwidth(procs):
+    """The line that --dry_run prints of the network: how fast the processes add up float32 numbers, as nccl-tests counts it (bus bandwidth:
+    2 (n - 1) / n of the bytes pass each process). To be called by all of them."""
+    found, n = [], procs.world_size
+    for mb in (0.25, 4, 25) if n > 1 else ():  # 25 is what DDP sends at a time
+        numbers = torch.zeros(int(mb * 2**18), device=procs.device)
+        for again in (False, True):  # the first time connections are made
+            procs.synchronize()
+            t0 = time.perf_counter()
+            procs.sum(numbers)
+            procs.synchronize()
+            seconds = time.perf_counter() - t0
+        found.append(f"{2 * (n - 1) / n * 4 * numbers.numel() / seconds / 1e9:.3g} GB/s at {mb:g} MB")
+    return f"bandwidth {', '.join(found)}, all-reduced between {n} processes" if found else None
+
+
 def first_loss(loss, vocab_size, n_embd):
     """A note if the first loss of random weights is not what all tokens equally likely would give; else None."""
     want = math.log(vocab_size)

@@ -502,6 +502,8 @@ if dry_run:
     measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
     mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
     procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    if link := plan.bandwidth(procs):
+        procs.print(link)
     wrapped = None
     procs.close()
     sys.exit()

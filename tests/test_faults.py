@@ -6,7 +6,7 @@ from conftest import own_process
 GROUPS = ['stopped_and_resumed,another_number_of_processes,deterministic_on_any_number_of_processes',
           'killed_at_random_instants,killed_at_each_point_of_a_save,truncated',
           'bits_flipped,all_checkpoints_damaged,files_may_not_grow,console_is_full,signal_that_saves,signal_twice',
-          'signal_during_an_evaluation,time_is_up,signal_to_one_of_several,every_loss_is_nan,two_runs_in_one_folder,data_changed_between']
+          'signal_during_an_evaluation,time_is_up,signal_to_one_of_several,a_process_is_lost,every_loss_is_nan,two_runs_in_one_folder,data_changed_between']
 
 
 @pytest.mark.parametrize('cases', GROUPS)

@@ -2,6 +2,8 @@
 
 import csv
 import re
+import socket
+import time
 
 import pytest
 import torch
@@ -58,4 +60,18 @@ def test_launching_mistakes_are_one_line(tiny, tmp_path):
     assert result.status != 0 and len(lines) == 1 and 'gradient_accumulation_steps=3' in lines[0] and '2 or 4' in lines[0]
     result = own_process('train.py', *tiny, env={'RANK': '0'})
     assert result.status == 2 and result.err.startswith('error: ') and 'torchrun' in result.err
+    assert not (tmp_path / 'out').exists()
+
+
+def test_who_is_not_found_is_one_line_in_bounded_time(tiny, tmp_path):
+    """Without torchrun's own meeting before it, as under mpirun: a port where nobody listens, a process that never comes."""
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    for rank, words in (('1', f'127.0.0.1, {port}'), ('0', '1/2 clients joined')):
+        env = dict(RANK=rank, LOCAL_RANK='0', WORLD_SIZE='2', LOCAL_WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+        begin = time.time()
+        result = own_process('train.py', *tiny, '--ddp_timeout=2', env=env)
+        lines = [line for line in result.err.splitlines() if line.startswith('error: ')]
+        assert result.status == 2 and len(lines) == 1 and words in lines[0] and 'Traceback' not in result.err and time.time() < begin + 40, result.err
     assert not (tmp_path / 'out').exists()

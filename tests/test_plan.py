@@ -60,6 +60,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(script, tiny, tmp_path):
 def test_several_processes_are_told_what_they_send(tiny):
     result = torchrun(2, 'train.py', *tiny, '--gradient_accumulation_steps=4', '--dry_run')
     assert result.status == 0 and re.search(r'network +0\.000 GB sent by each of 2 processes', result.out) and result.out.count('speed ') == 1, result.err
+    assert re.search(r'^bandwidth \S+ GB/s at 0.25 MB, \S+ GB/s at 4 MB, \S+ GB/s at 25 MB, all-reduced between 2 processes$', result.out, re.M), result.out
 
 
 def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):

@@ -533,10 +533,14 @@ def data_truncated_under_a_run(quick):
 
 
 class Torchrun:
-    def __init__(self, n, *args, out, launcher=(), env=None, prefix=()):
+    everyone = []
+
+    def __init__(self, n, *args, out, launcher=(), env=None, prefix=(), command=None):
         self.console = open(Path(tempfile.mkdtemp(dir=SCRATCH)) / 'console', 'w+')
-        self.p = subprocess.Popen([*prefix, sys.executable, '-m', 'torch.distributed.run', *(launcher or ('--standalone',)), f'--nproc_per_node={n}', str(REPO / 'train.py'), *RUN, f'--out_dir={out}', *args],
+        command = command or [sys.executable, '-m', 'torch.distributed.run', *(launcher or ('--standalone',)), f'--nproc_per_node={n}', str(REPO / 'train.py')]
+        self.p = subprocess.Popen([*prefix, *command, *RUN, f'--out_dir={out}', *args],
                                   stdout=self.console, stderr=self.console, env={**os.environ, **(env or {})}, start_new_session=True)
+        self.everyone.append(self)
 
     def text(self):
         with open(self.console.name, errors='replace') as f:
@@ -556,7 +560,7 @@ class Torchrun:
             if folder.name.isdigit():
                 try:
                     words, env = (folder / 'cmdline').read_bytes().split(b'\0'), dict(pair.split(b'=', 1) for pair in (folder / 'environ').read_bytes().split(b'\0') if b'=' in pair)
-                    if str(REPO / 'train.py').encode() in words and b'RANK' in env and int((folder / 'stat').read_text().rsplit(')', 1)[1].split()[1]) == self.p.pid:
+                    if any(word.endswith(b'train.py') for word in words) and b'RANK' in env and int((folder / 'stat').read_text().rsplit(')', 1)[1].split()[1]) == self.p.pid:
                         found[int(env[b'RANK'])] = int(folder.name)
                 except (OSError, ValueError):
                     continue
@@ -568,6 +572,16 @@ class Torchrun:
         except subprocess.TimeoutExpired:
             os.killpg(self.p.pid, signal.SIGKILL)
             raise AssertionError(f"torchrun did not end within {limit} s:\n{self.text()[-3000:]}") from None
+
+    def lose(self):
+        """kill -9 of torchrun and all that it started."""
+        if self.p.poll() is None:
+            for pid in [*self.workers().values(), self.p.pid]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            self.p.wait()
 
 
 @case('torchrun', 'slow')
@@ -615,6 +629,23 @@ def a_process_is_killed_and_restarted(quick):
     return f"6 of 6 resumed and ended with the same hash, {min(times):.0f} to {max(times):.0f} s later"
 
 
+@case()
+def a_process_is_lost(quick):
+    """kill -9 of one of 3 processes, nobody restarts it"""
+    times = []
+    for rank in (0, 2):
+        child = Child(*RUN, '--gradient_accumulation_steps=3', '--max_iters=100000', ranks=3).until('iter 20:')
+        child.signal(signal.SIGKILL, rank)
+        t0 = time.time()
+        child.wait(limit=30)
+        times.append(time.time() - t0)
+        lines = [line for line in child.text().splitlines() if line.startswith('error: ')]
+        assert sorted(child.statuses) == [-9, 5, 5] and len(lines) == 2 and 'Traceback' not in child.text(), child.text()[-3000:]
+        assert all('lost contact with the other processes' in line and '--init_from=resume' in line for line in lines), lines
+        resume(child.out, f'--max_iters={checkpoint.read(checkpoint.newest(str(child.out)))["iter_num"] + 2}', '--lr_decay_iters=100000', ranks=3)
+    return f"the others end within {max(times):.1f} s, one line and status 5 each"
+
+
 # -----------------------------------------------------------------------------
 # two hosts
 
@@ -629,18 +660,32 @@ def hosts():
         sh(f'ip -n h{i} addr add 10.77.0.{i}/24 dev v{i} && ip -n h{i} link set v{i} up && ip -n h{i} link set lo up')
 
 
+def cable(state):
+    subprocess.run(f'ip -n h1 link set v1 {state}', shell=True, check=True)
+
+
 def on_host(i, out, *args):
     return Torchrun(1, '--deterministic', *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'], env={'GLOO_SOCKET_IFNAME': f'v{i}', 'NCCL_SOCKET_IFNAME': f'v{i}'},
                     launcher=['--nnodes=2', f'--node_rank={i - 1}', '--master_addr=10.77.0.1', '--master_port=29577'])
 
 
+def by_script(i, out, *args, nodes='2', wait='600'):
+    return Torchrun(1, '--deterministic', *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'], command=['bash', str(REPO / 'runs' / 'multinode.sh'), '10.77.0.1', nodes],
+                    env={'NPROC': '1', 'WAIT': wait, 'VIRTUAL_ENV': sys.prefix, 'PATH': f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"})
+
+
+def in_namespaces(function):
+    """The last line that `function` prints, run in a user and a network namespace of its own."""
+    done = subprocess.run(['unshare', '-rnm', 'bash', '-c', f'mount -t tmpfs tmpfs /run && {shlex.quote(sys.executable)} {shlex.quote(__file__.replace("cases.py", "run.py"))} --inside={function.__name__}'],
+                          capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
 @case('hosts', 'slow')
 def two_hosts(quick):
     """two hosts in network namespaces, deterministic=True; a cable cut between them"""
-    done = subprocess.run(['unshare', '-rnm', 'bash', '-c', f'mount -t tmpfs tmpfs /run && {shlex.quote(sys.executable)} {shlex.quote(__file__.replace("cases.py", "run.py"))} --inside=on_two_hosts'],
-                          capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout.strip().splitlines()[-1]
+    return in_namespaces(on_two_hosts)
 
 
 def on_two_hosts():
@@ -654,7 +699,7 @@ def on_two_hosts():
     out = SCRATCH / 'cut'
     jobs = [on_host(i, out, '--max_iters=100000', '--ddp_timeout=10') for i in (1, 2)]
     jobs[0].until('iter 20:')
-    subprocess.run('ip -n h1 link set v1 down', shell=True, check=True)
+    cable('down')
     t0, ended = time.time(), []
     while len(ended) < 2 and time.time() < t0 + 150:
         ended = [job.p.poll() for job in jobs if job.p.poll() is not None]
@@ -665,7 +710,7 @@ def on_two_hosts():
             os.killpg(job.p.pid, signal.SIGKILL)
             job.p.wait()
     assert ended and 0 not in ended
-    subprocess.run('ip -n h1 link set v1 up', shell=True, check=True)
+    cable('up')
     n = checkpoint.read(checkpoint.newest(str(out)))['iter_num']
     jobs = [on_host(i, out, '--init_from=auto', f'--max_iters={n + 20}', '--lr_decay_iters=100000') for i in (1, 2)]
     for job in jobs:
@@ -674,3 +719,120 @@ def on_two_hosts():
     assert fingerprint(out) == fingerprint(want)
     print(f"the hash of one process; cut: {len(ended)} of 2 launchers ended within {took:.0f} s (the other's torchrun was ended by hand after 150); joined again: resumed to the same bits"
           if len(ended) < 2 else f"the hash of one process; cut: both ended within {took:.0f} s; joined again: resumed to the same bits")
+
+
+LONG = ['--max_iters=300', '--save_interval=5', '--eval_interval=100', '--ddp_timeout=10']
+
+
+def end_well(jobs, out, limit=200):
+    """All of `jobs` end with status 0, and `out` holds what one process would have made, alone and undisturbed."""
+    for job in jobs:
+        assert job.wait(limit) == 0, job.text()[-4000:]
+    assert fingerprint(out) == through('--deterministic', *LONG)[0]
+
+
+def losing(n, job):
+    """How many times the workers of `job` lost the others; in one line each, without a traceback."""
+    lines = [line for line in job.text().splitlines() if 'error: lost contact' in line]
+    assert len(lines) >= n and 'Error: [' not in job.text(), job.text()[-4000:]
+    return len(lines)
+
+
+@case('hosts', 'slow')
+def a_cable_is_cut_and_mended(quick):
+    """runs/multinode.sh on two hosts; the cable is cut for 3 s, then for 20 s with ddp_timeout=10"""
+    return in_namespaces(on_a_mended_cable)
+
+
+def on_a_mended_cable():
+    hosts()
+    out = SCRATCH / 'mended'
+    jobs = [by_script(i, out, *LONG) for i in (1, 2)]
+    jobs[0].until('iter 30:')
+    cable('down')
+    time.sleep(3)
+    cable('up')
+    jobs[0].until('iter 100:')
+    assert not any('lost contact' in job.text() for job in jobs), 'three seconds cost no more than that'
+    cable('down')
+    time.sleep(20)
+    cable('up')
+    t0 = time.time()
+    jobs[0].until('resuming from', limit=120)
+    again = time.time() - t0
+    for job in jobs:
+        losing(1, job)
+    end_well(jobs, out)
+    print(f"3 s: it waits and goes on; 20 s: both hosts' processes give up after 10, and train again {again:.0f} s after the cable was mended; the hash of one process")
+
+
+@case('hosts', 'slow')
+def a_host_comes_back(quick):
+    """a host that comes before the head; kill -9 of all that runs on one of two hosts, then the same line there once more"""
+    return in_namespaces(on_a_host_that_comes_back)
+
+
+def on_a_host_that_comes_back():
+    hosts()
+    out = SCRATCH / 'back'
+    alone = by_script(2, out, *LONG, wait='2')
+    assert alone.wait() == 2 and alone.text().startswith('error: nobody answers at the head (10.77.0.1:29500) within 2 s.') and alone.text().count('\n') == 1, alone.text()
+    jobs = [by_script(i, out, *LONG) for i in (1, 2)]
+    jobs[0].until('iter 50:')
+    jobs[1].lose()
+    jobs[1] = by_script(2, out, *LONG)
+    t0 = time.time()
+    jobs[0].until('resuming from', limit=120)
+    again = time.time() - t0
+    losing(1, jobs[0])
+    end_well(jobs, out)
+    print(f"it waits for the head, and says so in a line if none comes; both train again {again:.0f} s after the kill; the hash of one process")
+
+
+@case('hosts', 'slow')
+def a_host_is_lost(quick):
+    """two hosts of --nnodes=1:2; one vanishes (its cable is cut first, so there is no goodbye), the other goes on alone"""
+    return in_namespaces(on_a_lost_host)
+
+
+def on_a_lost_host():
+    hosts()
+    out = SCRATCH / 'lost'
+    jobs = [by_script(i, out, *LONG, nodes='1:2') for i in (1, 2)]
+    jobs[0].until('iter 50:')
+    cable('down')
+    jobs[1].lose()
+    t0 = time.time()
+    jobs[0].until('resuming from', limit=150)
+    again = time.time() - t0
+    jobs[0].until('x 4 micro-batches x 1 process\n')
+    losing(1, jobs[0])
+    end_well(jobs[:1], out)
+    print(f"it goes on alone {again:.0f} s later, with the same samples; the hash of one process")
+
+
+@case('hosts', 'slow')
+def a_host_joins(quick):
+    """--nnodes=1:2 with one host; a second one comes while it trains"""
+    return in_namespaces(on_a_host_that_joins)
+
+
+def on_a_host_that_joins():
+    hosts()
+    out = SCRATCH / 'grown'
+    flags = ['--max_iters=100000', '--save_interval=1000', '--eval_interval=0']
+    jobs = [by_script(1, out, *flags, nodes='1:2').until('iter 10:', limit=120)]
+    jobs.append(by_script(2, out, *flags, nodes='1:2'))
+    jobs[0].until('x 2 micro-batches x 2 processes', limit=120)
+    seen = len(jobs[0].text())
+    while jobs[0].text()[seen:].count('iter ') < 20:
+        time.sleep(0.02)
+    for job in jobs:
+        job.p.send_signal(signal.SIGTERM)
+    for job in jobs:
+        job.wait()
+    assert jobs[0].text().count('stopped by SIGTERM') + jobs[1].text().count('stopped by SIGTERM') == 2, jobs[0].text()[-3000:]  # once for the newcomer
+    n = checkpoint.read(checkpoint.newest(str(out)))['iter_num']
+    want = train('--deterministic', *flags, f'--max_iters={n}', '--lr_decay_iters=100000').out
+    assert fingerprint(out) == fingerprint(want)
+    print(f"it saves, starts again with both of them, {n} iterations in all; the hash of one process")

@@ -11,7 +11,6 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 os.environ['OMP_NUM_THREADS'] = '1'  # tiny networks; and a fork takes no thread along
@@ -77,7 +76,7 @@ class Child:
         except SystemExit as e:
             status = e.code or 0
         except BaseException:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         finally:
             for stream in (sys.stdout, sys.stderr):
                 try:

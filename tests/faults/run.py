@@ -62,5 +62,7 @@ try:
                     "| fault | what was seen | case |\n|---|---|---|\n" + ''.join(f"| {' '.join(fault.split())} | {' '.join(seen.split())} | `{name}` |\n" for fault, seen, name in rows))
 finally:
     end_all()
+    for job in cases.Torchrun.everyone:
+        job.lose()
     shutil.rmtree(SCRATCH, ignore_errors=True)
 sys.exit(status)
