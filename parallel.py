@@ -119,6 +119,7 @@ class Processes:
         self.sharded = shard == 'full'
         if not self.sharded:
             return model.to(self.device)
+        self.no_room = 4 * sum(p.numel() for p in model.parameters()) > memory_of(self.device) / 8
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
         inside = shard_size or self.world_size  # neighbours in rank, which are one machine's
@@ -161,8 +162,8 @@ class Processes:
 
     def average_gradients(self, wrapped, now):
         """Whether the next forward and backward pass sends gradients, which it need not before the last micro-batch. To be called before both."""
-        if self.sharded:
-            wrapped.set_requires_gradient_sync(now)
+        if self.sharded:  # what is not sent is kept whole; where that does not fit, each micro-batch's share is, for more sending
+            wrapped.set_requires_gradient_sync(now or self.no_room)
         wrapped.require_backward_grad_sync = now
 
     def clip(self, model, max_norm):
@@ -418,9 +419,16 @@ def choose_loss_rows(wish, device, tokens, vocab_size):
     """Of how many tokens at a time the logits shall be made, 0 for all: 'auto' wants chunks where all of them, in float32 with their
     gradient, would take more than an eighth of the memory."""
     rows = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)  # large enough that the weights' gradient is not added too often
-    memory = (torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else torch.mps.recommended_max_memory() if device.type == 'mps' else
-              os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else 2**34)
-    return rows if wish is True or (wish == 'auto' and 10 * tokens * vocab_size > memory / 8 and tokens > rows) else 0
+    return rows if wish is True or (wish == 'auto' and 10 * tokens * vocab_size > memory_of(device) / 8 and tokens > rows) else 0
+
+
+def memory_of(device):
+    """Bytes of memory that the device has, or, of a CPU, the machine."""
+    if device.type == 'cuda':
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == 'mps':
+        return torch.mps.recommended_max_memory()
+    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else 2**34  # Windows does not tell
 
 
 def compiled_parts(model):
