@@ -287,6 +287,32 @@ def on_a_small_disk():
 
 
 # -----------------------------------------------------------------------------
+# a thread that saves, as on a GPU
+
+
+@case()
+def saved_beside_the_training(quick):
+    """checkpoints written by a thread while the training goes on, as on a GPU: slow ones, kill -9 inside, files that may not grow"""
+    def beside():
+        real_init, real_save = checkpoint.Writer.__init__, torch.save
+        checkpoint.Writer.__init__ = lambda self, beside, failed: real_init(self, True, failed)
+        torch.save = lambda *args: (time.sleep(0.02), real_save(*args))  # iterations go by meanwhile
+
+    same_as_through(train('--save_interval=3', sabotage=beside).out, log=False)
+    for function, when in (('replace', 'before'), ('replace', 'after'), ('fsync', 'after'))[:1 if quick else 3]:
+        child = train('--save_interval=3', sabotage=lambda: (beside(), die_at(os, function, when, 7)()), expect=-9)
+        assert [path for path in map(str, child.out.glob('ckpt*.pt')) if checkpoint.unpack(path)], (function, when)
+        same_as_through(resume(child.out).out, log=False)
+    out = some_run()
+    limit = lambda: (beside(), resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)))
+    text = resume(out, '--max_iters=34', '--lr_decay_iters=40', sabotage=limit, expect=4).text()
+    assert 'File too large' in text and 'tries again in a minute' in text and 'error: the last checkpoint could not be written' in text, text
+    assert checkpoint.newest(str(out)).endswith('30.pt') and not list(out.glob('*.tmp'))
+    same_as_through(resume(out).out)
+    return "the same bits; killed inside: every file whole; no room: a warning, status 4 at the end, the older ones whole"
+
+
+# -----------------------------------------------------------------------------
 # signals
 
 
