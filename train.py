@@ -10,7 +10,7 @@ Two machines, with 10.0.0.1 for the address of the first; this line there, and w
 (If your cluster has no InfiniBand, prepend NCCL_IB_DISABLE=1.)
 """
 
-from configurator import configure, fail, inherit, out_of_range, warn
+from configurator import configure, fail, inherit, out_of_range
 
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 124M on OpenWebText. A knob that is None is computed from others; its comment says how.

@@ -8,7 +8,6 @@ dev/records/scaling.md.
 
 import json
 import math
-import os
 import resource
 import sys
 import tempfile
