@@ -119,7 +119,7 @@ class Processes:
         self.sharded = shard == 'full'
         if not self.sharded:
             return model.to(self.device)
-        self.no_room = 4 * sum(p.numel() for p in model.parameters()) > memory_of(self.device) / 8
+        self.no_room = no_room(4 * sum(p.numel() for p in model.parameters()), memory_of(self.device))
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
         inside = shard_size or self.world_size  # neighbours in rank, which are one machine's
@@ -379,11 +379,13 @@ def choose_device(device, local_rank=0, many=False):
 
 
 def choose_dtype(dtype, device):
-    """(name, why) of the dtype of matrix products. bfloat16 only where the hardware has it: elsewhere it is emulated, slower
+    """(name, why) of the dtype of matrix products; device None: on a GPU elsewhere. bfloat16 only where the hardware has it: elsewhere it is emulated, slower
     than float32, and torch.cuda.is_bf16_supported() says True all the same."""
     if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
         fail(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
-    if device.type == 'cuda':
+    if device is None:
+        auto = ('bfloat16', 'as GPUs have it since 2020')
+    elif device.type == 'cuda':
         has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8
         if dtype == 'bfloat16' and not has_bf16:
             fail(f"dtype=bfloat16, but {torch.cuda.get_device_name(device)} lacks it. use --dtype=float16 or float32")
@@ -415,11 +417,16 @@ def choose_compile(wish, device):
     return True, 'a GPU and Triton are there'
 
 
-def choose_loss_rows(wish, device, tokens, vocab_size):
+def choose_loss_rows(wish, device, tokens, vocab_size, memory=None):
     """Of how many tokens at a time the logits shall be made, 0 for all: 'auto' wants chunks where all of them, in float32 with their
-    gradient, would take more than an eighth of the memory."""
+    gradient, would take more than an eighth of the memory, the device's unless told."""
     rows = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)  # large enough that the weights' gradient is not added too often
-    return rows if wish is True or (wish == 'auto' and 10 * tokens * vocab_size > memory_of(device) / 8 and tokens > rows) else 0
+    return rows if wish is True or (wish == 'auto' and 10 * tokens * vocab_size > (memory or memory_of(device)) / 8 and tokens > rows) else 0
+
+
+def no_room(gradients, memory):
+    """Whether so many bytes of whole gradients are too many to be kept between micro-batches."""
+    return gradients > memory / 8
 
 
 def memory_of(device):

@@ -91,6 +91,8 @@ sample_prompts: str = None  # a file with a prompt per line. None: three times n
 sample_tokens = 200  # tokens of each
 eval_only = False  # evaluate once, write nothing, exit
 dry_run = False  # print the plan, and by three iterations on random tokens what it takes: memory, disk, hours; write nothing, exit
+world_size: int = None  # with dry_run: the plan for so many GPUs, which need not be here, reckoned for a network of any size. A run has as many as torchrun starts
+gpu_memory: float = None  # with dry_run: GB of each. None: 80 with world_size, else what the GPU here has
 overfit_batch = False  # True: the batch of the first iteration every time. If its loss does not go to nearly 0 in a few hundred, model or loop is broken
 stop_val_loss: float = None  # end the run when the validation loss is as low as that
 max_bad_steps = 10  # updates whose loss or gradient is not finite are skipped; after so many in a row the run gives up
@@ -133,7 +135,7 @@ import plan
 import report
 import samples
 import tasks
-from dataset import DATA_DIR, Dataset, Prefetch, hash64, same_tokenizer, train_starts
+from dataset import DATA_DIR, Dataset, Prefetch, bin_files, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
 from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, choose_loss_rows, compile_model, explain_out_of_memory, make_deterministic, uncompile
@@ -154,7 +156,7 @@ ARCHITECTURE = [field.name for field in dataclasses.fields(GPTConfig) if field.n
 BUDGETS = ('max_tokens', 'max_epochs', 'tokens_per_param')
 if resuming:
     # the run's own knobs hold, unless given now. Some say the same thing: with --max_tokens given, the run's max_iters is void
-    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', 'dry_run', *LAUNCH, *ARCHITECTURE]
+    never = ['init_from', 'resume_from', 'overwrite', 'allow_change', 'eval_only', 'dry_run', 'world_size', 'gpu_memory', *LAUNCH, *ARCHITECTURE]
     for alternatives in (('max_iters', *BUDGETS), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
             never += [name for name in alternatives if name not in given]
@@ -187,10 +189,17 @@ if saved:
 
 problems = out_of_range(
     knobs, above_zero='batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd keep_checkpoints '
-    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps shard_size',
+    'save_interval core_max_per_task sample_tokens max_tokens max_epochs tokens_per_param lr_decay_iters eval_tokens adam_eps peak_flops max_minutes max_bad_steps shard_size '
+    'world_size gpu_memory',
     from_zero='seed max_iters warmup_iters eval_interval hellaswag_interval core_interval sample_interval eval_iters log_interval learning_rate matrix_lr embedding_lr head_lr min_lr '
     'weight_decay matrix_weight_decay grad_clip',
     below_one='dropout beta1 beta2 momentum', words=dict(lr_schedule='cosine linear constant wsd', matrix_optimizer='adamw muon', matmul_precision='highest high medium', shard='none full'))
+if planned := [f'{name}={knobs[name]:g}' for name in ('world_size', 'gpu_memory') if knobs[name] is not None and not dry_run]:
+    problems.append(f"{' and '.join(planned)} is for plans. add --dry_run, or leave it out: a run has the processes that torchrun starts, and the GPUs that are there")
+elif world_size and procs.many:
+    problems.append(f"world_size={world_size} under torchrun: one process reckons the plan. use python in its place")
+elif world_size and not problems:
+    procs.world_size, procs.device, gpu_memory = world_size, torch.device('cpu'), gpu_memory or 80.0  # what follows is for processes that are elsewhere
 problems += procs.cannot_shard(shard, shard_size, deterministic)
 if chunked_loss not in (True, False, 'auto'):
     problems.append(f"no such value of chunked_loss ({chunked_loss}). use --chunked_loss=auto, True or False")
@@ -230,7 +239,8 @@ if problems:
 samples_per_iter = accumulation * procs.world_size * batch_size
 tokens_per_iter = samples_per_iter * block_size
 
-data = Dataset(dataset, data_dir)
+no_data = world_size and not saved and not bin_files(os.path.join(data_dir or DATA_DIR, dataset), 'train')
+data = plan.NO_DATA if no_data else Dataset(dataset, data_dir)
 splits = {name: tokens for name, tokens in (('train', data.train), ('val', data.val)) if tokens is not None}
 problems += [tokens.too_short(block_size) for tokens in splits.values() if tokens.too_short(block_size)]
 samples_per_epoch = max(1, data.train.n // block_size)
@@ -260,6 +270,8 @@ checkpoint_bytes = 12 * n_params - (4 * sum(n for name, n in shapes.items() if n
 if master and not (eval_only or dry_run) and (problem := checkpoint.too_little_space(out_dir, checkpoint_bytes, keep_checkpoints)):
     problems.append(problem)
 if max_epochs is not None:
+    if no_data:
+        problems.append(f"max_epochs={max_epochs:g} of a dataset that is not here ({dataset}). use --max_tokens")
     max_tokens = max_epochs * samples_per_epoch * block_size
 if tokens_per_param is not None:
     max_tokens = tokens_per_param * n_params
@@ -273,7 +285,7 @@ if lr_schedule != 'constant' and 0 < lr_decay_iters <= warmup_iters and not eval
     problems.append(f"warmup_iters={warmup_iters} leaves nothing of lr_decay_iters={lr_decay_iters}. use --warmup_iters={lr_decay_iters // 20}")
 if problems:
     fail(*problems)
-dtype, why_dtype = choose_dtype(dtype, device)
+dtype, why_dtype = choose_dtype(dtype, None if world_size else device)
 compiling, why_compile = choose_compile(compile, device)
 if deterministic:
     make_deterministic(device)
@@ -284,16 +296,19 @@ if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.ge
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
 
 overview = [
+    f"dataset   {dataset} is not here: a vocabulary of {data.vocab_size:,}, GPT-2's, is assumed" if no_data else
     f"dataset   {dataset}: {data.train.n:,} tokens" + (f", {data.val.n:,} for validation" if data.val else " and no val.bin: no validation loss, no best checkpoint"),
     f"model     {arch}, {n_layer} layers, {n_head} heads, {n_embd} channels, {block_size} positions, vocabulary {config.vocab_size:,}: {n_params:,} parameters",
     f"batch     {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens x {accumulation} "
     f"micro-batches x {procs.world_size} process{'es' * (procs.world_size > 1)}",
-    f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = {max_iters * samples_per_iter / samples_per_epoch:.2f} "
-    f"epochs = {max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""),
+    f"budget    {max_iters:,} iterations = {max_iters * tokens_per_iter:,} tokens = " +
+    (f"{max_iters * samples_per_iter / samples_per_epoch:.2f} epochs = " if not no_data else '') +
+    f"{max_iters * tokens_per_iter / n_params:.1f} tokens per parameter" + (f" (from {budgets[0]})" if budgets else ""),
     f"schedule  {lr_schedule}, {learning_rate:g}" + (f" ({', '.join(f'{name} {value:g}' for name, value in rates.items())})" if rates else '') +
     f" after {warmup_iters:,} iterations of warm-up ({warmup_iters / max(1, max_iters):.1%})" +
     (f" until {decay_start:,}" if lr_schedule == 'wsd' else '') + (f", {min_lr:g} at iteration {lr_decay_iters:,}" if lr_schedule != 'constant' else '') +
     ('' if lr_schedule == 'constant' or lr_decay_iters <= max_iters else ', which is after the end'),
+    f"system    {world_size:,} GPUs of {gpu_memory:g} GB elsewhere, {dtype} ({why_dtype})" if world_size else
     f"system    {device} ({procs.why_device}), {dtype} ({why_dtype}), compile {'on' if compiling else 'off'} ({why_compile})",
     "expect    " + (f"a first loss of about ln({data.meta['vocab_size']}) = {math.log(data.meta['vocab_size']):.2f}; " if not saved else '') +
     "checkpoints of " + (f"{checkpoint_bytes / 1e9:.2f} GB" if checkpoint_bytes > 1e8 else f"{checkpoint_bytes / 1e6:.1f} MB") + f" in {out_dir}",
@@ -307,6 +322,10 @@ if lr_schedule != 'constant' and min_lr > learning_rate:
 if branching and lr_schedule == 'wsd' and decay_start < saved['iter_num'] < lr_decay_iters:
     procs.print(f"note: the decay would have begun at iteration {decay_start:,}, so the rate falls at once. for the whole decay from here on: "
                 f"--decay_fraction={1 - saved['iter_num'] / lr_decay_iters:.4g}")
+if world_size:
+    setup = plan.Setup(config, dtype, batch_size, accumulation, world_size, gpu_memory, shard, shard_size, activation_checkpointing, chunked_loss, matrix_optimizer)
+    procs.print('\n'.join(plan.forecast(setup, max_iters, checkpoint_bytes, keep_checkpoints, peak_flops)))
+    sys.exit()
 
 # -----------------------------------------------------------------------------
 # data
@@ -501,7 +520,7 @@ def command(args):
 if dry_run:
     measured = plan.measure(model, wrapped, optimizer, scaler, autocast, procs, batch_size, block_size, accumulation)
     mfu = model.estimate_mfu(accumulation * batch_size, measured[-1], peak_flops)
-    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu)))
+    procs.print('\n'.join(plan.table(measured, procs, batch_size, block_size, accumulation, max_iters, checkpoint_bytes, keep_checkpoints, mfu, gpu_memory)))
     if link := plan.bandwidth(procs):
         procs.print(link)
     wrapped = None
