@@ -204,7 +204,8 @@ def attend(q, k, v, dropout=0.0, mask=None):
         # the definition itself: for short sequences torch's fused kernel for CPUs takes up to seven times as long (dev/LOG.md)
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
         future = torch.full((T, T), -math.inf, dtype=q.dtype).triu(1)
-        return F.dropout((q * q.size(-1) ** -0.5 @ k.mT + future).softmax(dim=-1), dropout) @ v
+        scores = torch.baddbmm(future, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.size(-1) ** -0.5)  # (B * H, T, T)
+        return F.dropout(scores.softmax(dim=-1), dropout).view(*q.shape[:2], T, T) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None and T == S, enable_gqa=k.size(1) < q.size(1))
 
 
