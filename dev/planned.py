@@ -71,17 +71,18 @@ def tracked(setup, procs):
 def rows(quick, n):
     """{name: Setup} for one process, or for n."""
     if n > 1:
-        both, few = dict(world_size=n, config=DEEP), dict(world_size=n, config=DEEP, shard='full')
+        deep = {**DEEP, 'n_layer': 4 if quick else 8}
+        both, few = dict(world_size=n, config=deep), dict(world_size=n, config=deep, shard='full')
         found = {'llama, bfloat16, DDP': setup('llama', 'bfloat16', 'adamw', False, **both),
                  'llama, bfloat16, full, checkpointing, 2 micro-batches, gradients shared': setup('llama', 'bfloat16', 'adamw', True, batch_size=1, accumulation=2,
                                                                                                   **few),
                  'llama, bfloat16, full, Muon': setup('llama', 'bfloat16', 'muon', True, batch_size=1, **few),
                  'llama, float32, full': setup('llama', 'float32', 'adamw', False, **few),
                  'llama, bfloat16, full, 2 micro-batches, gradients whole': setup('llama', 'bfloat16', 'adamw', False, batch_size=1, accumulation=2, **few),
-                 'gpt2, float32, full, vocabulary 20,000': setup('gpt2', 'float32', 'adamw', False, batch_size=1, **{**few, 'config': {**DEEP, 'vocab_size': 20000}}),
+                 'gpt2, float32, full, vocabulary 20,000': setup('gpt2', 'float32', 'adamw', False, batch_size=1, **{**few, 'config': {**deep, 'vocab_size': 20000}}),
                  'modern, bfloat16, full, Muon, 3 micro-batches': setup('modern', 'bfloat16', 'muon', False, batch_size=2, accumulation=3, **few)}
         next(value for name, value in found.items() if 'gradients shared' in name).whole = False
-        return dict(list(found.items())[1:3]) if quick else found
+        return dict(list(found.items())[1:2]) if quick else found
     found = {f"{arch}, {dtype}, {optimizer}{', checkpointing' * checkpointing}": setup(arch, dtype, optimizer, checkpointing)
              for arch in ARCHS for dtype in ('float32', 'bfloat16') for optimizer in ('adamw', 'muon')[:1 if 'gpt2' in arch else 2] for checkpointing in (False, True)}
     found.update({'gpt2, float32, vocabulary 20,000': setup('gpt2', 'float32', 'adamw', False, batch_size=2, config=dict(vocab_size=20000)),
