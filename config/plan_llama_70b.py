@@ -1,7 +1,7 @@
 # Llama 2's largest network (69 billion parameters), for its plan: what it takes on GPUs that need not be here. No file of this project has trained it.
 #
 #   data     none is needed for the plan, which then counts with GPT-2's 50,304 ids; for the run a large set as data/fineweb_edu, or --dataset=NAME
-#   plan     python train.py config/plan_llama_70b.py --dry_run --world_size=512 --peak_flops=989e12
+#   launch   python train.py config/plan_llama_70b.py --dry_run --world_size=512 --peak_flops=989e12
 #   batch    1 sequence x 4,096 tokens x 2 micro-batches x 512 GPUs = 4,194,304 tokens per iteration
 #   budget   2 trillion tokens = 476,838 iterations, 29 tokens per parameter
 #   memory   30 GB of each of 512 GPUs of 80 GB, 64 GB of each of 32; without activation_checkpointing 165 GB of each of 512. Reckoned; not measured by us
@@ -23,7 +23,7 @@ activation_checkpointing = True
 
 batch_size = 1
 block_size = 4096
-total_batch_size = 1024 * 4096
+gradient_accumulation_steps = 1024
 
 max_tokens = 2_000_000_000_000
 learning_rate = 1.5e-4
