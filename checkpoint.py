@@ -16,6 +16,7 @@ import pickle
 import re
 import shutil
 import threading
+import time
 import warnings
 import zipfile
 
@@ -172,15 +173,17 @@ class Writer:
 
     def __init__(self, beside, failed):
         """failed(): called when a checkpoint could not be written, by the thread if there is one."""
-        self.beside, self.failed, self.thread, self.error = beside, failed, None, None
+        self.beside, self.failed, self.thread, self.error, self.longest = beside, failed, None, None, 0.0  # seconds that a thread has written at most
 
     def start(self, out_dir, state, links, keep):
         self.thread = threading.Thread(target=self.work, args=(out_dir, state, links, keep))  # no daemon: a process that ends waits for it
         self.thread.start() if self.beside else self.thread.run()
 
     def work(self, *args):
+        t0 = time.monotonic()
         try:
             save(*args)
+            self.longest = max(self.longest, (time.monotonic() - t0) * self.beside)
         except NotSaved as e:
             self.error = e
             warn(f"{e}. the run goes on, and tries again in a minute; the checkpoints before are as they were")

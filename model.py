@@ -151,7 +151,8 @@ def rotate(x, rope):
 
 
 def relu2(x):
-    return F.relu(x).square()  # https://arxiv.org/abs/2109.08668
+    x = F.relu(x)
+    return x * x  # https://arxiv.org/abs/2109.08668; square() would be float32 in CUDA's autocast
 
 
 def gelu_tanh(x):

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -61,7 +62,7 @@ class Processes:
                      f"each with node 0's address and number of nodes, within ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
             self.dist = dist
             # all that gloo says of a lost peer names its transport; NCCL's words reach us where it raises, its own thread ends the process (not tried)
-            explain('gloo/transport|Connection (closed|reset) by peer|Timed out waiting|NCCL', 'lost contact with the other processes',
+            explain('gloo/transport|Connection (closed|reset) by peer|Timed out waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed out|aborted)', 'lost contact with the other processes',
                     "what ended first says why. to go on: the same line with --init_from=resume; torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
             # who ends early, with one line, leaves the group first: gloo's threads would end some of such processes by an abort, with another status
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
@@ -119,7 +120,7 @@ class Processes:
         self.sharded = shard == 'full'
         if not self.sharded:
             return model.to(self.device)
-        self.no_room = no_room(4 * sum(p.numel() for p in model.parameters()), memory_of(self.device))
+        self.no_room = bool(self.any(no_room(4 * sum(p.numel() for p in model.parameters()), memory_of(self.device))))
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
         inside = shard_size or self.world_size  # neighbours in rank, which are one machine's
@@ -261,7 +262,7 @@ class Requests:
         self.procs, self.stop, self.save, self.agreed, self.first = procs, 0, False, 0, None
         self.parent = parent
         self.deadline = float('inf') if max_minutes is None else begin + 60 * max_minutes
-        self.save_at, self.last, self.longest = float('inf'), None, 0.0
+        self.save_at, self.last, self.longest, self.writing = float('inf'), None, 0.0, 0.0
         for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2'):
             if hasattr(signal, name):  # Windows lacks the last two
                 signal.signal(getattr(signal, name), self.on_save if name == 'SIGUSR2' else self.on_stop)
@@ -282,7 +283,7 @@ class Requests:
             return self.agreed
         now = time.monotonic()
         self.longest, self.last = max(self.longest, now - (self.last or now)), now
-        if not self.stop and now + 2 * self.longest > self.deadline:  # an iteration and the saving still have to end in time
+        if not self.stop and now + 2 * (self.longest + self.writing) > self.deadline:  # an iteration and the saving still have to end in time
             self.stop = 256 + 128 + signal.SIGTERM
         if not self.stop and self.procs.many and os.getppid() != self.parent:  # nobody would end us any more
             self.stop = 128 + signal.SIGTERM
@@ -346,6 +347,9 @@ def explain(pattern, what, remedy, status):
             return before(kind, error, traceback)
         reason = re.sub(r'^\[\S+\] ', '', str(error).strip().splitlines()[0])  # without the line of the source that gloo begins with
         print(f"error: {what} ({reason[:160]}). {remedy}", file=sys.stderr, flush=True)
+        for thread in threading.enumerate():  # a checkpoint that is being written
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
         os._exit(status)  # from here Python would make it 1
     sys.excepthook = hook
 

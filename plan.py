@@ -103,7 +103,7 @@ def table(measured, procs, batch_size, block_size, accumulation, max_iters, chec
     yield f"            optimizer    {gb(moments)}"
     yield f"            activations  {gb(activations)}, of {batch_size} x {block_size} tokens at a time"
     yield f"disk      {gb(checkpoint_bytes)} a checkpoint, {gb(checkpoint_bytes * (keep_checkpoints + 2))} for the {keep_checkpoints} newest, the best and one being written"
-    if n > 1:  # a ring: https://arxiv.org/abs/1802.05799
+    if n > 1 and not procs.sharded:  # a ring: https://arxiv.org/abs/1802.05799
         yield f"network   {gb(2 * (n - 1) / n * gradients)} sent by each of {n} processes per iteration"
     yield f"speed     {1000 * seconds:.2f} ms per iteration, {tokens / seconds:,.0f} tokens/s" + (f", mfu {100 * mfu:.1f}%" if mfu else '')
     yield f"time      {report.duration(max_iters * seconds)} for {max_iters:,} iterations = {max_iters * seconds * n / 3600:.2f} hours of a device, without evaluating and saving"

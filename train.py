@@ -137,7 +137,7 @@ import samples
 import tasks
 from dataset import DATA_DIR, Dataset, Prefetch, bin_files, hash64, same_tokenizer, train_starts
 from model import GPT, GPTConfig
-from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state
+from optim import MUON_LR, Guard, create_optimizer, load_optimizer_state, own
 from parallel import Processes, Requests, TreeSum, choose_compile, choose_dtype, choose_loss_rows, compile_model, explain_out_of_memory, make_deterministic, uncompile
 
 procs = Processes(device, backend, ddp_timeout)
@@ -169,20 +169,20 @@ if resuming:
     for name, (old, new) in changed.items():
         procs.print(f"  {name}: {old} -> {new}")
 if saved:
-    own = checkpoint.model_config(saved)
-    if not resuming and 'block_size' not in given and own.block_size > block_size:
-        procs.print(f"note: block_size={block_size} of the {own.block_size} that {saved['path']} has. for all of it: --block_size={own.block_size}")
+    before = checkpoint.model_config(saved)
+    if not resuming and 'block_size' not in given and before.block_size > block_size:
+        procs.print(f"note: block_size={block_size} of the {before.block_size} that {saved['path']} has. for all of it: --block_size={before.block_size}")
         given['block_size'] = block_size
-    free = () if resuming else ('block_size', 'rope_theta', 'rope_scaling') if own.positions == 'rope' else ('block_size',)  # no weights
-    if 'block_size' in given and block_size > own.block_size and 'block_size' in free and own.positions == 'learned':
-        fail(f"block_size={block_size}, but {saved['path']} has learned only {own.block_size} positions. use --block_size={own.block_size} or less")
-    if block_size > own.block_size and 'block_size' in free:
-        procs.print(f"note: block_size={block_size} is more than the {own.block_size} that {saved['path']} was trained with")
+    free = () if resuming else ('block_size', 'rope_theta', 'rope_scaling') if before.positions == 'rope' else ('block_size',)  # no weights
+    if 'block_size' in given and block_size > before.block_size and 'block_size' in free and before.positions == 'learned':
+        fail(f"block_size={block_size}, but {saved['path']} has learned only {before.block_size} positions. use --block_size={before.block_size} or less")
+    if block_size > before.block_size and 'block_size' in free:
+        procs.print(f"note: block_size={block_size} is more than the {before.block_size} that {saved['path']} was trained with")
     for name in ARCHITECTURE:
-        if name in given and name not in free and given[name] != getattr(own, name):
-            procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {getattr(own, name)}")
+        if name in given and name not in free and given[name] != getattr(before, name):
+            procs.print(f"note: {name}={given[name]} is ignored, the checkpoint has {getattr(before, name)}")
         if name not in given or name not in free:
-            globals()[name] = knobs[name] = getattr(own, name)
+            globals()[name] = knobs[name] = getattr(before, name)
 
 # -----------------------------------------------------------------------------
 # what follows from the knobs, checked before the model is built; mistakes are collected and told together
@@ -244,7 +244,7 @@ data = plan.NO_DATA if no_data else Dataset(dataset, data_dir)
 splits = {name: tokens for name, tokens in (('train', data.train), ('val', data.val)) if tokens is not None}
 problems += [tokens.too_short(block_size) for tokens in splits.values() if tokens.too_short(block_size)]
 samples_per_epoch = max(1, data.train.n // block_size)
-config.vocab_size = own.vocab_size if saved else data.vocab_size
+config.vocab_size = before.vocab_size if saved else data.vocab_size
 if saved:
     known = saved.get('tokenizer')  # unknown of nanoGPT's: then the size has to do, which may be padded, as ours is for BPE
     fits = same_tokenizer(known, data.tokenizer_state) if known else config.vocab_size <= data.vocab_size
@@ -291,6 +291,7 @@ if deterministic:
     make_deterministic(device)
 if shard == 'full' and dtype == 'float16':
     fail("dtype=float16 with shard=full: its gradient scaler is not known to work there. use --dtype=bfloat16 or float32")
+procs.agree({'dtype': dtype, 'compile': compiling})
 environment = procs.environment(deterministic, dtype=dtype, compile=compiling, batch_size=batch_size)
 if resuming and not eval_only and (changed := [f"{name} {old} -> {environment.get(name)}" for name, old in saved.get('environment', {}).items() if environment.get(name) != old]):
     procs.print(f"note: from here on not the bits of an uninterrupted run, but the same up to rounding: {', '.join(changed)}")
@@ -393,7 +394,7 @@ requests = Requests(procs, max_minutes)  # from here on a signal is a request
 wrapped = procs.wrap(model, deterministic)  # what trains; the plain model keeps its name: it is evaluated, saved and counted
 if compiling:
     def first_step():
-        procs.average_gradients(wrapped, False)  # if it fails in one process, the others must not wait for it
+        procs.average_gradients(wrapped, procs.sharded)  # if it fails in one process, the others must not wait for it; but FSDP would keep what it does not send
         with autocast:
             loss = wrapped(*to_device(*read_batch(start * accumulation)))[1]
         loss.backward()
@@ -458,7 +459,9 @@ def get_lr(it):
 def save(it, best):
     """Write the checkpoint of iteration `it`, on a GPU beside the training; ckpt.pt is the newest or, with always_save_checkpoint=False, the
     best one. Weights that are not finite end the run."""
-    all_finite, gathered = True, procs.gather({'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()}, copy=writer.beside)
+    if procs.any(not checkpoint.finite({name: own(p) for name, p in model.named_parameters()})):
+        give_up(it, "the weights are not finite")
+    gathered = procs.gather({'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()}, copy=writer.beside)
     requests.saved()
     if master:
         state = {**gathered, 'scaler': scaler.state_dict(), 'model_args': config.model_args(),
@@ -466,15 +469,14 @@ def save(it, best):
                  'seconds': seconds, 'spent': dict(spent), 'tokens': tokens_before + it * tokens_per_iter, 'wandb_run_id': wandb_run_id,
                  'bad_steps': int(guard.in_a_row), 'trained_on': trained_on, 'environment': environment, 'torch': str(torch.__version__), 'version': checkpoint.VERSION}
         newest = always_save_checkpoint or best or data.val is None or not os.path.exists(os.path.join(out_dir, 'ckpt.pt'))
-        if all_finite := checkpoint.finite(state['model']):
-            writer.start(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
-    if procs.any(not all_finite):
-        give_up(it, "the weights are not finite")
+        writer.start(out_dir, state, ['ckpt.pt'] * newest + ['ckpt_best.pt'] * best, keep_checkpoints)
 
 
 def saved():
     """Whether the last checkpoint that was begun is on the disk; waits for it."""
-    return not procs.any(not writer.finish())
+    whole = writer.finish()
+    requests.writing = writer.longest
+    return not procs.any(not whole)
 
 
 def close(outcome, it):
@@ -486,6 +488,7 @@ def close(outcome, it):
 
 
 def give_up(it, why):
+    saved()
     if master:
         print(f"error: {why} at iteration {it} ({checkpoint.newest(out_dir) or 'no checkpoint'} is from before). go on from there "
               f"with smaller rates (now {', '.join(f'--{name}={value:g}' for name, value in {'learning_rate': learning_rate, **rates}.items())}): --init_from=resume", file=sys.stderr)
