@@ -10,6 +10,7 @@ At every instant a run's folder holds a whole one: each is written under another
     model, tokenizer = checkpoint.load('out')
 """
 
+import contextlib
 import csv
 import os
 import pickle
@@ -225,7 +226,10 @@ def no_folder(out_dir):
 
 def too_little_space(out_dir, size, keep):
     """A problem to report if the disk has no room for checkpoints of `size` bytes: those kept, the best and one being written. Else None."""
-    there = sum(os.path.getsize(path) for path in candidates(out_dir))
+    there = 0
+    for path in candidates(out_dir):
+        with contextlib.suppress(FileNotFoundError):  # another run, which lock() will tell of, may be removing it
+            there += os.path.getsize(path)
     need, free = 1.05 * size * (keep + 2) + 2**20, shutil.disk_usage(nearest_folder(out_dir)).free + there
     if need > free:
         return (f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the best and one being written take {need / 1e9:.3f}). "
