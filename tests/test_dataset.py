@@ -2,15 +2,21 @@
 
 import json
 import pickle
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_dataset
 
 import dataset
-from dataset import Dataset, Prefetch, hash64, make_tokenizer, permute, train_starts
+from dataset import Dataset, Loader, hash64, permute, sample_starts
+from support.prefetch import Prefetch
+from support.same_tokenizer import same_tokenizer
+from support.tiktoken_tokenizer import TiktokenTokenizer
+from support.tokenizer import make_tokenizer
 
 
 def test_permute_is_a_permutation_for_every_size():
@@ -28,20 +34,20 @@ def test_permute_depends_on_its_key_and_looks_shuffled():
 
 def test_ten_trillion_tokens_cost_no_more_than_a_thousand_blocks():
     for n_tokens in (10**6, 10**13):
-        starts = train_starts(1, range(10**9, 10**9 + 20), n_tokens, 1024)
+        starts = sample_starts(1, range(10**9, 10**9 + 20), n_tokens, 1024)
         assert len(set(starts)) == 20 and 0 <= min(starts) and max(starts) < n_tokens
 
 
-def test_ten_billion_blocks_cost_what_a_thousand_cost():
+def test_ten_billion_blocks_cost_what_a_few_cost():
     def seconds(n):
-        numbers, key = np.arange(1000, dtype=np.uint64) * np.uint64(max(1, n // 1000)), np.broadcast_to(hash64(1), (1000,))
+        numbers, key = np.arange(20_000, dtype=np.uint64) * np.uint64(max(1, n // 20_000)), np.broadcast_to(hash64(1), (20_000,))
 
         def once():
             t0 = time.perf_counter()
-            assert len(set(permute(numbers % np.uint64(n), np.uint64(n), key).tolist())) == 1000
+            assert len(set(permute(numbers % np.uint64(n), np.uint64(n), key).tolist())) == 20_000
             return time.perf_counter() - t0
-        return min(once() for _ in range(30))
-    few, many = seconds(1000), seconds(10**10)
+        return min(once() for _ in range(8))
+    few, many = seconds(20_000), seconds(10**10)
     assert many < 4 * few, (few, many)  # how often one is outside, and walked on, depends on n: at most every second time
 
 
@@ -50,7 +56,7 @@ def test_an_epoch_makes_each_token_a_target_at_most_once(n, T):
     blocks = n // T
     offsets = set()
     for epoch in range(3):
-        starts = train_starts(5, range(epoch * blocks, (epoch + 1) * blocks), n, T)
+        starts = sample_starts(5, range(epoch * blocks, (epoch + 1) * blocks), n, T)
         targets = [(s + 1 + t) % n for s in starts for t in range(T)]
         assert len(targets) == len(set(targets)) == blocks * T
         offsets.add(tuple(starts))
@@ -76,7 +82,7 @@ def sharded(folder, sizes):
 
 
 def test_shards_are_one_long_array(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, 'OPEN_FILES', 3)
+    monkeypatch.setattr(dataset.Tokens, 'open_files', 3)
     sizes = [100, 1, 37, 250, 2, 2, 90]
     ids = sharded(tmp_path / 'many', sizes)
     train = Dataset('many', tmp_path).train
@@ -116,21 +122,21 @@ def test_a_batch_takes_less_than_two_milliseconds(tmp_path):
 
     def once(i):
         t0 = time.perf_counter()
-        train.windows(train_starts(1, range(i * 64, i * 64 + 64), train.n, 1024), 1025)
+        train.windows(sample_starts(1, range(i * 64, i * 64 + 64), train.n, 1024), 1025)
         return time.perf_counter() - t0
     assert min(once(i) for i in range(50)) < 0.002  # the fastest: the machine may be busy with other things
 
 
 def test_prefetch_keeps_the_order_and_counts_the_time_waited():
-    ahead = Prefetch(lambda n: n * n, first=5)
-    assert [ahead.next() for _ in range(20)] == [n * n for n in range(5, 25)]
+    ahead = Prefetch(n * n for n in range(5, 99))
+    assert [next(ahead) for _ in range(20)] == [n * n for n in range(5, 25)]
     ahead.close()
-    slow = Prefetch(lambda n: time.sleep(0.03) or n)
-    assert [slow.next() for _ in range(5)] == list(range(5)) and 0.1 < slow.waited < 2
+    slow = Prefetch(time.sleep(0.03) or n for n in range(99))
+    assert [next(slow) for _ in range(5)] == list(range(5))
     time.sleep(0.15)  # as long as the device is slower, there is one ready
-    slow.waited = 0.0
-    slow.next()
-    assert slow.waited < 0.02
+    t0 = time.perf_counter()
+    next(slow)
+    assert time.perf_counter() - t0 < 0.02
     slow.close()
 
 
@@ -139,19 +145,19 @@ def test_what_goes_wrong_in_prefetch_reaches_the_loop():
         if n == 2:
             raise SystemExit(2)
         return n
-    ahead = Prefetch(make)
-    assert [ahead.next(), ahead.next()] == [0, 1]
+    ahead = Prefetch(map(make, range(9)))
+    assert [next(ahead), next(ahead)] == [0, 1]
     with pytest.raises(SystemExit):
-        ahead.next()
+        next(ahead)
 
 
 def test_the_prefetching_thread_may_read_beside_the_evaluation(tmp_path):
     ids = sharded(tmp_path / 'many', [1000] * 20)
     train = Dataset('many', tmp_path).train
-    ahead = Prefetch(lambda n: train.windows([n % 19_000] * 8, 900))
+    ahead = Prefetch(train.windows([n % 19_000] * 8, 900) for n in range(999))
     for n in range(300):
         assert np.array_equal(train.windows([(n * 37) % 19_000], 900)[0], ids[(n * 37) % 19_000:][:900])
-        assert np.array_equal(ahead.next()[3], ids[n % 19_000:][:900])
+        assert np.array_equal(next(ahead)[3], ids[n % 19_000:][:900])
     ahead.close()
 
 
@@ -188,47 +194,45 @@ def test_a_byte_tokenizer_knows_all_text_and_where_documents_begin():
     assert tok.decode(tok.encode(text).tolist()) == text and tok.n_vocab == 257
     assert tok.encode_prompt('a<|endoftext|>b') == [97, 256, 98] and tok.decode([97, 256, 98]) == 'a<|endoftext|>b'
     assert tok.encode('<|endoftext|>').max() < 256, 'in a corpus it is only text'
-    assert tok.byte_lengths()[tok.encode(text)].sum() == len(text.encode())
+    assert tok.token_bytes()[tok.encode(text)].sum() == len(text.encode())
 
 
 def test_a_char_tokenizer_survives_its_own_state_and_names_strangers():
     tok = make_tokenizer(make_tokenizer({'kind': 'char', 'chars': 'aé漢🙂'}).state())
-    assert tok.decode(tok.encode_prompt('🙂é漢a')) == '🙂é漢a' and tok.byte_lengths().tolist() == [1, 2, 3, 4]
+    assert tok.decode(tok.encode_prompt('🙂é漢a')) == '🙂é漢a' and tok.token_bytes().tolist() == [1, 2, 3, 4]
     with pytest.raises(ValueError, match='z'):
         tok.encode('az')
 
 
 def test_a_bpe_tokenizer_decodes_from_its_state_alone(gpt2):
-    tok = dataset.TiktokenTokenizer(gpt2)
+    tok = TiktokenTokenizer(gpt2)
     state = tok.state()
     alone = make_tokenizer(json.loads(json.dumps({k: v for k, v in state.items() if k != 'ranks'})) | {'ranks': state['ranks']})
     text = "It's 1984, isn't it?\n\n   naïve 漢字<|endoftext|>"
     assert alone.encode(text).tolist() == gpt2.encode_ordinary(text) and alone.decode(alone.encode_prompt(text)) == text
     assert alone.encode_prompt(text)[-1] == alone.end_of_text == 50256
-    assert alone.byte_lengths()[alone.encode(text)].sum() == len(text.encode())
+    assert alone.token_bytes()[alone.encode(text)].sum() == len(text.encode())
 
 
 def test_gpt2_is_gpt2_whether_named_or_spelled_out(gpt2):
-    full, bare, other = dataset.TiktokenTokenizer(gpt2).state(), {'kind': 'tiktoken', 'name': 'gpt2'}, {'kind': 'tiktoken', 'name': 'r50k_base'}
-    assert dataset.same_tokenizer(full, bare) and dataset.same_tokenizer(bare, full) and dataset.same_tokenizer(full, dict(full))
-    assert not dataset.same_tokenizer(full, other) and not dataset.same_tokenizer(full, {**full, 'pat_str': 'x'}) and dataset.same_tokenizer(None, full)
-    assert not dataset.same_tokenizer({'kind': 'byte'}, full) and not dataset.same_tokenizer({'kind': 'char', 'chars': 'ab'}, {'kind': 'char', 'chars': 'ac'})
+    full, bare, other = TiktokenTokenizer(gpt2).state(), {'kind': 'tiktoken', 'name': 'gpt2'}, {'kind': 'tiktoken', 'name': 'r50k_base'}
+    assert same_tokenizer(full, bare) and same_tokenizer(bare, full) and same_tokenizer(full, dict(full))
+    assert not same_tokenizer(full, other) and not same_tokenizer(full, {**full, 'pat_str': 'x'}) and same_tokenizer(None, full)
+    assert not same_tokenizer({'kind': 'byte'}, full) and not same_tokenizer({'kind': 'char', 'chars': 'ab'}, {'kind': 'char', 'chars': 'ac'})
 
 
 def test_ids_that_a_vocabulary_skips_decode_to_nothing(gpt2):
     import tiktoken
     try:
-        tok = dataset.TiktokenTokenizer(tiktoken.get_encoding('o200k_base'))
+        tok = TiktokenTokenizer(tiktoken.get_encoding('o200k_base'))
     except OSError:
         pytest.skip("o200k_base: neither in TIKTOKEN_CACHE_DIR nor to be fetched")
     assert tok.decode([*tok.encode_prompt('gap'), 200005, *tok.encode_prompt(' here')]) == 'gap here'
 
 
-def test_without_a_thread_the_same_batches_come():
-    import threading
+def test_on_a_cpu_batches_come_without_a_thread():
     before = threading.active_count()
-    here, ahead = Prefetch(lambda n: n * n, 5, ahead=0), Prefetch(lambda n: n * n, 5)
-    assert [here.next() for _ in range(9)] == [ahead.next() for _ in range(9)] == [n * n for n in range(5, 14)]
-    assert threading.active_count() == before + 1
-    ahead.close()
-    here.close()
+    loader = Loader(lambda it, micro_step: torch.tensor([[it, micro_step, 7]]).split([2, 1], 1), 5, 3, torch.device('cpu'))
+    assert [next(loader)[0].tolist() for _ in range(4)] == [[[5, 0]], [[5, 1]], [[5, 2]], [[6, 0]]]
+    assert threading.active_count() == before and loader.waited > 0
+    loader.close()

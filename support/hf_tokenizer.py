@@ -1,0 +1,102 @@
+"""A Hugging Face tokenizer.json, read by the `tokenizers` package."""
+
+import json
+import re
+
+import numpy as np
+
+from configurator import fail
+from support.same_tokenizer import PROBE
+from support.tokenizer import END_OF_TEXT
+
+
+class HFTokenizer:
+    """Before each document stands its beginning-of-sequence token or, if it has none, its end-of-sequence
+    token."""
+
+    def __init__(self, state):
+        try:
+            import tokenizers
+        except ImportError:
+            fail(f"the tokenizer {state['name']} needs a package that is not installed (tokenizers). pip "
+                 "install tokenizers")
+        self._state = state
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
+        except Exception as e:  # the package raises Exception itself
+            fail(f"the tokenizer.json of {state['name']} cannot be read ({str(e)[:120]}). download or save "
+                 "it again")
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocab = self.tokenizer.get_vocab()
+        self.n_vocab = max(self.vocab.values(), default=0) + 1
+        config = json.loads(state.get('config') or '{}')
+        config = config if isinstance(config, dict) else {}
+        bos, eos = self.id_of(config.get('bos_token')), self.id_of(config.get('eos_token'))
+        found = [id for id in (bos, eos, self.id_of(END_OF_TEXT)) if id is not None]
+        self.end_of_text = found[0] if found else None
+        # what its authors ended a text with, and what stands before the next one in our datasets
+        self.stop_ids = list(dict.fromkeys(id for id in (eos, self.end_of_text) if id is not None)) or None
+        self.split_at = 'words' if self.splits_at_words() else 'nowhere'
+
+    def id_of(self, token):
+        """The id of a token as tokenizer_config.json names it, a string or a dict; None if there is none."""
+        if isinstance(token, dict):
+            token = token.get('content')
+        return self.vocab.get(token) if isinstance(token, str) else None
+
+    def splits_at_words(self):
+        """Whether the ids of a text's pieces are the ids of the text. sentencepiece's, for one, put a space
+        before whatever they are given."""
+        pieces = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', PROBE)
+        try:
+            parts = np.concatenate([self.encode(piece) for piece in pieces])
+            return np.array_equal(parts, self.encode(PROBE))
+        except ValueError:
+            return False
+
+    def encode(self, text):
+        self.tokenizer.encode_special_tokens = True  # nothing is special in a corpus
+        try:
+            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return np.array(ids, dtype=np.uint32)
+        except Exception as e:  # the package raises Exception itself
+            raise ValueError(f"the tokenizer {self._state['name']} cannot encode the text ({e})")
+
+    def encode_prompt(self, text):
+        self.tokenizer.encode_special_tokens = False
+        try:
+            ids = self.tokenizer.encode(text).ids  # with what its authors put first: Llama's <s>
+        except Exception as e:
+            raise ValueError(f"the tokenizer {self._state['name']} cannot encode it ({e})")
+        return ids[1:] if ids[:2] == [self.end_of_text] * 2 else ids
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def token_bytes(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
+        added = self.tokenizer.get_added_tokens_decoder()
+        for token, id in self.vocab.items():
+            if id in added and added[id].special:
+                lengths[id] = 0
+            elif byte_level and id not in added:  # these vocabularies write a character per byte
+                lengths[id] = len(token)
+            elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's odd bytes
+                lengths[id] = 1
+            else:  # sentencepiece writes a mark for a space
+                lengths[id] = len(token.replace('\u2581', ' ').encode('utf-8', 'surrogatepass'))
+        return lengths
+
+    def state(self):
+        return dict(self._state)
+
+
+def bytes_to_unicode():
+    """A printable character for each byte, as GPT-2's vocabulary writes them (the name is that of OpenAI's
+    encoder.py): bytes that are printable stand for themselves, the others are counted on from 256."""
+    ranges = ('!', '~'), ('¡', '¬'), ('®', 'ÿ')
+    printable = [b for first, last in ranges for b in range(ord(first), ord(last) + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}

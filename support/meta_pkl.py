@@ -1,0 +1,26 @@
+"""nanoGPT's meta.pkl, read without running anything in it."""
+
+import pickle
+
+from configurator import fail
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Dicts, lists, strings and numbers need no class; a pickle that asks for one wants to run code."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+
+
+def read_meta_pkl(path):
+    try:
+        with open(path, 'rb') as f:
+            old = PlainUnpickler(f).load()
+        size, itos = int(old['vocab_size']), old['itos']
+        chars = [itos[i] for i in range(size)]
+        assert chars and all(isinstance(c, str) for c in chars)
+    except Exception as e:  # whatever a strange pickle may raise
+        fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
+             "dataset again")
+    tokenizer = {'kind': 'char', 'chars': chars}
+    return {'tokenizer': tokenizer, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}

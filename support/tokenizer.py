@@ -1,0 +1,100 @@
+"""
+Tokenizers. Each one has
+    n_vocab                 number of ids
+    end_of_text             the id that stands before each document, or None
+    stop_ids                ids that end a text when they are generated, or None
+    encode(text)            the ids, an array; nothing in the text is special
+    encode_prompt(text)     the same as a list, but <|endoftext|> is that token
+    decode(ids)             the text
+    token_bytes()           bytes of text per id, (n_vocab,); 0 for special tokens
+    state()                 a dict of plain types, from which make_tokenizer() makes it again
+    split_at                where a text may be cut without changing its ids: 'anywhere', 'nowhere', or at
+                            'words', between a letter and a space
+"""
+
+import numpy as np
+
+from configurator import fail
+from support.tokenizer_state import KINDS, bytes_per_token
+
+END_OF_TEXT = '<|endoftext|>'
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text; id 256 stands before each document."""
+    n_vocab, end_of_text, stop_ids, split_at = 257, 256, [256], 'anywhere'
+
+    def encode(self, text):
+        return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
+
+    def encode_prompt(self, text):
+        first, *others = [self.encode(part).tolist() for part in text.split(END_OF_TEXT)]
+        for part in others:
+            first += [self.end_of_text, *part]
+        return first
+
+    def decode(self, ids):
+        parts = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
+        return b''.join(parts).decode('utf-8', 'replace')
+
+    def token_bytes(self):
+        return bytes_per_token(self.state())
+
+    def state(self):
+        return {'kind': 'byte'}
+
+
+class CharTokenizer:
+    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
+    end_of_text, stop_ids, split_at = None, None, 'anywhere'
+
+    def __init__(self, chars):
+        self.chars, self.n_vocab = list(chars), len(chars)
+        single = [(ord(c), i) for i, c in enumerate(self.chars) if len(c) == 1]
+        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
+        self.id_of[[code for code, _ in single]] = [i for _, i in single]
+
+    def encode(self, text):
+        ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
+        if (ids < 0).any():
+            unknown = text[int(np.argmax(ids < 0))]
+            raise ValueError(f"character {unknown!r} is not in the vocabulary of {self.n_vocab} characters")
+        return ids
+
+    def encode_prompt(self, text):
+        return self.encode(text).tolist()
+
+    def decode(self, ids):
+        return ''.join(self.chars[i] for i in ids)
+
+    def token_bytes(self):
+        return bytes_per_token(self.state())
+
+    def state(self):
+        all_single = all(len(c) == 1 for c in self.chars)
+        return {'kind': 'char', 'chars': ''.join(self.chars) if all_single else self.chars}
+
+
+def make_tokenizer(state):
+    """The tokenizer that `state` describes: a state() of above, meta.json's, or {'kind': 'tiktoken', 'name':
+    'gpt2'}."""
+    try:
+        if state['kind'] == 'byte':
+            return ByteTokenizer()
+        if state['kind'] == 'char':
+            return CharTokenizer(state['chars'])
+        if state['kind'] == 'hf':
+            from support.hf_tokenizer import HFTokenizer
+            return HFTokenizer(state)
+        if state['kind'] == 'tiktoken':
+            from support.tiktoken_tokenizer import from_state
+            return from_state(state)
+    except Exception as e:  # the state may come from anywhere, and each package has errors of its own
+        fail(f"the tokenizer {state.get('name', state['kind'])} cannot be made ({type(e).__name__}: "
+             f"{str(e)[:120]}). run prepare.py for its dataset again, or take another checkpoint")
+    fail(f"unknown kind of tokenizer ({state['kind']!r}). this flatgpt knows {', '.join(KINDS)}")
+
+
+def empty_prompt(tokenizer):
+    """The ids to start with when the prompt has none: what every document begins with, or a new line."""
+    return [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n')
