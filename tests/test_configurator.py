@@ -8,6 +8,7 @@ import pytest
 from conftest import REPO
 
 import configurator
+from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
              min_lr=None, start='\n', wandb_run_name='gpt2', seed=1337, path=None,
@@ -97,12 +98,13 @@ def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, tmp_path, capsy
 def test_inherited_knobs_yield_to_given_ones(monkeypatch):
     script, given = apply(monkeypatch, '--learning_rate=2')
     knobs = {k: v for k, v in script.items() if not k.startswith('_')}
-    changed = configurator.inherit(script, knobs, given, dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad'), never=['out_dir'])
+    kinds = configurator.types_of(script, knobs)
+    changed = inherit(knobs, kinds, given, dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad'), never=['out_dir'])
     assert changed == {'learning_rate': (1.0, 2.0)}
-    assert script['max_iters'] == 5 and knobs['max_iters'] == 5 and script['out_dir'] == 'out' and script['seed'] == 1337
+    assert knobs['max_iters'] == 5 and knobs['out_dir'] == 'out' and knobs['seed'] == 1337
 
 
-@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py', 'bench.py'])
+@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py', 'plan.py'])
 def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     t0 = time.time()
     done = subprocess.run([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path, capture_output=True, text=True)
