@@ -1,6 +1,7 @@
 """The update of each parameter is the one that its optimizer is known for: AdamW's and Muon's of torch."""
 
 import copy
+from types import SimpleNamespace
 import json
 
 import pytest
@@ -10,6 +11,9 @@ from conftest import REPO
 
 import optim
 from model import GPT, GPTConfig
+from support import guard as guarding
+from support.distributed import Distributed
+from support.optimizer_state import load_optimizer_state
 
 
 def small(arch, **kwargs):
@@ -72,9 +76,9 @@ def test_muon_is_torchs_muon_on_the_matrices_of_the_blocks_and_adamw_on_the_rest
 
 def test_orthogonal_moves_all_singular_values_near_one():
     for shape in ((3, 32, 32), (2, 64, 16), (2, 16, 64)):
-        values = torch.linalg.svdvals(optim.orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float())
+        values = torch.linalg.svdvals(optim.zeropower_via_newtonschulz(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float())
         assert values.min() > 0.5 and values.max() < 1.3
-    zero = optim.orthogonal(torch.zeros(1, 8, 8))
+    zero = optim.zeropower_via_newtonschulz(torch.zeros(1, 8, 8))
     assert not zero.any(), 'a matrix without a gradient stays where it is'
 
 
@@ -93,8 +97,8 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     files = sorted(p.name for p in (tmp_path / 'out').iterdir())
     # the flat part of a long run, and the decay of a shorter one from the middle of it, make the shorter run to the bit
     assert script('train.py', *flags, '--max_iters=4', f"--out_dir={tmp_path / 'short'}").status == 0
-    branch = [f"--resume_from={tmp_path / 'out' / 'ckpt_00000002.pt'}", f"--out_dir={tmp_path / 'branch'}", f"--data_dir={tmp_path / 'data'}", '--device=cpu', '--dtype=float32']
-    result = script('train.py', '--init_from=resume', '--max_iters=4', *branch)
+    branch = [f"--init_from=resume:{tmp_path / 'out' / 'ckpt_00000002.pt'}", f"--out_dir={tmp_path / 'branch'}", f"--data_dir={tmp_path / 'data'}", '--device=cpu', '--dtype=float32']
+    result = script('train.py', '--max_iters=4', *branch)
     assert result.status == 0 and 'after 2 iterations' in result.out, result.err
     a, b = (torch.load(tmp_path / name / 'ckpt_00000004.pt')['model'] for name in ('short', 'branch'))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -102,13 +106,13 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
-    result = script('train.py', '--init_from=auto', *branch, '--max_iters=6')  # one command that begins and goes on
+    result = script('train.py', branch[0].replace('resume:', 'auto:'), *branch[1:], '--max_iters=6')  # one command that begins and goes on
     assert result.status == 0 and 'after 5 iterations' in result.out
-    result = script('train.py', '--init_from=resume', branch[0], f"--out_dir={tmp_path / 'late'}", '--max_iters=3', '--decay_fraction=0.9', *branch[2:])
+    result = script('train.py', branch[0], f"--out_dir={tmp_path / 'late'}", '--max_iters=3', '--decay_fraction=0.9', *branch[2:])
     assert result.status == 0 and '--decay_fraction=0.3333' in result.out
-    for args, word in ((['--init_from=resume', *branch], 'already holds a run'), (branch, '--init_from=resume'),
-                       (['--init_from=resume', '--resume_from=nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume', '--resume_from=nowhere', '--out_dir=x'], 'no checkpoint at resume_from'),
-                       (['--init_from=resume', branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
+    for args, word in ((branch, 'already holds a run'), (['--resume_from=x'], '--init_from=resume:PATH'),
+                       (['--init_from=resume:nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume:nowhere', '--out_dir=x'], 'no checkpoint at nowhere'),
+                       ([branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
         result = script('train.py', *args)
         assert result.status == 2 and word in result.err and result.err.count('\n') == 1
 
@@ -121,15 +125,15 @@ def test_moments_survive_other_groups_and_are_dropped_where_the_optimizer_change
     moments = {name: one.state[p]['exp_avg'].clone() for name, p in net.named_parameters()}
     two = make(embedding_lr=0.1, head_lr=0.2)
     assert len(two.param_groups) == 4 and len(one.param_groups) == 2
-    optim.load_optimizer_state(two, one.state_dict())
+    load_optimizer_state(two, {'optimizer': one.state_dict()})
     assert all(torch.equal(two.state[p]['exp_avg'], moments[name]) for name, p in net.named_parameters())
     assert [group['lr'] for group in two.param_groups] == [0.1, 1e-2, 0.2, 1e-2]
     muon = make('muon')
-    optim.load_optimizer_state(muon, two.state_dict())
+    load_optimizer_state(muon, {'optimizer': two.state_dict()})
     for name, p in net.named_parameters():
         assert ('exp_avg' in muon.state[p]) == (p.dim() < 2 or not name.startswith('transformer.h.'))
     step(net, muon, 1)
-    optim.load_optimizer_state(one, muon.state_dict())
+    load_optimizer_state(one, {'optimizer': muon.state_dict()})
     step(net, one, 2)
     assert all(torch.isfinite(p).all() for p in net.parameters())
 
@@ -139,12 +143,18 @@ def test_muon_wants_query_key_and_value_apart(script, tiny):
     assert result.status == 2 and '--arch=llama' in result.err and result.err.count('\n') == 1
 
 
+def make_guard(optimizer):
+    run = SimpleNamespace(resuming=False, ckpt=None)
+    return guarding.Guard(optimizer, torch.amp.GradScaler('cpu', enabled=False), None, Distributed('cpu'), run)
+
+
 @pytest.mark.parametrize('arch, optimizer', [('gpt2', 'adamw'), ('modern', 'muon')])
-def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer):
+def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer, monkeypatch):
     net = small(arch, n_kv_head=2)
     other = copy.deepcopy(net)
     guarded, plain = (optim.create_optimizer(n, 1e-2, 0.1, (0.9, 0.95), 1e-8, optimizer) for n in (net, other))
-    guard = optim.Guard(guarded, torch.amp.GradScaler('cpu', enabled=False), torch.device('cpu'), max_bad_steps=3)
+    monkeypatch.setattr(guarding, 'MAX_IN_A_ROW', 3)
+    guard = make_guard(guarded)
     fine, nan, inf = torch.tensor(1.0), torch.tensor(float('nan')), torch.tensor(float('inf'))
 
     def guarded_step(it, loss, norm, seed):
@@ -160,8 +170,8 @@ def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer):
         if torch.isfinite(loss + norm):
             step(other, plain, seed=it)
         if it == 2:
-            assert str(guard.report()) == '(2, 2, 1, 1.0, nan)'
-    assert str(guard.report()) == '(2, 0, 4, 1.0, inf)' and guard.report()[0] == 0
+            assert str(guard.skipped()) == '(2, 2, 1, 1.0, nan)'
+    assert str(guard.skipped()) == '(2, 0, 4, 1.0, inf)' and guard.skipped()[0] == 0
     for p, q in zip(net.parameters(), other.parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)  # the guard's factors round once more
         for (name, a), b in zip(guarded.state[p].items(), plain.state[q].values()):
@@ -170,13 +180,13 @@ def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer):
     before = {name: p.clone() for name, p in net.state_dict().items()}
     for it in range(10, 14):
         guarded_step(it, fine, nan if it < 13 else fine, seed=it)
-    assert guard.report()[1] == 4 and all(torch.equal(p, before[name]) for name, p in net.state_dict().items())
+    assert guard.skipped()[1] == 4 and all(torch.equal(p, before[name]) for name, p in net.state_dict().items())
 
 
 def test_what_is_skipped_leaves_every_bit():
     net = small('modern')
     optimizer = optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8, 'muon')
-    guard = optim.Guard(optimizer, torch.amp.GradScaler('cpu', enabled=False), torch.device('cpu'), 10)
+    guard = make_guard(optimizer)
     step(net, optimizer, 0)
     bits = lambda: copy.deepcopy((net.state_dict(), optimizer.state_dict()['state']))
     weights, state = bits()

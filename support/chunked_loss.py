@@ -1,0 +1,77 @@
+"""The cross-entropy of a large vocabulary without ever holding all logits: a few tokens at a time."""
+
+import dataclasses
+
+import torch
+from torch.nn import functional as F
+
+
+def soft_cap(logits, softcap):
+    return softcap * torch.tanh(logits.float() / softcap) if softcap else logits
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """Mean cross-entropy of soft_cap(x W^T) for x (N, C), W (V, C), targets (N), chunk_size tokens at a time.
+    The gradients of a chunk are computed while its logits are there. https://arxiv.org/abs/2410.10989"""
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, softcap, chunk_size):
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dx, dw, total = torch.empty_like(x), torch.zeros_like(weight), 0.0
+        w, targets = weight.to(dtype), targets.view(-1, 1)
+        chunks = zip(x.split(chunk_size), targets.split(chunk_size), dx.split(chunk_size))
+        with torch.autocast(device, enabled=False):
+            for part, target, out in chunks:
+                part, keep, target = part.to(dtype), target >= 0, target.clamp(min=0)
+                logits = soft_cap(part @ w.mT, softcap)
+                logp = F.log_softmax(logits.float(), dim=-1)  # (chunk_size, V)
+                total = total - (logp.gather(1, target) * keep).sum()
+                # the gradient of the logits: probabilities, less one for the target
+                d = logp.exp_().scatter_add_(1, target, torch.full_like(logp[:, :1], -1.0))
+                if softcap:
+                    d = d * (1 - (logits / softcap).square())
+                d = d.to(dtype)
+                out.copy_(d @ w * keep)
+                dw += d.mT @ (part * keep)
+        n = (targets >= 0).sum()
+        ctx.save_for_backward(dx, dw, n)
+        return total / n
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        dx, dw, n = ctx.saved_tensors
+        # only now divided by n: float16 has no room for a share of a mean
+        return dx.mul_(grad / n), dw.mul_(grad / n), None, None, None
+
+
+def chunked_loss(x, head, targets, softcap, reduction, chunk_size):
+    """The loss as GPT.forward defines it, for x (N, C), head a Linear, targets (N)."""
+    if reduction == 'mean' and torch.is_grad_enabled():
+        return ChunkedLoss.apply(x, head.weight, targets, softcap, chunk_size)
+    losses = []
+    for part, target in zip(x.split(chunk_size), targets.split(chunk_size)):
+        logits = soft_cap(head(part), softcap).float()
+        losses.append(F.cross_entropy(logits, target, ignore_index=-1, reduction='none'))
+    losses = torch.cat(losses)
+    return losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
+
+
+def same_as_forward(model):
+    """Whether the loss above is the one that the model's own forward() defines, which may have been edited.
+    Tried on a tiny network of the same class and parts; the random numbers of the caller are left alone."""
+    small = dataclasses.replace(model.config, n_layer=1, n_head=2, n_kv_head=2, n_embd=16, mlp_width=16,
+                                vocab_size=11, block_size=8, dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = type(model)(small)
+        torch.nn.init.normal_(net.lm_head.weight)
+        idx = torch.randint(11, (2, 8))
+        targets = torch.randint(-1, 11, (2, 8))
+        found = []
+        for net.loss_chunk_size in (0, 3):
+            loss = net(idx, targets)[1]
+            gradient = torch.autograd.grad(loss, net.lm_head.weight)[0]
+            found.append(torch.cat([loss.view(1), gradient.flatten()]))
+    return torch.allclose(*found, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,85 @@
+"""Which networks can be built: GPTConfig.problems()."""
+
+import dataclasses
+import math
+
+WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'),
+         'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
+# a file may say anything, and even what has no weights takes time and memory to build
+LARGEST = {'n_layer': 10_000, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24}
+ABOVE_ZERO = (*LARGEST, 'n_head', 'n_kv_head', 'norm_eps', 'rope_theta')
+FROM_ZERO = ('dropout', 'softcap')
+
+
+def parse_rope_scaling(text):
+    """'none' -> [], 'linear:4' -> [4.0], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; else ValueError."""
+    kind, *numbers = text.split(':')
+    numbers = [float(number) for number in numbers]
+    length = {'none': 0, 'linear': 1, 'llama3': 4}.get(kind)
+    if len(numbers) != length or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(text)
+    if kind == 'llama3' and numbers[1] >= numbers[2]:
+        raise ValueError(text)
+    return numbers
+
+
+def config_problems(config, presets):
+    """What cannot be built, or makes no sense, as lines `what (value). what to do`. The values may come from
+    a file."""
+    if config.arch not in presets:
+        return [f"no such arch ({config.arch}). use {', '.join(presets)}"]
+    problems = []
+    for field in dataclasses.fields(config):
+        problems += field_problems(field, getattr(config, field.name))
+    return problems or shape_problems(config) + part_problems(config)
+
+
+def field_problems(field, value):
+    name, kind = field.name, field.type
+    if kind not in (bool, int, float, str) or (value is None and field.default is None):
+        return []  # a field that was added to GPTConfig; the parts of a preset are never None here
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return [f"{name} is {value!r}. use a value of the type {kind.__name__}"]
+    if name in WORDS and value not in WORDS[name]:
+        return [f"no such {name} ({value}). use {', '.join(WORDS[name])}"]
+    if kind in (int, float):
+        largest = LARGEST.get(name, 1e30)
+        too_small = (name in ABOVE_ZERO and value <= 0) or (name in FROM_ZERO and value < 0)
+        if too_small or not abs(value) < largest:
+            below = f" and below {largest:,}" if name in LARGEST else ''
+            return [f"{name} is out of range ({value}). use a number above 0{below}"]
+    return []
+
+
+def shape_problems(config):
+    C, H, K = config.n_embd, config.n_head, config.n_kv_head
+    problems = []
+    if C % H:
+        smaller, larger = C // H * H or H, C // H * H + H
+        problems.append(f"n_embd={C} is not a multiple of n_head={H}. use --n_embd={smaller} or "
+                        f"--n_embd={larger}")
+    if H % K:
+        divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
+        problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
+    if config.positions == 'rope' and C % H == 0 and C // H % 2:
+        problems.append(f"rope rotates pairs of channels, and a head has {C // H}. use --n_embd={C + H}")
+    return problems
+
+
+def part_problems(config):
+    problems = []
+    if config.bias and config.norm != 'layernorm':
+        problems.append(f"bias=True makes no sense here: neither {config.norm} nor the matrices of "
+                        f"{config.arch} have biases. leave bias out")
+    if config.positions == 'learned' and (config.rope_scaling != 'none' or config.rope_theta != 10000):
+        problems.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, "
+                        "or use --positions=rope")
+    if config.tie and config.init == 'modern':
+        problems.append("init=modern starts the head at zero, and with tie=True the embedding is the same "
+                        "matrix. use --tie=False, or another arch")
+    try:
+        parse_rope_scaling(config.rope_scaling)
+    except ValueError:
+        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none, linear:FACTOR or "
+                        "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
+    return problems
