@@ -1,16 +1,21 @@
-# A network of 2025 in place of GPT-2's, with the recipe that trains it; it goes behind any run's config:
+# A network of 2025 instead of GPT-2's, with the recipe that trains it. Put it behind the config of any run:
 #   python train.py config/train_gpt2.py config/arch_modern.py
-# RMSNorm without gains, rotary positions, normalised queries and keys, squared ReLU, untied head, bounded logits: nanochat's, as
-# transformers has it in NanoChatForCausalLM. Muon for the matrices, high rates for embedding and head, no warm-up, and a rate that
-# falls to zero over most of the run. The rates are those of modded-nanogpt's track 3, result 36, tuned there for 124M parameters
-# and 524,288 tokens per iteration, where it reached 3.28 on FineWeb with 1.7 billion tokens instead of 10 (its README and logs; not
-# measured by us). What is different here: attention is scaled by 1/sqrt(head size), not 0.12; the loss is a mean, not a sum; Muon
-# makes 5 iterations, not 12; norms have no gains. For smaller batches the rates want to be lower: config/train_shakespeare_char_cpu.py.
+#
+# The network is nanochat's, which is NanoChatForCausalLM in transformers: RMSNorm without gains, rotary
+# positions, normalized queries and keys, squared ReLU, untied head, bounded logits.
+#
+# The recipe: Muon for the matrices, high learning rates for embedding and head, no warmup, and a learning
+# rate that falls to zero over most of the run. The learning rates are those of modded-nanogpt's track 3,
+# result 36, tuned there for 124M parameters and 524,288 tokens per iteration, where it reached a loss of 3.28
+# on FineWeb with 1.7 billion tokens instead of 10 (its README and logs; not measured by us). Different here:
+# attention is scaled by 1/sqrt(head size), not 0.12; the loss is a mean, not a sum; Muon does 5 iterations,
+# not 12; norms have no gains. For smaller batches use lower ones: config/train_shakespeare_char_cpu.py.
 
 arch = 'modern'
 bias = False  # it has none
-mlp_width = None  # 4 n_embd
-n_head = n_embd // 128 if n_embd % 128 == 0 else n_head  # heads of 128 channels, where that divides; n_embd has to be set before this file
+mlp_width = None  # 4 * n_embd
+if n_embd % 128 == 0:
+    n_head = n_embd // 128  # heads of 128 channels; n_embd has to be set before this file
 
 matrix_optimizer = 'muon'
 matrix_lr = 0.025
@@ -27,4 +32,4 @@ lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
 min_lr = 0.0
-lr_decay_iters = None  # the end, whatever the run's config says
+lr_decay_iters = None  # the end of the run, whatever its config says

@@ -1,15 +1,16 @@
-# Evaluate OpenAI's GPT-2 124M (12 layers, 12 heads, 768 channels): trains nothing, writes nothing.
+# Evaluate OpenAI's GPT-2 124M (12 layers, 12 heads, 768 channels): it trains nothing and writes nothing.
 #
 #   data     OpenWebText as the dataset 'openwebtext' (or any other with GPT-2 tokens: --dataset=shakespeare)
 #   launch   python train.py config/eval_gpt2.py
 #   batch    8 sequences x 1,024 tokens = 8,192 tokens, 500 times
 #   cost     a download of the weights, once; a forward pass over 4.1 million tokens of each split
-#   loss     3.11 for validation on OpenWebText (nanoGPT's README, with the exact GELU; here it is OpenAI's); not measured by us
+#   loss     3.11 for validation on OpenWebText (nanoGPT's README, whose GELU is exact; OpenAI's
+#            is not, nor ours here); not measured by us
 
 init_from = 'gpt2'
 eval_only = True
 
 batch_size = 8
 block_size = 1024
-gradient_accumulation_steps = 1  # none is made
+gradient_accumulation_steps = 1  # there is no update
 eval_iters = 500

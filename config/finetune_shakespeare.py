@@ -2,11 +2,14 @@
 #
 #   data     python prepare.py shakespeare                 (1.1 MB, a download, or --input=FILE; GPT-2 tokens)
 #   launch   python train.py config/finetune_shakespeare.py
-#            python train.py config/finetune_shakespeare.py --init_from=gpt2          (124M: fits where XL does not)
-#            any Llama-like model with its own tokenizer, from a folder or from the Hub:
-#            python prepare.py shakespeare_smol --input=data/shakespeare/input.txt --tokenizer=hf:HuggingFaceTB/SmolLM2-135M
-#            python train.py config/finetune_shakespeare.py --init_from=HuggingFaceTB/SmolLM2-135M --dataset=shakespeare_smol
-#   batch    1 sequence x 1,024 tokens x 32 micro-batches = 32,768 tokens per iteration; 20 iterations = 2.2 epochs
+#            python train.py config/finetune_shakespeare.py --init_from=gpt2   (124M, if XL is too large)
+#            Any Llama-like model with its own tokenizer, from a folder or from the Hub:
+#            python prepare.py shakespeare_smol --input=data/shakespeare/input.txt \
+#                --tokenizer=hf:HuggingFaceTB/SmolLM2-135M
+#            python train.py config/finetune_shakespeare.py --init_from=HuggingFaceTB/SmolLM2-135M \
+#                --dataset=shakespeare_smol
+#   batch    1 sequence x 1,024 tokens x 32 micro-batches = 32,768 tokens per iteration;
+#            20 iterations = 2.2 epochs
 #   cost     minutes on a GPU; not measured by us
 #   loss     not measured by us
 

@@ -1,15 +1,16 @@
 # The quick start: a model that writes something like Python after two to three minutes on two CPU cores.
 #
-#   data     python prepare.py                   (pystdlib: the source of this Python's standard library, as bytes)
+#   data     python prepare.py                   (pystdlib: the source of Python's standard library, as bytes)
 #   launch   python train.py config/quickstart.py
-#   batch    16 sequences x 128 bytes = 2,048 tokens per iteration; 3,000 iterations = 6.1 million tokens, 0.56 epochs
+#   batch    16 sequences x 128 bytes = 2,048 tokens per iteration;
+#            3,000 iterations = 6.1 million tokens, 0.56 epochs
 #   cost     two to three minutes on two CPU cores
-#   loss     1.33 nats per byte (1.91 bits) for validation, measured: dev/records/quickstart.md
+#   loss     1.3201 nats per byte (1.90 bits) for validation, measured: dev/records/quickstart.md
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'
 
-# the modern network and its recipe, at rates for a small batch
+# the modern network and its recipe, with learning rates for a small batch
 arch = 'modern'
 n_layer = 2
 n_head = 4

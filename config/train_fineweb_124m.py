@@ -1,12 +1,14 @@
-# The run for which the recipe of config/arch_modern.py was tuned: 124M scale (162M parameters there, as embedding and head are two matrices).
-# Its source reports GPT-2's loss from a sixth of the tokens.
+# The run for which the recipe of config/arch_modern.py was tuned: 124M scale (162M parameters there, as
+# embedding and head are two matrices). Its source reports GPT-2's loss from a sixth of the tokens.
 #
-#   data     FineWeb as the dataset 'fineweb', GPT-2 tokens (or any large set: --dataset=NAME)
-#   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_fineweb_124m.py config/arch_modern.py
+#   data     python prepare.py fineweb               (or any large set: --dataset=NAME)
+#   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_fineweb_124m.py \
+#                config/arch_modern.py
 #   batch    32 sequences x 1,024 tokens x 2 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   3,250 iterations = 1.7 billion tokens
 #   cost     8.4 minutes on 8 H100 for the source of the recipe; not measured by us
-#   loss     3.28 for validation on FineWeb (modded-nanogpt, track 3, result 36: 3.2787, mean of 10 runs); not measured by us
+#   loss     3.28 for validation on FineWeb (modded-nanogpt, track 3, result 36: 3.2787, mean of 10 runs);
+#            not measured by us
 
 out_dir = 'out-fineweb-124m'
 dataset = 'fineweb'

@@ -1,11 +1,12 @@
 # GPT-2 124M on OpenWebText, nanoGPT's reproduction.
 #
-#   data     OpenWebText as the dataset 'openwebtext': train.bin, val.bin with GPT-2 tokens (nanoGPT's files fit as they are)
+#   data     python prepare.py openwebtext         (or nanoGPT's files as data/openwebtext/)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py
 #   batch    12 sequences x 1,024 tokens x 5 micro-batches x 8 GPUs = 491,520 tokens per iteration
 #   budget   600,000 iterations = 295 billion tokens
 #   cost     about 4 days on 8 A100 40GB (nanoGPT's README); not measured by us
-#   loss     about 2.85 for validation (nanoGPT's README); OpenAI's GPT-2 of this size, not trained on that set, has 3.11
+#   loss     about 2.85 for validation (nanoGPT's README). OpenAI's GPT-2 of this size, trained on other
+#            text, has 3.11
 
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-124M'
@@ -13,7 +14,7 @@ wandb_run_name = 'gpt2-124M'
 n_layer, n_head, n_embd = 12, 12, 768  # 124.3M parameters
 batch_size = 12
 block_size = 1024
-gradient_accumulation_steps = 5 * 8  # over all GPUs: with fewer of them each makes more micro-batches, and the result stays the same
+gradient_accumulation_steps = 5 * 8  # over all GPUs: with fewer, each does more of them
 
 max_iters = 600000
 lr_decay_iters = 600000

@@ -1,14 +1,17 @@
-# A miniature character-level GPT on Shakespeare: good for debugging, and for a first look on a GPU. nanoGPT's configuration.
+# A miniature character-level GPT on Shakespeare, nanoGPT's configuration: good for debugging, and for a first
+# look on a GPU.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
 #   cost     3 minutes on one A100 (nanoGPT's README); not measured by us
-#   loss     1.4697 for validation, best around iteration 1,750, after which it overfits (nanoGPT's README, one A100, 3 minutes)
+#   loss     1.4697 for validation at its best, around iteration 1,750, after which it overfits (nanoGPT's
+#            README)
 #
 # On a laptop's CPU make it smaller, as nanoGPT's README does: about 1.88 after 2,000 iterations
-#   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64
-#     --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
+#   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 \
+#     --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 \
+#     --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
 
 out_dir = 'out-shakespeare-char'
 dataset = 'shakespeare_char'

@@ -1,7 +1,8 @@
-# A character-level GPT on Shakespeare for two CPU cores: the fastest way we know, in wall-clock seconds, to the loss of nanoGPT's README
-# line for a CPU (1.88), and far below it. Small things were chosen by the clock: LayerNorm has a kernel of its own on a CPU, and norms on
-# queries and keys cost more time than they saved here. Such a mixture has no form in transformers; --norm=rmsnorm_plain
-# --qk_norm=True has steps that are 3 to 8% slower and can be exported.
+# A character-level GPT on Shakespeare for two CPU cores: the fastest way we know, in wall-clock seconds, to
+# the loss of nanoGPT's README line for a CPU (1.88), and far below it. Parts were chosen by the clock:
+# LayerNorm has a fast kernel on a CPU, and norms on queries and keys cost more time than they saved here.
+# transformers has no such mixture; with --norm=rmsnorm_plain --qk_norm=True it can be exported, and steps are
+# 3 to 8% slower.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_cpu.py

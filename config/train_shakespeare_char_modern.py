@@ -1,11 +1,12 @@
-# The modern recipe at baby scale: 10M parameters on Shakespeare by characters, as config/train_shakespeare_char.py but for network,
-# optimizer and schedule. The rates of config/arch_modern.py, most of them made smaller for a batch of 16,384; not tuned on a GPU yet.
+# The modern recipe on a small scale: 10M parameters on Shakespeare by characters. It differs from
+# config/train_shakespeare_char.py in network, optimizer and schedule. The learning rates are those of
+# config/arch_modern.py, most of them lowered for a batch of 16,384; not tuned on a GPU yet.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_modern.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 1,500 iterations = 25 epochs
 #   cost     not measured by us
-#   loss     not measured by us. nanoGPT's own configuration has 1.4697 at its best (its README)
+#   loss     not measured by us. nanoGPT's own configuration reaches 1.4697 at its best (its README)
 
 out_dir = 'out-shakespeare-char-modern'
 dataset = 'shakespeare_char'

@@ -18,7 +18,8 @@ os.environ['OMP_NUM_THREADS'] = '1'  # tiny nets: a second thread only waits; th
 
 TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
         '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
-        '--learning_rate=1e-2', '--write_report=False']
+        '--learning_rate=1e-2']
+NO_PICTURES = str(REPO / 'tests' / 'no_matplotlib')  # reports without a picture: drawing takes a second
 TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
 
 
@@ -34,14 +35,18 @@ class Result:
 
 @pytest.fixture
 def script(capsys, monkeypatch):
-    """script('train.py', '--max_iters=3') -> Result: runs in this process."""
-    def run(name, *args):
+    """script('train.py', '--max_iters=3') -> Result: runs in this process. The report of a training run has no
+    picture, unless pictures=True."""
+    def run(name, *args, pictures=False):
         monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
         handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
         capsys.readouterr()
         status, found = 0, None
         try:
-            found = runpy.run_path(str(REPO / name), run_name='__main__')
+            with monkeypatch.context() as patch:
+                if name == 'train.py' and not pictures:
+                    patch.setitem(sys.modules, 'matplotlib', None)
+                found = runpy.run_path(str(REPO / name), run_name='__main__')
         except SystemExit as e:
             status = e.code or 0
         finally:
@@ -55,7 +60,7 @@ def script(capsys, monkeypatch):
 def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
     """The same in a process of its own, or under a launcher such as torchrun; returns a Result."""
     done = subprocess.run([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
-                          env={**os.environ, **(env or {})}, capture_output=True, text=True)
+                          env={**os.environ, 'PYTHONPATH': NO_PICTURES, **(env or {})}, capture_output=True, text=True)
     return Result(done.returncode, done.stdout, done.stderr)
 
 

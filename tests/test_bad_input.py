@@ -24,7 +24,8 @@ import torch
 from conftest import make_dataset
 
 import dataset
-import parallel
+from support import devices
+from support.distributed import Distributed
 
 TABLE, FILES = [], {}  # FILES: those of a run of six iterations, made once
 
@@ -197,8 +198,7 @@ row(35, '', 'train.bin', 'multiple of 4', given=meta(dtype='uint32'), what="dtyp
 
 def processes(n):
     def pretend(place, monkeypatch):
-        real = parallel.Processes.__init__
-        monkeypatch.setattr(parallel.Processes, '__init__', lambda self, *args: real(self, *args) or setattr(self, 'world_size', n))
+        monkeypatch.setattr(Distributed, 'world_size', n)
     return pretend
 
 
@@ -234,7 +234,7 @@ row(39, '--arch=gtp2', 'gtp2', 'llama')
 row(39, '--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR')
 for flags in ('--learning_rate=inf', '--learning_rate=-inf', '--learning_rate=nan', '--learning_rate=1e999', '--matrix_lr=nan'):
     row(40, flags, flags.split('=')[0][2:], 'finite')
-for flags in ('--learning_rate=-1', '--min_lr=-1', '--head_lr=-1', '--weight_decay=-1', '--adam_eps=0', '--beta2=1', '--beta1=-1', '--momentum=1'):
+for flags in ('--learning_rate=-1', '--min_lr=-1', '--head_lr=-1', '--weight_decay=-1', '--adam_eps=0', '--beta2=1', '--beta1=-1'):
     row(40, flags, re.match('--(.*)=', flags)[1], 'out of range')
 row(40, '--learning_rate=-0.0', status=0)
 row(41, '--grad_clip=-1', 'grad_clip', '0 or more')
@@ -250,10 +250,12 @@ row(44, '--log_interval=0', 'step 3: ', 'done: 6', status=0)
 row(44, '--eval_iters=0', 'step 6: ', 'done: 6', status=0)
 for flags in ('--eval_interval=-1', '--log_interval=-1', '--eval_iters=-5', '--eval_tokens=0', '--save_interval=0'):
     row(44, flags, re.match('--(.*)=', flags)[1], 'out of range')
-for flags in ('--max_iters=-1', '--max_tokens=0', '--max_epochs=0', '--tokens_per_param=-1', '--max_minutes=0', '--max_bad_steps=0', '--seed=-1', '--warmup_iters=-1', '--keep_checkpoints=0', '--peak_flops=0'):
+for flags in ('--max_iters=-1', '--budget=0tokens', '--budget=x', '--budget=3parsecs', '--budget=1e99epochs', '--max_minutes=0', '--sample_interval=2x0.5', '--sample_interval=x', '--seed=-1', '--warmup_iters=-1', '--keep_checkpoints=0', '--peak_flops=0'):
     row(45, flags, re.match('--(.*)=', flags)[1], 'out of range')
 row(45, '--seed=9223372036854775808', 'seed', '2**63')
-row(45, '--max_tokens=100 --max_epochs=1', 'max_tokens', 'max_epochs', 'one')
+for name, words in {'max_tokens': '--budget', 'max_bad_steps': 'ten', 'matmul_precision': 'train.py', 'dry_run': 'plan.py', 'shard_size': '--shard=N', 'write_report': 'always',
+                    'hellaswag_interval': '--tasks=hellaswag', 'sample_growth': '100x1.5', 'chunked_loss': 'memory', 'momentum': '0.95'}.items():
+    row(45, f'--{name}=1', name, 'it is gone', words)
 row(45, '--max_iters=-0', 'done: 0 iterations', status=0)
 row(46, '--init_from=scrath', 'scrath', 'scratch', 'resume')
 row(46, "--init_from=''", 'scratch')
@@ -261,7 +263,6 @@ row(46, '--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder')
 row(46, "--init_from='some where'", 'some where', 'OWNER/NAME')
 row(46, '--lr_schedule=cosin', 'cosin', 'linear', 'constant')
 row(46, '--matrix_optimizer=adam', 'adam', 'muon')
-row(46, '--matmul_precision=max', 'max', 'highest')
 row(47, '--dtype=bf16', 'bf16', 'bfloat16')
 row(47, '--dtype=float16', 'float16', 'float32')
 row(47, "--dtype=''", 'bfloat16')
@@ -416,12 +417,12 @@ W = 'transformer.h.0.attn.c_attn.weight'
 row(53, '--init_from=resume', 'no checkpoint', '--out_dir', 'auto')
 row(53, '--init_from=auto', 'done: 6', status=0)
 row(53, '--init_from={place}/data', 'no checkpoint in')
-row(53, '--resume_from=out', '--init_from=resume')
-row(53, "--init_from=resume --resume_from=''", 'no checkpoint at')
-row(53, '--init_from=resume --resume_from={place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
-row(53, '--init_from=auto --resume_from={place}/data', 'no checkpoint at')
-row(53, '--init_from=resume --resume_from={place}/out', 'already holds a run', '--init_from=auto', '--overwrite', given=trained, what='--resume_from into a run')
-row(53, '--init_from=resume --resume_from={place}/out --overwrite', 'out_dir itself', given=trained, what='--resume_from the run itself')
+row(53, '--resume_from=out', '--init_from=resume:PATH')
+row(53, "--init_from=resume:", 'resume:PATH')
+row(53, '--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
+row(53, '--init_from=auto:{place}/data', 'no checkpoint at')
+row(53, '--init_from=resume:{place}/out', 'already holds a run', '--init_from=auto', '--overwrite', given=trained, what='resume:PATH into a run')
+row(53, '--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained, what='resume:PATH of the run itself')
 for name, write in {'a folder': Path.mkdir, 'empty': Path.touch, 'a text': lambda p: p.write_text('hello world\n' * 100), 'bytes': lambda p: p.write_bytes(bytes(range(256)) * 9),
                     'another text': lambda p: p.write_text('root:x:0:0:root:/root:/bin/sh\ndaemon:x\n' * 30), 'a tar': lambda p: tarfile.open(p, 'w').close(),
                     'a zip': lambda p: zipfile.ZipFile(p, 'w').writestr('x', 'y'), 'an empty zip': lambda p: zipfile.ZipFile(p, 'w').close(), 'the start of a zip': lambda p: p.write_bytes(b'PK\3\4'),
@@ -480,9 +481,9 @@ for tokenizer in ({'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 
 for tokenizer in ({'kind': 'byte'}, {'kind': 'char', 'chars': []}):
     row(60, '', 'another tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
 row(60, '', 'tokenizer', given=run(tokenizer={'kind': 'hf', 'name': 'x', 'json': '{'}), what='tokenizer.json is {')
-for name, change in {'batch_size': 0, 'learning_rate': -1.0, 'lr_schedule': 'x', 'seed': -1, 'dropout': 2.0, 'keep_checkpoints': 0}.items():
+for name, change in {'batch_size': 0, 'learning_rate': -1.0, 'seed': -1, 'dropout': 2.0, 'keep_checkpoints': 0}.items():
     row(60, '', name, given=run(edit('config', **{name: change})), what=f'config has {name}={change}')
-row(60, '--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), save=1, os='x', evil=1)), status=0, what='config has values of wrong types')
+row(60, '--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), lr_schedule='x', save=1, os='x', evil=1)), status=0, what='config has values of wrong types')
 row(60, '--max_iters=7', 'done: 7', given=run(lambda s: s['config'].update({5: 6})), status=0, what='config has names that are no text')
 for path in ('../decoy/tiny', 'decoy', '..', '.'):
     row(60, '', "dataset is a folder's name" if path != 'decoy' else 'no dataset decoy', given=decoy(edit('config', dataset=path)), what=f'config has dataset={path!r}')
@@ -552,7 +553,7 @@ def test_the_table_has_every_row():
 
 
 def test_several_wrong_knobs_are_named_at_once(script, tiny):
-    is_one_line(script('train.py', *tiny, '--batch_size=0', '--dropout=2', '--lr_schedule=x'), lines=3)
+    is_one_line(script('train.py', *tiny, '--batch_size=0', '--dropout=2', '--decay_fraction=0'), lines=3)
 
 
 def test_sampling_from_a_hostile_file_executes_and_opens_nothing(script, tmp_path, monkeypatch):
@@ -580,29 +581,29 @@ def test_missing_packages_are_one_sentence(script, tiny, monkeypatch):
 def test_an_old_torch_is_named(monkeypatch, capsys):
     monkeypatch.setattr(torch, '__version__', '2.8.0+cpu')
     with pytest.raises(SystemExit) as e:
-        importlib.reload(parallel)
+        importlib.reload(devices)
     assert e.value.code == 2 and '2.9' in capsys.readouterr().err
     monkeypatch.undo()
-    importlib.reload(parallel)
+    importlib.reload(devices)
 
 
 def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
-    assert parallel.choose_device('auto')[0] == parallel.choose_device('cuda')[0] == torch.device('cuda:0')
-    assert parallel.choose_device('cuda:1')[0] == torch.device('cuda:1')
-    assert parallel.choose_device('cuda', local_rank=1, many=True)[0] == torch.device('cuda:1')
-    for args, words in [(('cuda:2',), ['cuda:2', '2 GPUs', '--device=cuda:1']), (('cuda', 3, True), ['2 GPUs', '--nproc_per_node=2'])]:
+    assert devices.choose_device('auto')[0] == devices.choose_device('cuda')[0] == torch.device('cuda:0')
+    assert devices.choose_device('cuda:1')[0] == torch.device('cuda:1')
+    assert devices.choose_device('cuda', local_rank=1, is_distributed=True)[0] == torch.device('cuda:1')
+    for args, words in [(('cuda:2',), ['cuda:2', '2 GPU', '--device=cuda:1']), (('cuda', 3, True), ['2 GPU', '--nproc_per_node=2'])]:
         with pytest.raises(SystemExit):
-            parallel.choose_device(*args)
+            devices.choose_device(*args)
         err = capsys.readouterr().err
         assert all(word in err for word in words), err
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'Tesla T4')
     for capability, want in ((7, 5), 'float16'), ((8, 0), 'bfloat16'):
         monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device, c=capability: c)
-        assert parallel.choose_dtype('auto', torch.device('cuda:0'))[0] == want
+        assert devices.choose_dtype('auto', torch.device('cuda:0'))[0] == want
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7, 5))
     with pytest.raises(SystemExit):
-        parallel.choose_dtype('bfloat16', torch.device('cuda:0'))
+        devices.choose_dtype('bfloat16', torch.device('cuda:0'))
     assert 'T4' in capsys.readouterr().err

@@ -15,7 +15,8 @@ import pytest
 import torch
 from conftest import REPO, TEXT, make_dataset, own_process
 
-import checkpoint
+from support import checkpoint, devices, load, signals, wandb_log
+from support.distributed import Distributed
 
 
 def rows(folder):
@@ -24,7 +25,7 @@ def rows(folder):
 
 
 def weights(folder, name='ckpt.pt'):
-    return checkpoint.read(str(Path(folder) / name))['model']
+    return load.read(str(Path(folder) / name))['model']
 
 
 def same(a, b):
@@ -82,7 +83,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_pa
     script('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
     result = script('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', '--dtype=float32', f"--data_dir={tmp_path / 'data'}")
     assert result.status == 0 and f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
-    a, b = (checkpoint.read(str(p / 'ckpt_00000007.pt')) for p in (through, parts))
+    a, b = (load.read(str(p / 'ckpt_00000007.pt')) for p in (through, parts))
     assert same(a['model'], b['model'])
     for k, state in a['optimizer']['state'].items():
         assert all(torch.equal(state[name], b['optimizer']['state'][k][name]) for name in state)
@@ -100,7 +101,7 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tiny, tmp_path):
     out, err = p.communicate(timeout=60)
     assert p.returncode == 128 + signal.SIGINT and 'Traceback' not in err
     assert re.search(r'stopped by SIGINT after (\d+) iterations.*python \S*train.py --init_from=resume --out_dir=', out)
-    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert state['iter_num'] >= 20 and not list((tmp_path / 'out').glob('*.tmp'))
 
 
@@ -117,17 +118,17 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tiny, tmp_path):
         files = sorted((tmp_path / 'out').glob('ckpt*.pt'))
         assert len(files) >= 2
         for path in files:
-            assert checkpoint.read(str(path))['iter_num'] >= 4
+            assert load.read(str(path))['iter_num'] >= 4
 
 
 def test_checkpoints_are_numbered_and_linked(script, tiny, tmp_path):
     script('train.py', *tiny, '--max_iters=9', '--save_interval=2', '--eval_interval=3')
     names = sorted(p.name for p in (tmp_path / 'out').glob('ckpt*'))
     assert names == ['ckpt.pt', 'ckpt_00000008.pt', 'ckpt_00000009.pt', 'ckpt_best.pt']
-    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert state['iter_num'] == 9 and set(['model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config']) <= set(state)
     assert torch.serialization.get_unsafe_globals_in_checkpoint(str(tmp_path / 'out' / 'ckpt.pt')) == []
-    best = checkpoint.read(str(tmp_path / 'out' / 'ckpt_best.pt'))
+    best = load.read(str(tmp_path / 'out' / 'ckpt_best.pt'))
     vals = {int(r['iter']): float(r['val_loss']) for r in rows(tmp_path / 'out') if r['val_loss'] and r['iter'] != '0'}
     assert vals[best['iter_num']] == min(vals.values()) == pytest.approx(best['best_val_loss'])
 
@@ -135,16 +136,16 @@ def test_checkpoints_are_numbered_and_linked(script, tiny, tmp_path):
 def test_with_always_save_off_the_named_checkpoint_is_the_best(script, tiny, tmp_path):
     # a learning rate that soon does harm: the last is not the best
     script('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3', '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
-    state, log = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt')), rows(tmp_path / 'out')
+    state, log = load.read(str(tmp_path / 'out' / 'ckpt.pt')), rows(tmp_path / 'out')
     vals = {int(r['iter']): float(r['val_loss']) for r in log if r['val_loss'] and r['iter'] != '0'}
     assert state['iter_num'] == min(vals, key=vals.get) < 40 and state['best_val_loss'] == pytest.approx(min(vals.values()))
-    assert checkpoint.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 40, 'resume takes the newest one'
+    assert load.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 40, 'resume takes the newest one'
 
 
 def test_exactly_max_iters_updates_are_made_and_the_last_weights_evaluated(script, tiny, tmp_path):
     result = script('train.py', *tiny, '--max_iters=5', '--eval_interval=100')
     assert len(result.losses()) == 5 and 'step 5:' in result.out
-    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 5
+    assert load.read(str(tmp_path / 'out' / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 5
 
 
 def test_eval_only_writes_nothing_and_never_trains(script, tiny, tmp_path):
@@ -170,7 +171,7 @@ def test_a_resume_needs_no_flags_and_flags_override_it(script, tiny, tmp_path):
     place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
     result = script('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
     assert result.status == 0 and 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
-    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     groups = state['optimizer']['param_groups']
     assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
     assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
@@ -181,14 +182,14 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
     old = str(tmp_path / 'out' / 'ckpt.pt')
     result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert result.status == 0 and 'iter 0:' in result.out
-    assert checkpoint.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
+    assert load.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
     before = (tmp_path / 'out' / 'ckpt.pt').read_bytes()
     result = script('train.py', *tiny, f'--init_from={old}')  # into the folder of the run that it comes from
     assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'out' / 'ckpt.pt').read_bytes() == before
     result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'larger'}", '--block_size=32')
     assert result.status == 2 and 'block_size=32' in result.err and '16' in result.err
     result = script('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
-    assert result.status == 0 and checkpoint.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
+    assert result.status == 0 and load.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
     result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
     assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
 
@@ -197,14 +198,14 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
 def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny, tmp_path, arch):
     result = script('train.py', 'config/train_gpt2.py', f'config/arch_{arch}.py', *tiny, '--max_iters=3', '--n_kv_head=1')
     assert result.status == 0 and f'model     {arch}, 2 layers' in result.out, result.err
-    args = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']
+    args = load.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']
     assert args['arch'] == arch and args['n_kv_head'] == 1 and args['positions'] == 'rope'
     result = script('train.py', *tiny, '--init_from=resume', '--arch=gpt2', '--max_iters=4')
     assert result.status == 0 and f'note: arch=gpt2 is ignored, the checkpoint has {arch}' in result.out
     # rotary positions are no weights: a new run may have more of them, and squeeze them
     flags = [f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=linear:2']
     assert script('train.py', *tiny, *flags).status == 0
-    args = checkpoint.read(str(tmp_path / 'longer' / 'ckpt.pt'))['model_args']
+    args = load.read(str(tmp_path / 'longer' / 'ckpt.pt'))['model_args']
     assert args['block_size'] == 32 and args['rope_scaling'] == 'linear:2'
     result = script('train.py', *tiny, '--overwrite', f'--arch={arch}', '--bias=True', '--n_kv_head=3', '--mlp=relu')
     assert result.status == 2 and 'no such mlp (relu)' in result.err
@@ -214,7 +215,7 @@ def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny,
 
 def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny):
     size = len(TEXT) * 9 // 10
-    for flag, want in (('--max_tokens=300', 5), ('--max_epochs=0.01', -(-size // 16 * 16 // 6400)), ('--tokens_per_param=0.01', None)):
+    for flag, want in (('--budget=300 tokens', 5), ('--budget=0.01 epochs', -(-size // 16 * 16 // 6400)), ('--budget=0.01 tokens_per_param', None)):
         result = script('train.py', *tiny, flag, '--overwrite', '--warmup_iters=0')
         budget = int(re.search(r'budget +([\d,]+) iterations', result.out)[1].replace(',', ''))
         assert result.status == 0 and len(result.losses()) == budget
@@ -239,14 +240,14 @@ def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
     x, y = ids[:-1].view(12, 16), ids[1:].view(12, 16)
     with torch.no_grad():
         want = model(x, y)[1].item()
-    assert found['evaluation']['val'] == pytest.approx(want, rel=1e-5)
+    assert found['metrics']['val_loss'] == pytest.approx(want, rel=1e-5)
     # the same windows whatever the batch size, and all of the split with 0
-    a = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=4').globals['evaluation']['val']
-    b = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=3').globals['evaluation']['val']
+    a = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=4').globals['metrics']['val_loss']
+    b = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=3').globals['metrics']['val_loss']
     assert a == pytest.approx(b, rel=1e-6)
     make_dataset(tmp_path / 'data', 'small', TEXT[:6000] + TEXT[-3000:])
     result = script('train.py', *tiny, '--eval_only', '--eval_iters=0', '--dataset=small')
-    model, data, whole = result.globals['model'].eval(), result.globals['data'], result.globals['evaluation']['val']
+    model, data, whole = result.globals['model'].eval(), result.globals['data'], result.globals['metrics']['val_loss']
     n = data.val.n_windows(16)
     ids = torch.tensor(data.val.windows([0], n * 16 + 1)[0])
     with torch.no_grad():
@@ -265,7 +266,7 @@ def test_a_small_evaluation_stays_small(script, tiny, monkeypatch):
 def test_without_val_the_named_checkpoint_is_the_newest(script, tiny, tmp_path):
     make_dataset(tmp_path / 'data', 'noval', val=False)
     script('train.py', *tiny, '--dataset=noval', '--always_save_checkpoint=False', '--save_interval=2')
-    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == 6
+    assert load.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == 6
 
 
 def test_a_best_found_right_after_a_resume_is_saved(script, tiny, tmp_path):
@@ -277,7 +278,7 @@ def test_a_best_found_right_after_a_resume_is_saved(script, tiny, tmp_path):
         (tmp_path / 'out' / name).unlink()
     torch.save({**state, 'evaluation': {}, 'best_val_loss': 99.0}, path)
     script('train.py', *tiny, '--init_from=resume', '--max_iters=6', '--learning_rate=0.9', '--min_lr=0.9')
-    assert checkpoint.read(str(tmp_path / 'out' / 'ckpt_best.pt'))['iter_num'] == 3
+    assert load.read(str(tmp_path / 'out' / 'ckpt_best.pt'))['iter_num'] == 3
 
 
 def test_weights_alone_are_not_resumed_but_start_a_run(script, tiny, tmp_path):
@@ -293,9 +294,9 @@ def test_weights_alone_are_not_resumed_but_start_a_run(script, tiny, tmp_path):
 
 
 def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
-    script('train.py', *tiny, '--max_tokens=128', '--warmup_iters=0', '--total_batch_size=64')
+    script('train.py', *tiny, '--budget=128 tokens', '--warmup_iters=0', '--total_batch_size=64')
     place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
-    for budget, want in (('--max_iters=4', 4), ('--max_tokens=384', 6), ('--tokens_per_param=0.02', None)):
+    for budget, want in (('--max_iters=4', 4), ('--budget=384 tokens', 6), ('--budget=0.02 tokens_per_param', None)):
         result = script('train.py', *place, budget)
         assert result.status == 0, result.err
         assert want is None or max(result.losses()) == want - 1
@@ -304,12 +305,16 @@ def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
 
 
 def test_the_line_to_go_on_with_is_complete(script, tiny, tmp_path, monkeypatch):
-    import parallel
-    asked = iter([0, 0, 128 + signal.SIGTERM])
-    monkeypatch.setattr(parallel.Requests, 'asked', lambda self: next(asked))
+    polls = iter(range(1000))
+
+    def poll(self):
+        if next(polls) >= 2:
+            self.agreed = 128 + signal.SIGTERM
+        return 'stop' if self.agreed else None
+    monkeypatch.setattr(signals.Stop, 'poll', poll)
     result = script('train.py', *tiny, '--eval_interval=0')
     assert result.status == 128 + signal.SIGTERM and f"--data_dir={tmp_path / 'data'}" in result.out and '--device=cpu' in result.out
-    assert checkpoint.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 2
+    assert load.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 2
 
 
 def test_the_learning_rate_follows_the_schedule(script, tiny):
@@ -359,11 +364,11 @@ def test_nanogpts_own_files_work_as_they_are(script, tmp_path):
     place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
     result = script('sample.py', *place, '--start=1 times', '--num_samples=2', '--max_new_tokens=20', '--temperature=0')
     assert result.status == 0 and result.out.count('1 times') == 2
-    loaded, tokenizer = checkpoint.load(str(out), data_dir=str(tmp_path / 'data'))
+    loaded, tokenizer = load.model_and_tokenizer(str(out), data_dir=str(tmp_path / 'data'))
     assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
     result = script('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
     assert result.status == 0 and list(result.losses()) == [1, 2], result.err
-    assert checkpoint.read(str(out / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
+    assert load.read(str(out / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
     # and nanoGPT's sample.py finds what it looks for in ours
     raw = torch.load(out / 'ckpt.pt', weights_only=True)
     assert set(raw['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size', 'dropout'} and raw['config']['dataset'] == 'old'
@@ -378,10 +383,9 @@ def test_nanogpts_config_files_work_as_they_are(script, tiny, tmp_path):
 
 
 def test_float16_has_its_scaler_in_the_checkpoint(script, tiny, tmp_path, monkeypatch):
-    import parallel
-    monkeypatch.setattr(parallel, 'choose_dtype', lambda dtype, device: ('float16', 'for the test'))  # on a CPU train.py refuses it
+    monkeypatch.setattr(devices, 'choose_dtype', lambda dtype, device: ('float16', 'for the test'))  # on a CPU train.py refuses it
     assert script('train.py', *tiny, '--max_iters=4').status == 0
-    state = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert state['scaler']['_growth_tracker'] == 4 and state['scaler']['scale'] > 1
     result = script('train.py', *tiny, '--init_from=resume', '--max_iters=6')
     assert result.globals['scaler'].state_dict()['_growth_tracker'] == 6
@@ -422,7 +426,7 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
     # all that log.csv has, under its own name or nanoGPT's
     columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
     logged = {word for part in seen for line in part for word in re.findall(r"'([^']+)'", line)}
-    assert {checkpoint.Log.in_wandb.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
+    assert {wandb_log.NAMES.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
     best = min(float(row['val_loss']) for row in rows(tmp_path / 'out') if row['val_loss'])
     summary = next(line for line in done.stdout.splitlines() if line.startswith('SUMMARY '))
     assert f"'outcome': 'done', 'iterations': 8, 'best_val_loss': {best}}}" in summary and "{'min': " in summary
@@ -462,21 +466,19 @@ def test_out_of_memory_names_the_setting_that_gives_the_same_batch(tiny):
 
 
 def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
-    import parallel
-    now = [parallel.begin]
-    monkeypatch.setattr(parallel.time, 'monotonic', lambda: now[0])
-    monkeypatch.setattr(parallel.signal, 'signal', lambda *args: None)
-    procs = type('One', (), {'many': False, 'any': staticmethod(lambda number: number)})
-    requests = parallel.Requests(procs, max_minutes=10)
+    now = [signals.started]
+    monkeypatch.setattr(signals.time, 'monotonic', lambda: now[0])
+    monkeypatch.setattr(signals.signal, 'signal', lambda *args: None)
+    stop = signals.Stop(Distributed('cpu'), max_minutes=10)
     seen = []
     for seconds in (100, 160, 220, 280, 340, 400, 460, 520):  # iterations of a minute
-        now[0] = parallel.begin + seconds
-        seen.append(requests.asked())
-    assert seen.index(256 + 128 + signal.SIGTERM) == 7 and not any(seen[:7])  # 520 + 2 * 60 is after 600
-    requests = parallel.Requests(procs)
-    requests.saved(again_in=60)
+        now[0] = signals.started + seconds
+        seen.append(stop.poll())
+    assert seen.index('stop') == 7 and stop.reason() == 'max_minutes' and not any(seen[:7])  # 520 + 2 * 60 is after 600
+    stop = signals.Stop(Distributed('cpu'))
+    stop.saved(again_in=60)
     asked = []
     for seconds in (0, 30, 61):
-        now[0] = parallel.begin + 520 + seconds
-        asked.append(requests.asked())
-    assert asked == [0, 0, parallel.Requests.SAVE]
+        now[0] = signals.started + 520 + seconds
+        asked.append(stop.poll())
+    assert asked == [None, None, 'save']

@@ -1,0 +1,233 @@
+"""
+How a run's folder is written. A checkpoint is one file of plain types: nanoGPT's six keys (model, optimizer,
+model_args, iter_num, best_val_loss, config) and what an exact resume and an offline sample.py need besides.
+
+At every instant the folder holds a whole one: each is written under another name, flushed to the disk,
+checked, renamed.
+
+    out_dir/ckpt_00000500.pt   the state after 500 iterations; the newest few stay
+    out_dir/ckpt.pt            a link to the newest, or with always_save_checkpoint=False to the best
+    out_dir/ckpt_best.pt       a link to the one with the lowest validation loss
+"""
+
+import math
+import os
+import re
+import shutil
+import zipfile
+
+import torch
+
+from configurator import fail, warn
+from support import files
+
+NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
+VERSION = 1  # of the keys in a checkpoint
+# what a new run removes
+RUN_FILES = ('log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
+
+
+class Damaged(Exception):
+    """A file that is no whole checkpoint, and why."""
+
+
+class NotSaved(Exception):
+    """A checkpoint that could not be written, and why; the older ones are as they were."""
+
+
+def numbered(out_dir):
+    """The paths of out_dir's numbered checkpoints, oldest first."""
+    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    names = sorted(filter(NUMBERED.fullmatch, names), key=lambda name: (len(name), name))
+    return [os.path.join(out_dir, name) for name in names]
+
+
+def newest(out_dir):
+    """The path of the checkpoint to resume from: the newest numbered one, else a ckpt.pt as nanoGPT leaves
+    it, else None."""
+    if found := numbered(out_dir):
+        return found[-1]
+    single = os.path.join(out_dir, 'ckpt.pt')
+    return single if os.path.exists(single) else None
+
+
+# -----------------------------------------------------------------------------
+# one file
+
+
+def save(out_dir, state, links, keep):
+    """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt',
+    'ckpt_best.pt') name it; keep the newest `keep`. Raises NotSaved if the disk does not take it."""
+    path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
+    try:
+        with open(path + '.tmp', 'wb') as f:  # a file, not a path: with a path torch hides the system's error
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        verify_checksums(path + '.tmp')  # what cannot be read back must not replace what can
+        os.replace(path + '.tmp', path)
+        for name in links:
+            link(path, os.path.join(out_dir, name))
+        files.sync_folder(out_dir)  # the names, too, have to reach the disk before older files go
+        for old in numbered(out_dir)[:-keep]:
+            os.remove(old)
+    except (OSError, RuntimeError, Damaged) as e:
+        # torch hides the system's error behind its own
+        error = e.__context__ if isinstance(e, RuntimeError) else e
+        if not isinstance(error, (OSError, Damaged)):
+            raise
+        if os.path.exists(path + '.tmp'):
+            os.remove(path + '.tmp')
+        raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+
+
+def verify_checksums(path):
+    """Raise Damaged unless every record of the file has the checksum it was written with: torch.load does not
+    look."""
+    try:
+        with zipfile.ZipFile(path) as records:
+            wrong = records.testzip()
+    except Exception as e:  # a damaged table of contents may lead zipfile anywhere
+        raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
+    if wrong is not None:
+        raise Damaged(f"is damaged (the checksum of {wrong} is wrong)")
+
+
+def link(path, name):
+    """Let `name` be another name of the file `path`, or a copy where the file system has no hard links."""
+    if os.path.exists(name + '.tmp'):
+        os.remove(name + '.tmp')
+    try:
+        os.link(path, name + '.tmp')
+    except OSError:
+        shutil.copyfile(path, name + '.tmp')
+    os.replace(name + '.tmp', name)
+
+
+class Writer:
+    """Calls save() for one checkpoint after another; finish() tells how it ended."""
+    is_async, longest = False, 0.0
+
+    def __init__(self, on_failure):
+        self.on_failure, self.whole = on_failure, True
+
+    def start(self, *args):
+        try:
+            save(*args)
+        except NotSaved as e:
+            self.whole = False
+            warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
+                 "were")
+            self.on_failure()
+
+    def finish(self):
+        """Whether the last checkpoint that was begun could be written; waits for it."""
+        whole, self.whole = self.whole, True
+        return whole
+
+
+# -----------------------------------------------------------------------------
+# the folder
+
+
+def lock(out_dir):
+    """Make out_dir, and this process the only run that writes into it, as long as the returned file is
+    kept."""
+    try:
+        os.makedirs(out_dir, exist_ok=True)
+        return files.lock(out_dir, 'run')
+    except (OSError, ValueError) as e:
+        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
+             "--out_dir", everywhere=True)
+
+
+def clear(out_dir, start, overwrite):
+    """Remove what an earlier run left in the locked out_dir: for a new run (start is None) all of it, to
+    continue at `start` what is in the way."""
+    if start is None and not overwrite and newest(out_dir):
+        fail(f"another run has written into {out_dir} in the meantime. start again")
+    try:
+        for name in os.listdir(out_dir):
+            path, number = os.path.join(out_dir, name), NUMBERED.fullmatch(name)
+            old = number or name in ('ckpt.pt', 'ckpt_best.pt', *RUN_FILES)
+            if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and old):
+                os.remove(path)
+            elif number and int(number[1]) > start:
+                from support.load import put_aside
+                put_aside(path)
+    except (OSError, ValueError) as e:
+        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
+             "--out_dir", everywhere=True)
+
+
+class Saver:
+    """Decides when to save, what the best validation loss is, and which names a checkpoint gets."""
+
+    def __init__(self, state, run, clock, guard, stop, dist):
+        self.state, self.run, self.knobs, self.out_dir = state, run, run.knobs, run.knobs['out_dir']
+        self.clock, self.guard, self.stop, self.dist = clock, guard, stop, dist
+        self.writes = not run.knobs['eval_only']
+        self.is_async = dist.device.type == 'cuda'  # there it is written by a thread, beside the training
+        writer = Writer
+        if self.is_async:
+            from support.async_save import AsyncWriter as writer
+        self.writer = writer(on_failure=lambda: stop.saved(again_in=60))
+        self.best_val_loss = self.best_on_disk = run.best_val_loss
+        self.whole = True  # whether the newest checkpoint could be written
+        self.lock = lock(self.out_dir) if dist.is_main and self.writes else None
+        if dist.is_main and self.writes:
+            clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
+
+    def due(self, it, request):
+        interval = self.knobs['save_interval']
+        regular = interval is not None and it % interval == 0
+        return self.writes and (regular or request is not None or self.begins_branch(it))
+
+    def begins_branch(self, it):
+        """A run that branches off another one saves its beginning, so that it can be resumed, whatever
+        comes."""
+        return self.run.branching and it == self.run.start_iter
+
+    def save(self, it, metrics, last):
+        """Save if the validation loss improved, or it is time for it. To be called by all processes."""
+        with self.clock.spending('save'):
+            self.finish()
+        val_loss = metrics.get('val_loss', math.inf)
+        improved = val_loss < self.best_val_loss  # False for nan
+        if improved:
+            self.best_val_loss = val_loss
+        request, interval = self.stop.poll(), self.knobs['save_interval']
+        regular = it % interval == 0 if interval else self.knobs['always_save_checkpoint']
+        # not the file that was just read, not the random weights of the beginning
+        is_new = it > self.run.start_iter or self.begins_branch(it) or (self.run.resuming and improved)
+        wanted = improved or regular or request is not None or last or self.begins_branch(it)
+        if not (is_new and wanted and self.writes) or self.stop.gave_up:
+            return
+        with self.clock.spending('save'):
+            self.write(it, improved)
+            if request is not None or last or not self.is_async:  # else it is looked at the next time
+                self.finish()
+        if self.whole and request == 'save':
+            self.dist.print(f"saved in {self.out_dir} after {it:,} iterations, as asked")
+
+    def write(self, it, improved):
+        self.guard.check_weights()
+        if self.stop.gave_up:
+            return
+        state = self.state(it, self.best_val_loss)
+        self.stop.saved()
+        if self.dist.is_main:
+            ckpt_pt = os.path.join(self.out_dir, 'ckpt.pt')
+            is_newest = self.knobs['always_save_checkpoint'] or self.run.data.val is None
+            links = ['ckpt.pt'] if is_newest or improved or not os.path.exists(ckpt_pt) else []
+            links += ['ckpt_best.pt'] if improved else []
+            self.writer.start(self.out_dir, state, links, self.knobs['keep_checkpoints'])
+
+    def finish(self):
+        """Wait for the checkpoint that is being written; one that failed has no best loss."""
+        self.whole = not self.dist.all_reduce_max(not self.writer.finish())
+        self.stop.save_seconds = self.writer.longest
+        if self.whole:
+            self.best_on_disk = self.best_val_loss
+        else:
+            self.best_val_loss = self.best_on_disk

@@ -1,0 +1,35 @@
+"""Errors that come from below and mean something to the user: one line instead of a traceback."""
+
+import os
+import re
+import sys
+import threading
+
+
+def explain(pattern, what, remedy, status):
+    """From now on an uncaught error whose text matches `pattern` ends this process with one line and
+    `status`."""
+    before = sys.excepthook
+
+    def hook(kind, error, traceback):
+        if not re.search(pattern, str(error)):
+            return before(kind, error, traceback)
+        # without the line of the source that gloo's messages begin with
+        reason = re.sub(r'^\[\S+\] ', '', str(error).strip().splitlines()[0])
+        print(f"error: {what} ({reason[:160]}). {remedy}", file=sys.stderr, flush=True)
+        for thread in threading.enumerate():  # a checkpoint that is being written
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        os._exit(status)  # from here Python would make it 1
+
+    sys.excepthook = hook
+
+
+def explain_out_of_memory(batch_size, tokens_per_iter):
+    """Name the knobs that give the same batch in less memory."""
+    remedy = "use a smaller --block_size or a smaller model, or more memory"
+    if batch_size > 1:
+        smaller = max(n for n in range(1, batch_size // 2 + 1) if batch_size % n == 0)
+        remedy = (f"the same tokens per iteration from micro-batches of {smaller} sequences: "
+                  f"--batch_size={smaller} --total_batch_size={tokens_per_iter}")
+    explain("can't allocate memory|not enough memory|out of memory", 'out of memory', remedy, 2)

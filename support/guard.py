@@ -1,0 +1,75 @@
+"""Updates whose loss or gradient is not finite are skipped; after ten in a row the run gives up."""
+
+import sys
+
+import torch
+
+from optim import to_local
+
+MAX_IN_A_ROW = 10
+
+
+class Guard:
+    """Makes the updates. The device decides whether one is skipped, so the host need not wait; what was
+    skipped is kept there until report()."""
+
+    def __init__(self, optimizer, scaler, stop, dist, run):
+        self.optimizer, self.scaler, self.stop, self.dist, self.run = optimizer, scaler, stop, dist, run
+        in_a_row = run.ckpt.get('bad_steps', 0) if run.resuming else 0
+        self.in_a_row = torch.tensor(float(in_a_row), device=dist.device)
+        # how many since the report; iteration, loss, norm of the first
+        self.seen = torch.zeros(4, device=dist.device)
+        self.one_more = torch.tensor([1.0, 0, 0, 0], device=dist.device)
+
+    def step(self, it, loss, norm):
+        """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all
+        processes."""
+        bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= MAX_IN_A_ROW)
+        if self.scaler.is_enabled():  # it skips by itself, now and then, while it looks for its scale
+            if self.in_a_row < MAX_IN_A_ROW:
+                self.scaler.step(self.optimizer)
+            self.scaler.update()
+            bad &= self.scaler.get_scale() < 1
+        elif self.optimizer.defaults.get('fused'):
+            # torch's fused optimizers, and Muon, skip what has this set
+            self.optimizer.found_inf = bad.float()
+            self.optimizer.step()
+        elif not bad.item():
+            self.optimizer.step()
+        self.in_a_row = (self.in_a_row + 1) * bad
+        first = torch.stack([bad.float(), torch.full_like(norm, it), loss, norm])
+        self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen + self.one_more * bad)
+
+    def skipped(self):
+        """(how many were skipped since the last call, how many in a row until now, iteration, loss and
+        gradient norm of the first). Waits for the device."""
+        (n, it, loss, norm), in_a_row = self.seen.tolist(), int(self.in_a_row)
+        self.seen.zero_()
+        return int(n), in_a_row, int(it), loss, norm
+
+    def report(self):
+        """Print which updates were skipped, and how to see the first of them again; give up if it does not
+        end."""
+        n, in_a_row, it, loss, norm = self.skipped()
+        if n:
+            from support import commands
+            self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
+                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
+                            f"row). that iteration again: {commands.replay(self.run, it)}")
+        if in_a_row >= MAX_IN_A_ROW and not self.stop.gave_up:  # told once
+            self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
+
+    def check_weights(self):
+        """Give up if a weight is not finite: it must not take the place of a good checkpoint."""
+        params = [to_local(p) for group in self.optimizer.param_groups for p in group['params']]
+        if self.dist.all_reduce_max(not all(torch.isfinite(p).all() for p in params)):
+            self.give_up("the weights are not finite")
+
+    def give_up(self, why):
+        if self.dist.is_main:
+            from support import commands
+            print(f"error: {why}. {commands.advice_after_giving_up(self.run)}", file=sys.stderr)
+        self.stop.give_up(why)
+
+    def state(self):
+        return {'bad_steps': int(self.in_a_row)}

@@ -1,0 +1,95 @@
+"""The run plan: what train.py prints before it starts."""
+
+import math
+from types import SimpleNamespace
+
+
+def overview(run):
+    """Lines about dataset, model, batch, budget, schedule, system."""
+    k = SimpleNamespace(**run.knobs)
+    return [dataset_line(run, k),
+            model_line(run, k),
+            batch_line(run, k),
+            budget_line(run, k),
+            schedule_line(run, k),
+            system_line(run, k),
+            expect_line(run, k)]
+
+
+def dataset_line(run, k):
+    line = f"dataset   {k.dataset}: {len(run.data.train):,} tokens"
+    if run.data.val:
+        return line + f", {len(run.data.val):,} for validation"
+    return line + " and no val.bin: no validation loss, no best checkpoint"
+
+
+def model_line(run, k):
+    return (f"model     {k.arch}, {k.n_layer} layers, {k.n_head} heads, {k.n_embd} channels, {k.block_size} "
+            f"positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
+
+
+def batch_line(run, k):
+    n = run.dist.world_size
+    return (f"batch     {run.tokens_per_iter:,} tokens per iteration = {k.batch_size} sequences x "
+            f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "
+            f"process{'es' if n > 1 else ''}")
+
+
+def budget_line(run, k):
+    tokens = k.max_iters * run.tokens_per_iter
+    line = f"budget    {k.max_iters:,} iterations = {tokens:,} tokens"
+    if run.samples_per_epoch:
+        line += f" = {epochs(run):.2f} epochs"
+    line += f" = {tokens / run.n_params:.1f} tokens per parameter"
+    return line + (f" ({k.budget})" if k.budget else '')
+
+
+def schedule_line(run, k):
+    lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())
+    line = f"schedule  {k.lr_schedule}, {k.learning_rate:g}" + (f" ({lrs})" if lrs else '')
+    line += f" after {k.warmup_iters:,} iterations of warm-up ({k.warmup_iters / max(1, k.max_iters):.1%})"
+    if k.lr_schedule == 'constant':
+        return line
+    if k.lr_schedule == 'wsd':
+        line += f" until {run.decay_start:,}"
+    line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
+    return line if k.lr_decay_iters <= k.max_iters else line + ', which is after the end'
+
+
+def system_line(run, k):
+    return (f"system    {run.dist.device} ({run.why['device']}), {k.dtype} ({run.why['dtype']}), compile "
+            f"{'on' if k.compile else 'off'} ({run.why['compile']})")
+
+
+def expect_line(run, k):
+    size = run.checkpoint_bytes
+    size = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
+    line = f"checkpoints of {size} in {k.out_dir}"
+    if run.ckpt:
+        return f"expect    {line}"
+    vocab_size = run.data.meta['vocab_size']
+    return f"expect    a first loss of about ln({vocab_size}) = {math.log(vocab_size):.2f}; {line}"
+
+
+def epochs(run):
+    samples = run.knobs['max_iters'] * run.tokens_per_iter // run.knobs['block_size']
+    return samples / run.samples_per_epoch
+
+
+def notes(run):
+    """Lines about what is allowed but probably not meant."""
+    k, found = SimpleNamespace(**run.knobs), []
+    if epochs(run) > 100 and not k.eval_only:
+        found.append(f"note: that is {epochs(run):,.0f} times over the same text. a smaller network and "
+                     "fewer iterations (config/quickstart.py) or more text would serve it better")
+    if k.lr_schedule != 'constant' and k.min_lr > k.learning_rate:
+        found.append(f"note: min_lr={k.min_lr:g} is above learning_rate={k.learning_rate:g}, so it rises to "
+                     f"the end. usual is --min_lr={k.learning_rate / 10:g}")
+    if run.branching and k.lr_schedule == 'wsd' and run.decay_start < run.start_iter < k.lr_decay_iters:
+        found.append(f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning "
+                     "rate falls at once. for the whole decay from here on: "
+                     f"--decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")
+    if run.resuming and run.start_iter >= k.max_iters and not k.eval_only:
+        found.append(f"this run is done: {run.start_iter:,} of {k.max_iters:,} iterations. to train on: "
+                     f"--max_iters={2 * max(1, run.start_iter)}")
+    return found
