@@ -1,89 +1,143 @@
 """
-The same run in every layout: one process, DDP, FSDP, hybrid, for each network and optimizer; the table for dev/records/layouts.md.
+The same run in every layout: one process, DDP, FSDP, hybrid, for each network and optimizer; the table for
+dev/records/layouts.md.
 
     $ python dev/layouts.py [--quick] > dev/records/layouts.md
 
-Each line is a run of 12 iterations in float32 with accumulation, clipping (which bites), grouped heads, evaluations and samples; gloo on CPUs. Ends
-with status 1 if a layout's losses are not those of one process up to rounding.
+Each line is a run of 12 iterations (quick: 8) in float32 with accumulation, clipping (which bites), grouped
+heads, evaluations and samples; gloo on CPUs. Ends with status 1 if a layout's losses are not those of one
+process up to rounding.
 """
 
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'tests', 'faults'))
-from harness import PLACE, fingerprint, log_without_times, train  # before torch: it sets one thread
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(os.path.dirname(HERE), 'tests', 'faults'), HERE]
+# before torch: it sets one thread
+from harness import PLACE, fingerprint, log_without_times, newest_state, train
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import checkpoint
-from races import machine
+import torch.distributed.fsdp  # what a run imports on its way is imported here, once
+import torch.distributed.tensor
+from common import machine
 
-BASE = [*PLACE, '--dataset=tiny', '--block_size=16', '--batch_size=1', '--gradient_accumulation_steps=8', '--n_layer=3', '--n_head=4', '--n_embd=32', '--max_iters=12',
-        '--warmup_iters=2', '--eval_interval=6', '--eval_iters=3', '--grad_clip=0.3', '--learning_rate=1e-2', '--save_interval=3', '--keep_checkpoints=9', '--sample_interval=12',
-        '--sample_tokens=20', '--write_report=False']
-LAYOUTS = {'one process': (1, []), 'DDP, 2': (2, []), 'DDP, 4': (4, []), 'full, 2': (2, ['--shard=full']), 'full, 4': (4, ['--shard=full']),
-           'hybrid, 2 x 2': (4, ['--shard=full', '--shard_size=2'])}
-NETWORKS = {'gpt2, AdamW': ['--arch=gpt2'], 'llama, AdamW': ['--arch=llama', '--n_kv_head=2'], 'llama, Muon': ['--arch=llama', '--n_kv_head=2', '--matrix_optimizer=muon'],
-            'modern, AdamW': ['--arch=modern', '--n_kv_head=2'], 'modern, Muon': ['--arch=modern', '--n_kv_head=2', '--matrix_optimizer=muon']}
+from support import devices, samples, sharded_muon, sharding  # noqa: F401
+
 quick = '--quick' in sys.argv
+N = 8 if quick else 12  # iterations
+BASE = [*PLACE, '--dataset=tiny', '--block_size=16', '--batch_size=1', '--gradient_accumulation_steps=8',
+        '--n_layer=3', '--n_head=4', '--n_embd=32', f'--max_iters={N}', '--warmup_iters=2',
+        f'--eval_interval={N // 2}', '--eval_iters=3', '--grad_clip=0.3', '--learning_rate=1e-2',
+        f'--save_interval={N // 4}', '--keep_checkpoints=9', f'--sample_interval={N}', '--sample_tokens=4']
+LAYOUTS = {'one process': (1, []), 'DDP, 2': (2, []), 'DDP, 4': (4, []), 'FSDP, 2': (2, ['--shard=0']),
+           'FSDP, 4': (4, ['--shard=0']), 'hybrid, 2 x 2': (4, ['--shard=2'])}
+NETWORKS = {'gpt2, AdamW': ['--arch=gpt2'],
+            'llama, AdamW': ['--arch=llama', '--n_kv_head=2'],
+            'llama, Muon': ['--arch=llama', '--n_kv_head=2', '--matrix_optimizer=muon'],
+            'modern, AdamW': ['--arch=modern', '--n_kv_head=2'],
+            'modern, Muon': ['--arch=modern', '--n_kv_head=2', '--matrix_optimizer=muon']}
+networks = ['gpt2, AdamW', 'modern, Muon'] if quick else list(NETWORKS)
+layouts = ['FSDP, 2', 'hybrid, 2 x 2'] if quick else list(LAYOUTS)[1:]
+some = networks[-1:] if quick else networks  # for what is not compared in every layout
 wrong = []
+done = {}  # runs that others may ask for again
 
 
-def run(layout, *args, **kwargs):
+def run(name, layout, *args, **kwargs):
+    """The folder of a run of the network `name`."""
     ranks, flags = LAYOUTS[layout]
-    return train(*flags, *args, base=BASE, ranks=ranks, **kwargs).out
+    return train(*NETWORKS[name], *flags, *args, base=BASE, ranks=ranks, **kwargs).out
+
+
+def plain_run(name, layout):
+    if (name, layout) not in done:
+        done[name, layout] = run(name, layout)
+    return done[name, layout]
 
 
 def result(out):
-    """(training loss of the last iteration, validation loss, the largest distance of a parameter tensor from `want`'s)."""
+    """(training loss of the last iteration, validation loss, weights)"""
     rows = log_without_times(out)
-    return float(rows[-2]['loss']), float(rows[-1]['val_loss']), checkpoint.read(checkpoint.newest(str(out)))['model']
+    return float(rows[-2]['loss']), float(rows[-1]['val_loss']), newest_state(out)['model']
 
 
-def apart(a, b):
+def distance(a, b):
+    """The largest relative distance of two tensors of one name."""
     return max(((a[name] - b[name]).norm() / b[name].norm().clamp(min=1e-9)).item() for name in b)
 
 
-def compare(name, out, want, limit):
-    """A row of the table; notes what differs by more than `limit`."""
-    (loss, val, weights), (loss_, val_, weights_) = result(out), want
-    gap = apart(weights, weights_)
-    if not (abs(loss - loss_) < limit and abs(val - val_) < limit and gap < 200 * limit):  # Muon's bfloat16 blows up what a matrix hardly has
-        wrong.append(name)
-    return f"| {name} | {loss:.6f} | {val:.6f} | {gap:.1e} |"
+def limit_of(name):
+    return 1e-3 if 'Muon' in name else 1e-4  # Muon works in bfloat16 inside
 
 
-print('# The same run in every layout', '', f"`python dev/layouts.py{' --quick' * quick}`; {machine()}.", '', __doc__.split('\n\n')[-1].strip().replace('\n', ' '), '',
-      '| network and optimizer, layout | last training loss | validation loss | weights apart (the worst tensor, relative) |', '|---|---|---|---|', sep='\n')
-networks = {name: NETWORKS[name] for name in ('gpt2, AdamW', 'modern, Muon')} if quick else NETWORKS
-layouts = ['full, 2', 'hybrid, 2 x 2'] if quick else list(LAYOUTS)[1:]
-wants = {}
-for name, flags in networks.items():
-    limit = 1e-3 if 'Muon' in name else 1e-4  # Muon works in bfloat16 inside
-    wants[name] = result(run('one process', *flags))
-    print(compare(f'{name}, one process', run('one process', *flags), wants[name], 1e-12))
-    for layout in layouts:
-        print(compare(f'{name}, {layout}', run(layout, *flags), wants[name], limit), flush=True)
+def row(what, out, want, limit):
+    """Print a row of the table; note what differs by more than `limit` from the run in the folder `want`."""
+    (loss, val, weights), (want_loss, want_val, want_weights) = result(out), result(want)
+    gap = distance(weights, want_weights)
+    # Muon's bfloat16 magnifies what a matrix hardly has
+    if not (abs(loss - want_loss) < limit and abs(val - want_val) < limit and gap < 200 * limit):
+        wrong.append(what)
+    print(f"| {what} | {loss:.6f} | {val:.6f} | {gap:.1e} |", flush=True)
 
-print('', 'What saves memory, or changes the layout on the way, beside the same run in one process:', '', '| | last training loss | validation loss | weights apart |', '|---|---|---|---|', sep='\n')
-for name, flags in list(networks.items())[-1:] if quick else networks.items():
-    limit = 1e-3 if 'Muon' in name else 1e-4
-    what = ['--activation_checkpointing', '--chunked_loss']
-    print(compare(f"{name}, full, 2, {' '.join(what)}", run('full, 2', *flags, *what), wants[name], limit), flush=True)
-    half = result(run('one process', *flags, '--dtype=bfloat16'))
-    print(compare(f"{name}, full, 2, in bfloat16, whose losses in one process are {half[0]:.6f} and {half[1]:.6f}", run('full, 2', *flags, '--dtype=bfloat16'), half, 2e-2), flush=True)
-    out, chain = None, ['full, 4', 'DDP, 2', 'one process', 'full, 2'][-2 if quick else 0:]
-    for i, layout in enumerate(chain):  # a few iterations in each
-        until = 12 * (i + 1) // len(chain)
-        out = run(layout, *flags, '--init_from=auto', f'--max_iters={until}', '--lr_decay_iters=12', out=out)
-    print(compare(f"{name}, in turns {' -> '.join(chain)}", out, wants[name], limit), flush=True)
 
-print('', 'Exact: stopped after 6 iterations and resumed in the same layout, the weights and the state of the optimizer are, bit for bit, those of a run that went through:', '', sep='\n')
-for layout in ['full, 2'] if quick else ['full, 2', 'hybrid, 2 x 2']:
-    for name, flags in list(networks.items())[-1:] if quick else networks.items():
-        through = fingerprint(run(layout, *flags))
-        out = run(layout, *flags, '--max_iters=6', '--lr_decay_iters=12')
-        same = fingerprint(run(layout, *flags, '--init_from=resume', '--max_iters=12', '--lr_decay_iters=12', out=out)) == through
-        wrong += [] if same else [f'{name}, {layout}, resumed']
-        print(f"- {name}, {layout}: {'the same' if same else 'ANOTHER'}", flush=True)
-print('', f"{'All are the same up to rounding.' if not wrong else 'NOT the same: ' + '; '.join(wrong)}", sep='\n')
+def every_layout():
+    for name in networks:
+        one = plain_run(name, 'one process')
+        row(f'{name}, one process', one if quick else run(name, 'one process'), one, 1e-12)
+        for layout in layouts[1:] if quick and name != networks[-1] else layouts:
+            row(f'{name}, {layout}', plain_run(name, layout), one, limit_of(name))
+
+
+def small_chunks():
+    """Sabotage: the loss is computed seven tokens at a time."""
+    devices.choose_loss_chunk_size = lambda *args: 7
+
+
+def saves_memory(name):
+    what = '--activation_checkpointing'
+    out = run(name, 'FSDP, 2', what, sabotage=small_chunks)
+    row(f'{name}, FSDP, 2, {what}, chunked loss', out, plain_run(name, 'one process'), limit_of(name))
+    half = run(name, 'one process', '--dtype=bfloat16')
+    loss, val, _ = result(half)
+    row(f"{name}, FSDP, 2, in bfloat16, whose losses in one process are {loss:.6f} and {val:.6f}",
+        run(name, 'FSDP, 2', '--dtype=bfloat16'), half, 2e-2)
+
+
+def changes_on_the_way(name):
+    """A run that is resumed in one layout after another, a few iterations in each."""
+    out, chain = None, ['FSDP, 4', 'DDP, 2', 'one process', 'FSDP, 2']
+    chain = chain[-2:] if quick else chain
+    for i, layout in enumerate(chain):
+        end = N * (i + 1) // len(chain)
+        out = run(name, layout, '--init_from=auto', f'--max_iters={end}', f'--lr_decay_iters={N}', out=out)
+    row(f"{name}, in turns {' -> '.join(chain)}", out, plain_run(name, 'one process'), limit_of(name))
+
+
+def resumed_in_the_same(name, layout):
+    through = fingerprint(plain_run(name, layout))
+    out = run(name, layout, f'--max_iters={N // 2}', f'--lr_decay_iters={N}')
+    run(name, layout, '--init_from=resume', f'--max_iters={N}', f'--lr_decay_iters={N}', out=out)
+    same = fingerprint(out) == through
+    if not same:
+        wrong.append(f'{name}, {layout}, resumed')
+    print(f"- {name}, {layout}: {'the same' if same else 'ANOTHER'}", flush=True)
+
+
+command = 'python dev/layouts.py --quick' if quick else 'python dev/layouts.py'
+print('# The same run in every layout', '', f"`{command}`; {machine()}.", '',
+      __doc__.split('\n\n')[-1].strip(), '',
+      '| network and optimizer, layout | last training loss | validation loss | '
+      'weights apart (the worst tensor, relative) |', '|---|---|---|---|', sep='\n')
+every_layout()
+print('', 'What saves memory, or changes the layout on the way, beside the same run in one process:', '',
+      '| | last training loss | validation loss | weights apart |', '|---|---|---|---|', sep='\n')
+for name in some:
+    saves_memory(name)
+    changes_on_the_way(name)
+print('', 'Exact: stopped halfway and resumed in the same layout, the weights and the state of',
+      'the optimizer are, bit for bit, those of a run that went through:', '', sep='\n')
+for layout in layouts[:1] if quick else ('FSDP, 2', 'hybrid, 2 x 2'):
+    for name in some:
+        resumed_in_the_same(name, layout)
+print('', f"NOT the same: {'; '.join(wrong)}" if wrong else 'All are the same up to rounding.', sep='\n')
 sys.exit(bool(wrong))

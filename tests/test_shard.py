@@ -1,11 +1,18 @@
-"""Sharded training has the losses, the checkpoints and the samples of one process; what saves memory changes nothing else."""
+"""Sharded training has the losses, the checkpoints and the samples of one process; what saves memory changes
+nothing else."""
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import own_process, torchrun
+from conftest import own_process
 
-import checkpoint
+sys.path.insert(0, str(Path(__file__).parent / 'faults'))
+from harness import RUN, Child, train
+
 from model import GPT, GPTConfig
+from support import checkpoint
 
 
 def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
@@ -46,14 +53,14 @@ def same(found, loss, gradient):
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])  # tied and untied, with softcap and without
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
-        net.loss_rows = 7  # 96 targets: the last chunk is a smaller one
+        net.loss_chunk_size = 7  # 96 targets: the last chunk is a smaller one
     found, net, (idx, targets) = with_and_without(dict(arch=arch), chunked)
     same(found, 2e-6, 2e-6)
     same(with_and_without(dict(arch=arch), chunked, torch.bfloat16)[0], 2e-5, 2e-2)
     with torch.no_grad():
         each = net(idx, targets, reduction='none')[1]
         mean = net(idx, targets)[1]
-        net.loss_rows = 0
+        net.loss_chunk_size = 0
         torch.testing.assert_close(each, net(idx, targets, reduction='none')[1])
         torch.testing.assert_close(mean, net(idx, targets)[1])
 
@@ -63,12 +70,13 @@ def test_the_chunked_loss_never_holds_all_logits():
     x, w, largest = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True), []
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from model import ChunkedLoss
+    from support.chunked_loss import ChunkedLoss
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            largest.append(max((t.numel() for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t)), default=0))
+            outs = out if isinstance(out, (tuple, list)) else [out]
+            largest.extend(t.numel() for t in outs if torch.is_tensor(t))
             return out
     with Sizes():
         ChunkedLoss.apply(x, w, torch.randint(V, (N,)), 15.0, 64).backward()
@@ -85,36 +93,38 @@ def test_activation_checkpointing_changes_no_bit(arch):
 
 
 @pytest.mark.parametrize('n, flags, says', [
-    (1, ['--shard=full'], 'shard=full with one process'),
-    (2, ['--shard=full', '--shard_size=3'], 'shard_size=3 does not divide 2 processes'),
-    (2, ['--shard=full', '--deterministic'], 'deterministic=True with shard=full'),
-    (1, ['--shard_size=2'], 'shard_size=2 goes with --shard=full'),
-    (1, ['--shard=half'], 'no such shard (half). use none, full'),
-    (1, ['--chunked_loss=often'], 'chunked_loss'),
+    (1, ['--shard=0'], 'shard=0 with one process'),
+    (2, ['--shard=3'], 'shard=3 does not divide 2 processes'),
+    (2, ['--shard=0', '--deterministic'], 'deterministic=True with shard'),
+    (1, ['--shard=-1'], 'shard is out of range (-1)'),
+    (1, ['--shard=full'], 'shard takes a whole number'),
+    (1, ['--shard_size=2'], 'it is gone; use --shard=N'),
+    (1, ['--chunked_loss'], 'it is gone; use nothing: it is chosen where it saves memory'),
 ])
-def test_sharding_that_cannot_be_is_one_line(script, tiny, n, flags, says, monkeypatch):
-    if n == 1:
-        done = script('train.py', *tiny, *flags)
-    else:
-        done = torchrun(n, 'train.py', *tiny, '--gradient_accumulation_steps=2', *flags)
-    lines = [line for line in done.err.splitlines() if line.startswith('error:')]
-    assert len(lines) == 1 and says in lines[0], done.err
-    assert done.status == (2 if n == 1 else 1) and 'exitcode  : 2' in done.err + 'exitcode  : 2' * (n == 1)
+def test_sharding_that_cannot_be_is_one_line(tiny, tmp_path, n, flags, says):
+    child = Child(*tiny, '--gradient_accumulation_steps=2', *flags, out=tmp_path / 'out', ranks=n)
+    child.wait()
+    lines = [line for line in child.text().splitlines() if line.startswith('error:')]
+    assert len(lines) == 1 and says in lines[0], child.text()
+    assert child.statuses == [2] * n and not (tmp_path / 'out').exists()
 
 
 def test_processes_that_were_started_differently_say_so(tiny, tmp_path):
     (tmp_path / 'mine.py').write_text("import os\nbatch_size = 4 + int(os.environ['RANK'])\n")
-    done = torchrun(2, 'train.py', *[flag for flag in tiny if 'batch_size' not in flag], '--gradient_accumulation_steps=2', tmp_path / 'mine.py')
-    lines = [line for line in done.err.splitlines() if line.startswith('error:')]
-    assert lines == ["error: process 1 has another batch_size than process 0 (5, there 4). start all of them with the same line, the same config files and the same data"]
-    assert done.status == 1 and not (tmp_path / 'out').exists()
+    flags = [flag for flag in tiny if 'batch_size' not in flag]
+    flags += ['--gradient_accumulation_steps=2', tmp_path / 'mine.py']
+    child = Child(*flags, out=tmp_path / 'out', ranks=2)
+    child.wait()
+    lines = [line for line in child.text().splitlines() if line.startswith('error:')]
+    assert lines == ["error: process 1 has another batch_size than process 0 (5, there 4). start all of them "
+                     "with the same command, the same config files and the same data"]
+    assert child.statuses == [2, 2] and not (tmp_path / 'out').exists()
 
 
-def test_a_sharded_checkpoint_has_one_copy_of_tied_weights(tmp_path):
-    import sys
-    from pathlib import Path
-    sys.path.insert(0, str(Path(__file__).parent / 'faults'))
-    from harness import RUN, train
+def test_a_sharded_checkpoint_has_one_copy_of_tied_weights():
     base = [flag for flag in RUN if 'arch' not in flag and 'muon' not in flag]
-    sizes = [Path(checkpoint.newest(str(train('--max_iters=2', '--warmup_iters=0', *flags, base=base, ranks=2).out))).stat().st_size for flags in ([], ['--shard=full'])]
+    sizes = []
+    for flags in ([], ['--shard=0']):
+        out = train('--max_iters=2', '--warmup_iters=0', *flags, base=base, ranks=2).out
+        sizes.append(Path(checkpoint.newest(str(out))).stat().st_size)
     assert abs(sizes[0] - sizes[1]) < 4096

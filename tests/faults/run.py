@@ -1,11 +1,13 @@
 """
 Break a run in every way at hand, and compare bits.
 
-    $ python tests/faults/run.py                          # all of it, about a quarter of an hour, and the table in dev/records/faults.md
+    $ python tests/faults/run.py               # everything, about a quarter of an hour
+    $ python tests/faults/run.py --record=dev/records/faults.md
     $ python tests/faults/run.py --quick --only=truncated --seed=7
 """
 
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -21,48 +23,83 @@ parser.add_argument('--inside', default='', help='a part that runs in namespaces
 args = parser.parse_args()
 
 import cases
-from harness import REPO, SCRATCH, end_all
+import launched
+from harness import CASES, REPO, end_all
+
+
+def succeeds(*command):
+    return shutil.which(command[0]) and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def missing(marks):
     """Why this machine cannot run a case, or None."""
-    can = lambda *command: shutil.which(command[0]) and subprocess.run(command, capture_output=True).returncode == 0
-    if 'tmpfs' in marks and not can('unshare', '-rm', 'true'):
+    if 'tmpfs' in marks and not succeeds('unshare', '-rm', 'true'):
         return 'no user namespaces here'
-    if 'hosts' in marks and not (shutil.which('ip') and can('unshare', '-rnm', 'true')):
+    if 'hosts' in marks and not (shutil.which('ip') and succeeds('unshare', '-rnm', 'true')):
         return 'no network namespaces here'
+    return None
 
 
-random.seed(args.seed)
-status = 0
-try:
-    if args.inside:
-        getattr(cases, args.inside)()
-        sys.exit(0)
-    print(f"seed {args.seed}", flush=True)
-    rows, t0 = [], time.time()
-    for name, (function, marks) in cases.CASES.items():
-        if (args.only and name not in args.only.split(',')) or (args.quick and 'slow' in marks and not args.only):
+def run_all():
+    """Rows (what is broken, what was seen, the case's name)."""
+    rows, chosen = [], args.only.split(',') if args.only else list(CASES)
+    for name, (function, marks) in CASES.items():
+        too_slow = args.quick and 'slow' in marks and not args.only
+        if name not in chosen or too_slow:
             continue
-        begin, reason = time.time(), missing(marks)
+        begin, cpu, reason = time.time(), sum(os.times()[:4]), missing(marks)
         try:
             seen = f'skipped: {reason}' if reason else function(args.quick)
-        except AssertionError as e:
-            seen, status = f'FAILED: {str(e)[:3000]}', 1
+        except (Exception, SystemExit) as e:
+            seen = f'FAILED: {type(e).__name__}: {str(e)[-3000:]}'
         rows.append((function.__doc__, seen, name))
-        print(f"{name}: {seen} ({time.time() - begin:.0f} s)", flush=True)
-    print(f"{len(rows)} cases, {sum('FAILED' in seen for _, seen, _ in rows)} failed, {time.time() - t0:.0f} s", flush=True)
+        spent = sum(os.times()[:4]) - cpu
+        print(f"{name}: {seen} ({time.time() - begin:.0f} s, {spent:.0f} of them computing)", flush=True)
+    return rows
+
+
+HEADER = """# What was broken, and what held
+
+`python tests/faults/run.py --seed={seed}`; {machine}; {seconds:.0f} s.
+
+A tiny network of the `modern` kind, AdamW and Muon, dropout 0.1, a checkpoint after every update unless the
+case says otherwise; float32 on a CPU, gloo. "The same bits": a hash over every parameter and every tensor of
+the optimizer equals that of a run nobody disturbed.
+
+| fault | what was seen | case |
+|---|---|---|
+"""
+
+
+def write_record(path, rows, seconds):
+    sys.path.insert(0, str(REPO / 'dev'))
+    from common import machine
+    with open(path, 'w') as f:
+        f.write(HEADER.format(seed=args.seed, machine=machine(), seconds=seconds))
+        for fault, seen, name in rows:
+            f.write(f"| {' '.join(fault.split())} | {' '.join(seen.split())} | `{name}` |\n")
+
+
+def main():
+    random.seed(args.seed)
+    if args.inside:
+        part = getattr(cases, args.inside, None) or getattr(launched, args.inside)
+        part()
+        return 0
+    print(f"seed {args.seed}", flush=True)
+    begin = time.time()
+    rows = run_all()
+    seconds, failed = time.time() - begin, sum('FAILED' in seen for _, seen, _ in rows)
+    print(f"{len(rows)} cases, {failed} failed, {seconds:.0f} s", flush=True)
     if args.record:
-        sys.path.insert(0, str(REPO / 'dev'))
-        from races import machine
-        with open(args.record, 'w') as f:
-            f.write(f"# What was broken, and what held\n\n`python tests/faults/run.py --seed={args.seed}`; {machine()}; {time.time() - t0:.0f} s.\n\n"
-                    "A tiny network of the `modern` kind, AdamW and Muon, dropout 0.1, a checkpoint after every update unless the case says otherwise; float32 on a CPU, gloo.\n"
-                    "\"The same bits\": a hash over every parameter and every tensor of the optimizer equals that of a run nobody disturbed.\n\n"
-                    "| fault | what was seen | case |\n|---|---|---|\n" + ''.join(f"| {' '.join(fault.split())} | {' '.join(seen.split())} | `{name}` |\n" for fault, seen, name in rows))
+        write_record(args.record, rows, seconds)
+    return 1 if failed else 0
+
+
+try:
+    status = main()
 finally:
     end_all()
-    for job in cases.Torchrun.everyone:
+    for job in launched.Torchrun.everyone:
         job.lose()
-    shutil.rmtree(SCRATCH, ignore_errors=True)
 sys.exit(status)
