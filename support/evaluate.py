@@ -1,0 +1,91 @@
+"""The loss of a model over a text, in nats per token and in bits per byte."""
+
+import contextlib
+import math
+
+import numpy as np
+import torch
+
+
+def windows(n_targets, block_size, stride=None):
+    """Windows over the first n_targets targets of a text (its ids from the second one on): an array (n, 3) of
+    rows (begin, done, end). The model reads from id `begin` on; the targets done + 1 to `end` are counted.
+    With a stride below block_size (the default) windows overlap, and each target has more context."""
+    stride = stride or block_size
+    ends = np.arange(block_size, max(n_targets, block_size) + stride, stride)
+    ends = np.unique(np.minimum(ends, n_targets))
+    done = np.concatenate(([0], ends[:-1]))
+    begin = np.maximum(0, done - (block_size - stride))
+    return np.stack((begin, done, ends), axis=1)
+
+
+@contextlib.contextmanager
+def eval_mode(model):
+    """Inside, the model is in eval mode and no gradients are kept; afterwards it is as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, token_bytes=None,
+              is_stopping=lambda: False, tick=lambda done, n: None):
+    """The mean loss of `tokens` over `windows`, perplexity, bits per byte and errors, as a dict; None if
+    is_stopping(). token_bytes: bytes per token id, 0 for special tokens, which bits per byte leave out: they
+    compare models with different tokenizers. The processes share the windows, and each window has its own
+    place in the sums, so the result does not depend on the number of processes."""
+    device, n = model.lm_head.weight.device, len(windows)
+    sizes = torch.zeros(model.config.vocab_size) if token_bytes is None else torch.as_tensor(token_bytes)
+    sizes = sizes.to(device, torch.float32)
+    sums = torch.zeros(4, n, device=device)  # per window: nats, nats of text, targets, bytes
+    per_round = batch_size * dist.world_size
+    with eval_mode(model):
+        # as many rounds in every process: is_stopping() and a sharded model need all of them
+        for first in range(0, n, per_round):
+            if is_stopping():
+                return None
+            tick(min(first + per_round, n), n)
+            at = first + dist.rank * batch_size
+            if at >= n and not dist.sharded:
+                continue
+            rows = windows[at:at + batch_size] if at < n else windows[:1]
+            x, y = read_batch(tokens, rows, block_size, batch_size)
+            y = y.to(device)
+            with autocast:
+                nats = model(x.to(device), y, reduction='none')[1].float().view(y.shape)  # (B, T)
+            if at < n:
+                counted = y >= 0
+                size = sizes[y.clamp(min=0)] * counted
+                parts = nats.sum(1), (nats * (size > 0)).sum(1), counted.sum(1), size.sum(1)
+                sums[:, at:at + len(rows)] = torch.stack(parts)[:, :len(rows)]
+    dist.all_reduce_sum(sums)
+    nats, text_nats, count, size = sums.cpu().double()
+    loss, loss_error = ratio_of_sums(nats, count)
+    bpb, bpb_error = ratio_of_sums(text_nats / math.log(2), size) if size.sum() > 0 else (None, None)
+    return {'loss': loss, 'loss_error': loss_error, 'perplexity': math.exp(min(loss, 700.0)),
+            'bpb': bpb, 'bpb_error': bpb_error, 'tokens': int(count.sum()), 'bytes': int(size.sum())}
+
+
+def read_batch(tokens, rows, block_size, batch_size):
+    """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
+    The last batch is filled up, so that a compiled model sees one shape only."""
+    ids = torch.from_numpy(tokens.windows(np.resize(rows[:, 0], batch_size), block_size + 1))  # (B, T + 1)
+    x, y = ids[:, :-1], ids[:, 1:].clone()
+    begin, done, end = torch.from_numpy(rows).T.unsqueeze(-1)  # each (rows, 1)
+    position = begin + torch.arange(1, block_size + 1)
+    y[:len(rows)][(position <= done) | (position > end)] = -1
+    y[len(rows):] = -1
+    return x, y
+
+
+def ratio_of_sums(part, whole):
+    """sum(part) / sum(whole) and its standard error (None for one window), taking windows as independent."""
+    n, total = len(part), whole.sum()
+    ratio = (part.sum() / total).item()
+    if n == 1:
+        return ratio, None
+    variance = (part - ratio * whole).square().sum() * n / (n - 1)
+    return ratio, variance.sqrt().item() / total.item()

@@ -1,0 +1,350 @@
+"""
+Benchmarks: examples with known answers, and how many of them a model gets right.
+
+    hellaswag            four endings of a sentence, from https://github.com/rowanz/hellaswag, scored as in
+                         https://github.com/karpathy/build-nanogpt: context and ending are encoded separately
+    arc_easy, copa, ...  a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml names it,
+                         eval_data/ has its examples, eval_meta_data.csv the accuracy of guessing. The
+                         bundle's own hellaswag is called hellaswag_10shot here
+    core                 all tasks of core.yaml. CORE is the mean of their centered accuracies: 0 for
+                         guessing, 1 for all correct (https://arxiv.org/abs/2406.11794)
+
+The bundle's prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare:
+the end-of-text token, where there is one, some solved examples (shots), then one of the alternatives.
+    multiple_choice      they begin alike. The model chooses the end with the lowest loss per token
+    schema               they end alike. It chooses the beginning that gives the end the lowest loss
+    language_modeling    correct if each token of the answer is the most likely one
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import random
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from configurator import fail
+from dataset import DATA_DIR
+from support.evaluate import eval_mode
+
+HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
+BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'
+# what an example has, by kind of task
+FIELDS = {'hellaswag': {'ctx': str, 'endings': list, 'label': int},
+          'multiple_choice': {'query': str, 'choices': list, 'gold': int},
+          'schema': {'context_options': list, 'continuation': str, 'gold': int},
+          'language_modeling': {'context': str, 'continuation': str}}
+
+
+@dataclasses.dataclass
+class Task:
+    name: str
+    path: str  # of its examples, one JSON object per line
+    kind: str  # see the top of this file
+    chance: float  # the accuracy of guessing
+    shots: int = 0  # solved examples in the prompt
+    delimiter: str = ' '  # between context and answer
+    # filled by load_task()
+    answers: list = dataclasses.field(default_factory=list)  # per example: the correct alternative's number
+    rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
+    truncated: int = 0  # examples that are too long for the model
+
+
+# -----------------------------------------------------------------------------
+# reading
+
+
+def split_names(text):
+    """The names in a list such as 'hellaswag,core', each once."""
+    names = [name.strip() for name in text.split(',')]
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def load_task(name, folder, tokenizer, block_size, max_examples=None):
+    """The task `name` from the files in `folder`, tokenized; at most max_examples, always the same ones."""
+    if name == 'hellaswag':
+        task = Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), 'hellaswag', 0.25)
+        remedy = f"download {HELLASWAG_URL}"
+    else:
+        tasks = bundle(folder)
+        if name not in tasks:
+            fail(f"no such task ({name}). use hellaswag, core, or one of {', '.join(tasks)}")
+        task = tasks[name]
+        remedy = f"download {BUNDLE_URL} and unpack it there"
+    if not os.path.exists(task.path):
+        fail(f"the examples of {name} are missing ({task.path}). {remedy}; --data_dir names another folder "
+             f"than {folder}")
+    examples = read_examples(task.path, task.kind)
+    random.Random(1337).shuffle(examples)  # nanochat's seeds, here and below: the same examples and prompts
+    examples = examples[:max_examples]
+    for i, example in enumerate(examples):
+        others = len(examples) - 1
+        picked = random.Random(1234 + i).sample(range(others), min(task.shots, others))
+        shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
+        try:
+            rows = render(task, example, shots, tokenizer)
+        except ValueError as e:
+            fail(f"{name} cannot be encoded: {e}. leave it out, or train with a tokenizer that has all "
+                 "characters: byte, gpt2, ...")
+        task.answers.append(answer_of(example))
+        task.truncated += max(len(ids) for ids, _ in rows) > block_size
+        for ids, start in rows:
+            cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
+            ids = np.array(ids[cut:], dtype=np.int32)
+            task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
+    return task
+
+
+def answer_of(example):
+    """The number of an example's correct alternative."""
+    return example.get('gold', example.get('label', 0))
+
+
+def bundle(folder):
+    """{name: Task} of the tasks in eval_bundle/core.yaml, their examples not read yet."""
+    root = os.path.join(folder, 'eval_bundle')
+    try:
+        import yaml
+    except ImportError:
+        fail("the evaluation bundle's core.yaml needs a package that is not installed (yaml). pip install "
+             "pyyaml")
+    try:
+        return read_bundle(root, yaml.safe_load)
+    except FileNotFoundError as e:
+        fail(f"the evaluation bundle is missing ({e.filename}). download {BUNDLE_URL} and unpack it in "
+             f"{folder}; --data_dir names another folder")
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as e:
+        reason = ' '.join(str(e).split())[:120]
+        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {reason}). download "
+             f"{BUNDLE_URL} again")
+
+
+def read_bundle(root, load_yaml):
+    with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
+        entries = load_yaml(f)['icl_tasks']
+    with open(os.path.join(root, 'eval_meta_data.csv'), newline='', encoding='utf-8') as f:
+        chance = {row['Eval Task']: float(row['Random baseline']) / 100 for row in csv.DictReader(f)}
+    tasks = {}
+    for entry in entries:
+        label, uri, kind = entry['label'], entry['dataset_uri'], entry['icl_task_type']
+        name = 'hellaswag_10shot' if label == 'hellaswag' else label
+        path = os.path.normpath(os.path.join(root, 'eval_data', uri))
+        assert path.startswith(os.path.normpath(root) + os.sep), f"{uri} is outside"
+        assert kind in FIELDS, f"{label} is of an unknown kind, {kind}"
+        delimiter = entry.get('continuation_delimiter', ' ')
+        tasks[name] = Task(name, path, kind, chance[label], int(entry['num_fewshot'][0]), delimiter)
+    return tasks
+
+
+def read_examples(path, kind):
+    """The examples in a file, a JSON object per line, each checked."""
+    examples = []
+    with open(path, encoding='utf-8', errors='replace') as f:
+        for number, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                example = json.loads(line)
+                check_example(example, kind)
+            except (ValueError, TypeError, KeyError, AssertionError) as e:
+                fail(f"{path}:{number} is not an example of {kind} ({type(e).__name__}: {str(e)[:120]}). "
+                     "download the file again")
+            examples.append(example)
+    if not examples:
+        fail(f"{path} is empty. download the file again")
+    return examples
+
+
+def check_example(example, kind):
+    """Raise an error unless `example`, which a file brought, has the fields of its kind."""
+    alternatives = ['']
+    for field, type_ in FIELDS[kind].items():
+        assert type(example[field]) is type_, f"{field} is {example[field]!r}"
+        if type_ is list:
+            alternatives = example[field]
+    assert all(isinstance(text, str) for text in alternatives), 'an alternative is no text'
+    assert 0 <= answer_of(example) < len(alternatives), 'no such answer'
+
+
+# -----------------------------------------------------------------------------
+# prompts
+
+
+def render(task, example, shots, tokenizer):
+    """[(ids, where the answer begins)], one for each alternative of the example."""
+    def encode(text):
+        return [int(id) for id in tokenizer.encode(text)]
+
+    if task.kind == 'hellaswag':
+        context = encode(example['ctx'])
+        return [(context + encode(' ' + ending), len(context)) for ending in example['endings']]
+    first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+    solved = [texts(task, shot)[answer_of(shot)] + '\n\n' for shot in shots]
+    prompt = ''.join(solved)
+    rows = [first + encode(prompt + text) for text in texts(task, example)]
+    longest = min(map(len, rows)) - 1  # every answer keeps at least one token
+    if task.kind == 'schema':
+        shared = min(n_shared([row[::-1] for row in rows]), longest)
+        return [(row, len(row) - shared) for row in rows]
+    beginnings = rows
+    if task.kind == 'language_modeling':
+        # without the space before the answer: it belongs to the answer's first token
+        context = (prompt + example['context'].strip() + task.delimiter).strip()
+        beginnings = [*rows, first + encode(context)]
+    shared = min(n_shared(beginnings), longest)
+    return [(row, shared) for row in rows]
+
+
+def texts(task, example):
+    """An example written out once for each alternative."""
+    if task.kind == 'multiple_choice':
+        return [example['query'] + task.delimiter + choice for choice in example['choices']]
+    if task.kind == 'schema':
+        return [context + task.delimiter + example['continuation'] for context in example['context_options']]
+    return [example['context'].strip() + task.delimiter + example['continuation']]
+
+
+def n_shared(rows):
+    """How many ids all rows have in common at their beginning."""
+    n = 0
+    for ids in zip(*rows):
+        if len(set(ids)) > 1:
+            break
+        n += 1
+    return n
+
+
+# -----------------------------------------------------------------------------
+# scoring
+
+
+def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False, tick=lambda done, n: None):
+    """For each of task.rows: the nats of its answer, its number of tokens, and how many of them are the most
+    likely ones; (rows, 3) in float64, the same in all processes. None if is_stopping()."""
+    scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
+    batches = make_batches(task.rows, batch_tokens)
+    with eval_mode(model):
+        # as many rounds in every process: is_stopping() and a sharded model need all of them
+        for first in range(0, len(batches), dist.world_size):
+            if is_stopping():
+                return None
+            tick(min(first + dist.world_size, len(batches)), len(batches))
+            b = first + dist.rank
+            if b < len(batches):
+                scores[batches[b]] = score_batch(model, [task.rows[i] for i in batches[b]], dist, autocast)
+            elif dist.sharded:
+                score_batch(model, [task.rows[batches[-1][0]]], dist, autocast)
+    dist.all_reduce_sum(scores)
+    return scores.cpu().double()
+
+
+def make_batches(rows, batch_tokens):
+    """The numbers of the rows in batches of at most batch_tokens tokens (or one row) and of similar lengths.
+    The longest come first, so that too little memory shows at once."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i][1]))
+    batches = []
+    while order:
+        size = max(1, batch_tokens // len(rows[order[0]][1]))
+        batches.append(order[:size])
+        order = order[size:]
+    return batches
+
+
+def score_batch(model, rows, dist, autocast):
+    """The scores of some rows, the longest of them first, (B, 3)."""
+    device = model.lm_head.weight.device
+    ids = np.zeros((len(rows), len(rows[0][1])), dtype=np.int64)
+    in_answer = np.zeros(ids.shape, dtype=bool)
+    for r, (_, row, start) in enumerate(rows):
+        ids[r, :len(row)] = row
+        in_answer[r, start:len(row)] = True
+    ids = torch.from_numpy(ids).to(device)  # (B, T)
+    in_answer = torch.from_numpy(in_answer[:, 1:]).to(device)  # (B, T - 1)
+    # forward, not a call: there are many shapes, and torch.compile would compile each
+    forward = model if dist.sharded else model.forward
+    with autocast:
+        logits = forward(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
+    targets = ids[:, 1:][in_answer]
+    nats, likeliest = torch.zeros(2, *in_answer.shape, device=device)
+    nats[in_answer] = F.cross_entropy(logits, targets, reduction='none')
+    likeliest[in_answer] = (logits.argmax(dim=-1) == targets).float()
+    return torch.stack((nats.sum(1), in_answer.sum(1), likeliest.sum(1)), dim=1)
+
+
+def accuracy(task, scores):
+    """A dict with the accuracy, its standard error, ... and which examples are correct. Its keys are those of
+    eval.json, where `questions` is the number of examples."""
+    nats, count, likeliest = scores.numpy().T
+    rows_of = [[] for _ in task.answers]
+    for i, (example, _, _) in enumerate(task.rows):
+        rows_of[example].append(i)
+
+    def chosen(losses):
+        return [int(np.argmin(losses[rows])) for rows in rows_of]
+
+    if task.kind == 'language_modeling':
+        correct = [bool(likeliest[rows[0]] == count[rows[0]]) for rows in rows_of]
+    else:
+        correct = [choice == answer for choice, answer in zip(chosen(nats / count), task.answers)]
+    n = len(correct)
+    p = sum(correct) / n
+    result = {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': task.chance,
+              'centered': (p - task.chance) / (1 - task.chance), 'questions': n, 'shots': task.shots,
+              'truncated': task.truncated, 'correct': correct}
+    if task.kind == 'hellaswag':  # by the loss of the whole ending, which favors short ones
+        same = [choice == answer for choice, answer in zip(chosen(nats), task.answers)]
+        result['accuracy_sum'] = sum(same) / n
+    return result
+
+
+# -----------------------------------------------------------------------------
+# in the training loop
+
+
+def in_loop(names, folder, tokenizer, max_per_task, model, batch_size, dist, autocast, is_stopping):
+    """An evaluation for the training loop, its files read now: a function of the iteration that returns
+    {'hellaswag': accuracy, 'core': CORE, ...} for `names` such as 'hellaswag,core', or {} if interrupted. It
+    uses max_per_task examples of each task, but all of HellaSwag. folder None: data/."""
+    folder = folder or DATA_DIR
+    batch_tokens = batch_size * model.config.block_size
+    tasks = {}
+    for name in split_names(names):
+        parts = bundle(folder) if name == 'core' else [name]
+        limit = None if name == 'hellaswag' else max_per_task
+        tasks[name] = [load_task(part, folder, tokenizer, model.config.block_size, limit) for part in parts]
+
+    def evaluate_tasks(it):
+        metrics = {}
+        for name, parts in tasks.items():
+            results = []
+            for task in parts:
+                tick = dist.progress(task.name)
+                scores = score(model, task, batch_tokens, dist, autocast, is_stopping, tick)
+                if scores is None:
+                    return {}
+                results.append(accuracy(task, scores))
+            metrics[name], text = summary(name, results)
+            dist.print(f"step {it}: {text}")
+        return metrics
+
+    return evaluate_tasks
+
+
+def summary(name, results):
+    """(CORE or the accuracy on one task, a line about it)"""
+    if name == 'core':
+        core = core_metric(results)
+        return core, f"CORE {core:.4f} over {len(results)} tasks (chance: 0)"
+    result, = results
+    percent = f"{100 * result['accuracy']:.2f} \u00b1 {100 * result['error']:.2f} %"
+    return result['accuracy'], (f"{name} {percent} of {result['questions']:,} examples (chance: "
+                                f"{100 * result['chance']:.0f} %)")
+
+
+def core_metric(results):
+    """The mean of the centered accuracies."""
+    return sum(result['centered'] for result in results) / len(results)
