@@ -1,0 +1,202 @@
+"""
+Documents become token ids: text is cut into portions of about a million characters, which worker
+processes encode. Where a portion ends depends on the text alone, not on who encodes it or whether a run
+was interrupted, so the same bytes come out.
+"""
+
+import collections
+import concurrent.futures
+import hashlib
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+
+import numpy as np
+
+from support.read_text import Problem
+from support.tokenizer import END_OF_TEXT
+
+PORTION = 1 << 20  # characters
+LONGEST = 1 << 24  # characters without a place to cut at, after which they are cut anyway
+
+
+# -----------------------------------------------------------------------------
+# where a text is cut
+
+
+def after_letter(text, end):
+    """The last place up to `end` where every tokenizer's pattern splits anyway: between a letter and a
+    space. So the ids of the pieces are the ids of the whole. (No pattern of tiktoken's joins a letter to
+    a following space, or looks back.)"""
+    found = re.match(r'.*[^\W\d_](?=[ \n\r\t])', text[:end + 1], re.DOTALL)
+    return found.end() if found else 0
+
+
+def after_line(text, end):
+    """For tokenizers whose ids may depend on distant text (Llama 2's puts a space before whatever it is
+    given). They get a document as a whole, unless it is longer than a long book: they need 150 bytes of
+    memory per character."""
+    return text.rfind('\n', 0, end) + 1 or end
+
+
+# by a tokenizer's split_at
+CUTS = {'anywhere': lambda text, end: end, 'words': after_letter, 'nowhere': after_line}
+
+
+def cut_up(pieces, find_cut):
+    """The same text in pieces that end where find_cut(text, end) says. Each depends only on the text from
+    where it begins."""
+    rest, window = '', PORTION
+    for piece in pieces:
+        rest += piece
+        while len(rest) > window:
+            end = find_cut(rest, window)
+            if not end and window < LONGEST:
+                window *= 2
+                continue
+            if not end:
+                print(f"note: {window:,} characters without a space after a letter; the text was cut there")
+                end = window
+            yield rest[:end]
+            rest, window = rest[end:], PORTION
+    if rest:
+        yield rest
+
+
+def portions(documents, split_at, val_fraction, start=(0, 0, 0)):
+    """Yield lists of (split, whether a document begins, text), each with the place behind it (file,
+    document, characters), from which another run can continue, and how many bytes of the file have been
+    read."""
+    portion, size, noted = [], 0, False
+    for i, number, pieces, tell in documents:
+        first = next(pieces, '')
+        split = split_of(first, val_fraction)
+        pieces = itertools.chain([first], pieces)
+        done = 0  # characters of this document
+        if (i, number) == tuple(start[:2]):  # some of them in an earlier run
+            done = start[2]
+            pieces = skip_characters(pieces, done)
+        for text in cut_up(pieces, CUTS[split_at]):
+            if split_at == 'nowhere' and done and not noted:
+                print(f"note: documents of over {PORTION:,} characters are cut at line ends; this tokenizer "
+                      "may encode what follows as if a text began there")
+                noted = True
+            portion.append((split, done == 0, text))
+            done, size, read = done + len(text), size + len(text), tell()
+            if size >= PORTION:
+                yield portion, (i, number, done), read
+                portion, size = [], 0
+    if portion:
+        yield portion, (i, number, done), read
+
+
+def split_of(text, val_fraction):
+    """'train' or 'val', by a hash of how a document begins: it stays there when other documents are
+    added."""
+    digest = hashlib.blake2b(text[:1 << 16].encode('utf-8', 'replace'), digest_size=8).digest()
+    return 'val' if int.from_bytes(digest, 'big') < val_fraction * 2**64 else 'train'
+
+
+def skip_characters(pieces, n):
+    for piece in pieces:
+        if n < len(piece):
+            yield piece[n:]
+        n = max(0, n - len(piece))
+
+
+# -----------------------------------------------------------------------------
+# who encodes it
+
+
+class Encoder:
+    """A tokenizer, and what follows from it: the dtype of the ids, `begin`, the id that stands before each
+    document (None: no such id), and the bytes of text per id."""
+
+    def __init__(self, tokenizer, mark_documents=True):
+        self.tokenizer = tokenizer
+        self.dtype = np.dtype('<u2' if tokenizer.n_vocab <= 1 << 16 else '<u4')
+        self.begin = tokenizer.end_of_text if mark_documents else None
+        self.token_bytes = tokenizer.token_bytes()
+
+    def count_documents(self, ids):
+        """How many documents begin in an array of ids; 0 if no id tells."""
+        return 0 if self.begin is None else int((ids == self.begin).sum())
+
+    def count_bytes(self, ids):
+        return int(self.token_bytes[ids].sum())
+
+    def encode(self, portion):
+        """{split: (ids, documents)} of a portion, and how often it contains END_OF_TEXT as text."""
+        ids, documents, look_alikes = collections.defaultdict(list), collections.Counter(), 0
+        for split, begins, text in portion:
+            if begins and self.begin is not None:
+                ids[split].append(np.array([self.begin]))
+            try:
+                ids[split].append(self.tokenizer.encode(text))
+            except ValueError as e:  # a vocabulary that lacks a character
+                raise Problem(f"{e}. use --tokenizer=byte, or another that has every character")
+            documents[split] += begins
+            look_alikes += text.count(END_OF_TEXT)
+        found = {}
+        for split in sorted(ids):  # train before val
+            joined = np.concatenate(ids[split], dtype=self.dtype, casting='unsafe')
+            found[split] = joined, documents[split]
+        return found, look_alikes
+
+
+def encode_in_order(portions, workers, encoder):
+    """Yield (*encoder.encode(portion), place, bytes read) for each of portions(), in their order, encoded
+    by that many processes. Only a few portions are in memory at a time."""
+    if workers == 1:
+        for portion, *where in portions:
+            yield *encoder.encode(portion), *where
+        return
+    # a forked process has the tokenizer at once; where fork is not safe, a new Python imports the script
+    # again and is sent the tokenizer
+    context = multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn')
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, [encoder])
+    try:
+        pool.submit(os.getpid).result()  # starts the processes now, before there are threads
+        waiting = collections.deque()
+        for portion, *where in portions:
+            waiting.append((pool.submit(encode_here, portion), where))
+            if len(waiting) > 2 * workers:
+                future, where = waiting.popleft()
+                yield *future.result(), *where
+        for future, where in waiting:
+            yield *future.result(), *where
+    except concurrent.futures.process.BrokenProcessPool:
+        raise Problem(f"one of the {workers} workers was killed (out of memory?). run it again with fewer "
+                      "--workers: it continues where it stopped")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def count_cores():
+    """The cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def start_worker(encoder):
+    global worker_encoder  # of this process
+    worker_encoder = encoder
+    # Ctrl-C reaches all processes; the one that started this one handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+def exit_with_parent():
+    """If the parent is killed, nobody tells its workers."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def encode_here(portion):
+    return worker_encoder.encode(portion)

@@ -1,0 +1,265 @@
+"""
+A dataset as it is made: token ids grow in the folder's unfinished/, with progress.json, which says how
+far they have come; a run that is killed at any point can be continued. The finished files take their
+places at the end.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+
+from configurator import fail
+from support.dataset_folder import remove_unfinished
+from support.dataset_meta import TOKENIZER_FILES
+from support.encode_text import Encoder
+from support.files import sync_folder, write_whole
+from support.tokenizer import make_tokenizer
+
+SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
+
+
+def read_ids(paths, dtype, start=0):
+    """Yield the token ids in the files from number `start` on, some at a time."""
+    for path in paths:
+        n = os.path.getsize(path) // dtype.itemsize
+        with open(path, 'rb') as f:
+            f.seek(min(start, n) * dtype.itemsize)
+            while block := f.read(1 << 22):
+                yield np.frombuffer(block, dtype)
+        start = max(0, start - n)
+
+
+# -----------------------------------------------------------------------------
+# token ids into files
+
+
+class Split:
+    """The files of one split in the folder unfinished/, each of shard_tokens ids, the last one of what
+    remains."""
+
+    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0, shards=()):
+        """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer.
+        `shards` are the entries of the full ones."""
+        self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
+        self.tokens, self.documents, self.bytes = tokens, documents, bytes
+        self.shards = list(shards)[:tokens // shard_tokens]
+        self.new_shard()
+        rest = tokens % shard_tokens
+        sizes = [shard_tokens] * len(self.shards) + ([rest] if rest else [])
+        for i, size in enumerate(sizes):
+            path = self.path(i)
+            if not os.path.exists(path) or os.path.getsize(path) < size * encoder.dtype.itemsize:
+                raise EOFError
+        if rest:
+            self.file = open(self.path(len(self.shards)), 'r+b')
+            self.file.truncate(rest * encoder.dtype.itemsize)
+            for ids in read_ids([self.file.name], encoder.dtype):
+                self.digest.update(ids)
+            self.file.seek(0, os.SEEK_END)
+            self.room -= rest
+
+    def new_shard(self):
+        self.file = None  # opened with the first id
+        self.digest, self.room = hashlib.sha256(), self.shard_tokens
+
+    def path(self, i):
+        return os.path.join(self.folder, f'{self.name}_{i:06d}.bin')
+
+    def write(self, ids, documents):
+        """Append an array of ids, in which that many documents begin."""
+        self.tokens += len(ids)
+        self.documents += documents
+        self.bytes += self.encoder.count_bytes(ids)
+        while len(ids):
+            if self.file is None:
+                self.file = open(self.path(len(self.shards)), 'wb')
+            part, ids = ids[:self.room], ids[self.room:]
+            self.file.write(part.tobytes())
+            self.digest.update(part)
+            self.room -= len(part)
+            if self.room == 0:
+                self.close_shard()
+
+    def close_shard(self):
+        self.sync()
+        self.file.close()
+        self.shards.append({'tokens': self.shard_tokens - self.room, 'sha256': self.digest.hexdigest()})
+        self.new_shard()
+
+    def sync(self):
+        if self.file:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self):
+        if self.file:
+            self.file.close()
+
+    def state(self):
+        return {'tokens': self.tokens, 'documents': self.documents, 'bytes': self.bytes,
+                'shards': self.shards}
+
+    def finish(self):
+        """Close the last file. Returns the split's entry for meta.json."""
+        if self.file:
+            self.close_shard()
+        entry = {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
+        if len(self.shards) == 1:
+            return {**entry, 'sha256': self.shards[0]['sha256']}
+        shards = [{'file': os.path.basename(self.path(i)), **shard} for i, shard in enumerate(self.shards)]
+        return {**entry, 'shards': shards}
+
+
+class Draft:
+    """The dataset in the folder unfinished/: its splits, and how far the files have been read."""
+
+    def __init__(self, folder, settings, files, mark_documents=True):
+        """`settings` and `files` decide whether what an earlier run left can be continued."""
+        self.folder, self.settings, self.files = folder, settings, files
+        self.mark_documents = mark_documents  # whether the tokenizer's end_of_text stands before each
+        self.encoder, self.splits = None, {}
+        self.place = 0, 0, 0  # file, document, characters: what comes before is in the splits
+        self.complete = False  # nothing more is to be read
+        self.look_alikes = 0  # how often END_OF_TEXT occurs in the text itself
+        self.saved_at, self.saved_shards = time.time(), 0
+
+    def start(self, tokenizer):
+        """Start from nothing."""
+        remove_unfinished(self.folder)
+        os.makedirs(self.folder, exist_ok=True)
+        self.encoder = Encoder(tokenizer, self.mark_documents)
+        self.splits = {name: self.split(name) for name in ('train', 'val')}
+        state = {key: value.decode() if isinstance(value, bytes) else value
+                 for key, value in tokenizer.state().items()}
+        write_whole(os.path.join(self.folder, 'state.json'), json.dumps(state).encode())
+
+    def resume(self):
+        """Continue what an earlier run saved. Returns False if it was of other settings or files, or if
+        not all of it reached the disk."""
+        try:
+            with open(os.path.join(self.folder, 'progress.json')) as f:
+                saved = json.load(f)
+            same_files = saved['read'] == read_so_far(self.files, saved['place'])
+            if saved['made_with'] != self.settings or not same_files:
+                print(f"note: an earlier run with other settings or files left {self.folder}; starting anew")
+                return False
+            with open(os.path.join(self.folder, 'state.json')) as f:
+                self.encoder = Encoder(make_tokenizer(json.load(f)), self.mark_documents)
+            self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return False
+        self.place, self.complete = saved['place'], saved['whole']
+        self.look_alikes = saved['look_alikes']
+        self.saved_shards = self.full_shards()
+        print(f"continuing after {self.tokens():,} tokens of an earlier run")
+        return True
+
+    def split(self, name, **state):
+        return Split(self.folder, name, self.encoder, self.settings['shard_tokens'], **state)
+
+    def tokens(self):
+        return sum(split.tokens for split in self.splits.values())
+
+    def full_shards(self):
+        return sum(len(split.shards) for split in self.splits.values())
+
+    def add(self, encoded, look_alikes, place, max_tokens=None):
+        """Append {split: (ids, documents)}, read up to `place`. The draft is complete once train has
+        max_tokens."""
+        train = self.splits['train']
+        for name, (ids, documents) in encoded.items():
+            if name == 'train' and max_tokens and train.tokens + len(ids) >= max_tokens:
+                self.complete = True
+                ids = ids[:max_tokens - train.tokens]
+                if self.encoder.begin is not None:
+                    documents = self.encoder.count_documents(ids)
+            self.splits[name].write(ids, documents)
+        self.place = place
+        self.look_alikes += look_alikes
+        if time.time() > self.saved_at + SAVE_EVERY or self.full_shards() > self.saved_shards:
+            self.save()
+
+    def save(self):
+        for split in self.splits.values():
+            split.sync()
+        sync_folder(self.folder)
+        progress = {
+            'made_with': self.settings, 'read': read_so_far(self.files, self.place), 'place': self.place,
+            'whole': self.complete, 'look_alikes': self.look_alikes,
+            'splits': {name: split.state() for name, split in self.splits.items()},
+        }
+        write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
+        self.saved_at, self.saved_shards = time.time(), self.full_shards()
+
+    def finish(self):
+        """Write the last files. Returns what meta.json says of the splits and the tokenizer."""
+        tokenizer = self.encoder.tokenizer
+        state = tokenizer.state()
+        for key, file in TOKENIZER_FILES.items():  # too long for meta.json
+            if state.get(key) is not None:
+                content = state.pop(key)
+                content = content if isinstance(content, bytes) else content.encode()
+                write_whole(os.path.join(self.folder, file), content)
+                state[f'{key}_file'] = file
+        splits = {name: split.finish() for name, split in self.splits.items() if split.tokens > 0}
+        return {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+                'dtype': 'uint16' if self.encoder.dtype.itemsize == 2 else 'uint32', 'splits': splits}
+
+    def close(self):
+        for split in self.splits.values():
+            split.close()  # Windows removes no open file
+
+
+def read_so_far(files, place):
+    """A checksum of the names, sizes and dates of the files up to `place`: with others a run cannot
+    continue."""
+    files = [(file.path, file.size, file.stamp) for file in files[:place[0] + 1]]
+    return hashlib.sha256(repr(files).encode()).hexdigest()
+
+
+# -----------------------------------------------------------------------------
+# at the end
+
+
+def divide(draft, val_fraction):
+    """All documents are in: a single one gives its end to val, and neither split that there should be is
+    empty. Exits if there is too little text for that."""
+    if draft.splits['train'].tokens == 0:  # one document, or few, and by chance all of them went to val
+        move_end(draft, 'val', 'train', draft.splits['val'].tokens)
+    if draft.splits['val'].tokens == 0 and val_fraction > 0:
+        move_end(draft, 'train', 'val', int(draft.splits['train'].tokens * val_fraction))
+        if draft.splits['train'].documents > 1:
+            print("note: the hash chose none of so few documents for validation; the end of the last one "
+                  "is used")
+    train, val = draft.splits['train'].tokens, draft.splits['val'].tokens
+    if train < 2 or (val < 2 and val_fraction > 0):
+        draft.close()
+        shutil.rmtree(draft.folder)
+        fail(f"too little text ({train} tokens to train on, {val} to validate). use more text, or "
+             "--val_fraction=0")
+
+
+def move_end(draft, source, target, n):
+    """Move the last n ids of a split to the other one: first they are written there and that is saved,
+    only then they are removed here."""
+    source, target, encoder = draft.splits[source], draft.splits[target], draft.encoder
+    source.sync()
+    n_files = -(-source.tokens // source.shard_tokens)
+    paths = [source.path(i) for i in range(n_files)]
+    for ids in read_ids(paths, encoder.dtype, source.tokens - n):
+        documents = encoder.count_documents(ids)
+        target.write(ids, documents)
+        source.documents -= documents
+        source.bytes -= encoder.count_bytes(ids)
+    source.tokens -= n
+    if source.tokens == 0:
+        target.documents += source.documents
+        source.documents = 0
+    draft.save()
+    source.close()
+    # open it as a run that was interrupted here would do
+    draft.splits[source.name] = draft.split(source.name, **source.state())
