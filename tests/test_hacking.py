@@ -1,0 +1,337 @@
+"""
+docs/hacking.md: each of its diffs applies, needs hardly more edits than in nanoGPT, trains, resumes
+bit-exactly after a SIGKILL, and is used by the report, the plan and sample.py. And the traps: no copy of the
+code bypasses an edit.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import warm
+from conftest import REPO, TEXT, TINY, make_dataset
+
+PAGE = (REPO / 'docs' / 'hacking.md').read_text(encoding='utf-8')
+DIFFS = re.findall(r'```diff\n(.*?)```', PAGE, re.DOTALL)
+# in the order of the page: the hunks that the same change takes in nanoGPT, counted at its commit 3adf61e;
+# ours, by the page's table; the flags that it is trained with
+CHANGES = {
+    'knob': (4, ['--label_smoothing=0.1']),
+    'schedule': (1, ['--lr_schedule=exponential']),
+    'sgd': (1, ['--learning_rate=0.1']),
+    'lion': (2, ['--learning_rate=1e-3']),
+    'alibi': (4, ['--positions=alibi']),
+    'mixture': (2, ['--second_dataset=other']),
+    'number': (1, []),
+    'evaluation': (2, []),
+    'block': (1, ['--arch=modern', '--matrix_optimizer=muon']),
+}
+HERE = ['--device=cpu', '--dtype=float32', '--compile=False', '--data_dir=data']
+TRAIN = [*TINY, *HERE, '--dataset=tiny', '--dropout=0.1', '--max_iters=20', '--eval_interval=10',
+         '--save_interval=5']
+
+# runs scripts one after the other; a training into the folder `killed` ends by SIGKILL in iteration 12
+DRIVER = '''
+import os, runpy, signal, shlex, sys
+from support.guard import Guard
+if not any(command.startswith('plot.py') for command in sys.argv):
+    sys.modules['matplotlib'] = None  # drawing takes a second
+step = Guard.step
+
+def step_or_die(self, it, *args):
+    if it == 12 and self.run.knobs['out_dir'] == 'killed' and not self.run.resuming:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, it, *args)
+
+Guard.step = step_or_die
+for command in sys.argv[1:]:
+    sys.argv = shlex.split(command)
+    runpy.run_path(sys.argv[0], run_name='__main__')
+'''
+# a model with random weights: the logits of a text, read whole, and through a cache in two parts and token by
+# token
+ALIBI = '''
+import torch
+from model import GPT, GPTConfig
+from support.generation import KVCache
+
+for dtype, n_kv_head, tolerance in ((torch.float32, 4, 1e-4), (torch.bfloat16, 2, 0.1)):
+    torch.manual_seed(0)
+    config = dict(block_size=16, vocab_size=11, n_layer=2, n_head=4, n_embd=32, n_kv_head=n_kv_head)
+    model = GPT(GPTConfig(positions='alibi', **config)).eval().to(dtype)
+    for block in model.transformer.h:
+        block.attn.c_attn.weight.data *= 20  # so that it matters where it looks
+    idx = torch.randint(11, (2, 12))
+    with torch.no_grad():
+        whole = model(idx, full_logits=True)[0].float()
+        for block in model.transformer.h:
+            block.attn.alibi = False
+        effect = (whole - model(idx, full_logits=True)[0]).abs().mean()
+        for block in model.transformer.h:
+            block.attn.alibi = True
+        for static in (False, True):
+            cache, parts = KVCache(model, 2, 16, static), []
+            for new in (idx[:, :5], idx[:, 5:8], *idx[:, 8:].split(1, dim=1)):
+                parts.append(model(new, full_logits=True, cache=cache.advance(new.size(1)))[0])
+            error = (torch.cat(parts, dim=1) - whole).abs().mean()
+            assert error < tolerance * effect, (dtype, static, error, effect)
+    model.crop_block_size(8)
+    assert not any('wpe' in name for name, _ in model.named_parameters())
+    print('alibi agrees in', dtype)
+'''
+
+
+@pytest.fixture(scope='session')
+def copies(tmp_path_factory):
+    """copies(name) -> a copy of the project with that change, and with two datasets of the same
+    characters."""
+    base, made = tmp_path_factory.mktemp('hacking'), {}
+    env = {**os.environ, 'GIT_CEILING_DIRECTORIES': str(base)}
+
+    def copy(name):
+        if name in made:
+            return made[name]
+        folder = base / name
+        for part in ('', 'support', 'config'):
+            (folder / part).mkdir()
+            for file in (REPO / part).glob('*.py'):
+                shutil.copy2(file, folder / part)
+        make_dataset(folder / 'data')
+        make_dataset(folder / 'data', 'other', TEXT[::-1])
+        diff = DIFFS[list(CHANGES).index(name)].encode()
+        done = subprocess.run(['git', 'apply', '-'], input=diff, cwd=folder, env=env,
+                              capture_output=True)
+        assert done.returncode == 0, f"docs/hacking.md, {name}: {done.stderr.decode()}make its diff again"
+        (folder / 'driver.py').write_text(DRIVER)
+        (folder / 'alibi.py').write_text(ALIBI)
+        made[name] = folder
+        return folder
+
+    return copy
+
+
+def hunks(folder):
+    """How many hunks git counts between the project and its changed copy."""
+    files = [path.relative_to(folder) for part in ('', 'support') for path in (folder / part).glob('*.py')]
+    changed = [file for file in files if (REPO / file).exists()
+               and (REPO / file).read_bytes() != (folder / file).read_bytes()]
+    count = 0
+    for file in changed:
+        command = ['git', 'diff', '--no-index', '-U0', REPO / file, folder / file]
+        diff = subprocess.run(command, capture_output=True, text=True).stdout
+        count += sum(line.startswith('@@') for line in diff.splitlines())
+    return count
+
+
+def run(folder, *commands):
+    """(status, output) of a process that runs these commands one after the other."""
+    process = warm.Process('driver.py', *(' '.join(command) for command in commands), repo=folder)
+    out = process.stdout.read().decode()
+    status, errors = process.wait()
+    return status, out + errors
+
+
+def same(a, b):
+    """Whether two states, of nested dicts and lists, are equal to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if torch.is_tensor(a) else a == b
+
+
+def test_the_page_has_each_change_once():
+    assert len(DIFFS) == len(CHANGES)
+    assert len(re.findall(r'(?m)^## \d\. ', PAGE)) == 8
+    assert all(len(line) <= 111 for diff in DIFFS for line in diff.splitlines() if line[0:1] == '+')
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_change_needs_few_edits_trains_resumes_reports_and_samples(name, copies):
+    folder, (nanogpt, flags) = copies(name), CHANGES[name]
+    row = re.findall(r'(?m)^\| [^|]+ \| (\d+) \| (\d+) \|$', PAGE)[list(CHANGES).index(name)]
+    assert row == (str(hunks(folder)), str(nanogpt))
+    assert hunks(folder) <= nanogpt + 1
+
+    status, out = run(folder, ['train.py', '--out_dir=whole', *TRAIN, *flags],
+                      ['train.py', '--out_dir=killed', *TRAIN, *flags])
+    assert status == -9, out
+    assert 'iter 19: ' in out and 'iter 11: ' in out.split('iter 19: ')[1], out
+    # a fresh process needs no flag but where it is
+    sample = ['sample.py', '--out_dir=killed', '--device=cpu', '--num_samples=2', '--max_new_tokens=30']
+    more = {'number': [['plot.py', 'killed', '--y=weight_norm', '--to=norm.png']], 'alibi': [['alibi.py']]}
+    status, out = run(folder, ['train.py', '--out_dir=killed', '--init_from=resume', *HERE], sample,
+                      *more.get(name, []))
+    assert status == 0, out
+    assert 'after 10 iterations' in out and 'note: ' not in out, out
+    assert out.count('---------------') == 2, out
+
+    whole, killed = (torch.load(folder / out_dir / 'ckpt_00000020.pt') for out_dir in ('whole', 'killed'))
+    assert whole['optimizer']['state'] and same(whole['optimizer'], killed['optimizer'])
+    assert same(whole['model'], killed['model'])
+    check_that_it_did_something(name, folder, whole, out)
+
+
+def check_that_it_did_something(name, folder, ckpt, out):
+    report = (folder / 'killed' / 'report.md').read_text()
+    log = (folder / 'killed' / 'log.csv').read_text()
+    assert 'after 20 of 20 iterations' in report
+    if name == 'knob':
+        assert ckpt['model_args']['label_smoothing'] == ckpt['config']['label_smoothing'] == 0.1
+    if name == 'schedule':
+        # at iteration 11, halfway between 1e-2 and 1e-3
+        assert 'schedule  exponential' in out and 'lr 3.16e-03' in out
+    if name in ('sgd', 'lion'):
+        kept = {'sgd': ('SGD', 'momentum_buffer'), 'lion': ('Lion', 'momentum')}[name]
+        assert kept == (ckpt['optimizer_class'], *ckpt['optimizer']['state'][0])
+    if name == 'alibi':
+        assert 'transformer.wpe.weight' not in ckpt['model'] and out.count('alibi agrees') == 2
+    if name == 'number':
+        assert (folder / 'norm.png').stat().st_size > 10_000 and 'weight_norm' in log
+    if name == 'evaluation':
+        assert 'accuracy' in log and '| accuracy |' in report
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_change_is_planned(name, copies):
+    if not (REPO / 'support' / 'planned_run.py').exists():
+        pytest.skip('support/planned_run.py is missing: plan.py is not rebuilt yet')
+    status, out = run(copies(name), ['plan.py', *TRAIN, *CHANGES[name][1]])
+    assert status == 0 and 'parameters' in out, out
+
+
+# -----------------------------------------------------------------------------
+# traps
+
+
+def edited(old, new):
+    """model.py as a module of its own, with `old` replaced."""
+    source = (REPO / 'model.py').read_text(encoding='utf-8')
+    assert source.count(old) == 1, old
+    module = types.ModuleType('edited_model')
+    sys.modules['edited_model'] = module
+    exec(compile(source.replace(old, new), 'edited_model', 'exec'), module.__dict__)
+    return module
+
+
+def all_logits(module, cached, dtype=torch.bfloat16):
+    """Logits of one text by random weights, on the CPU."""
+    from support.generation import KVCache
+    torch.manual_seed(1)
+    config = module.GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32)
+    model, idx = module.GPT(config).eval().to(dtype), torch.randint(11, (2, 9))
+    for block in model.transformer.h:
+        block.attn.c_attn.weight.data *= 20
+    with torch.no_grad():
+        if not cached:
+            return model(idx, full_logits=True)[0].float()
+        cache = KVCache(model, 2, 16)
+        parts = [model(new, full_logits=True, cache=cache.advance(new.size(1)))[0]
+                 for new in (idx[:, :6], *idx[:, 6:].split(1, dim=1))]
+        return torch.cat(parts, dim=1).float()
+
+
+@pytest.mark.parametrize('edit', ['(3 * q, k, v,', '(q, k, v, scale=0.9,', '(q, k.roll(1, 0), v,'])
+@pytest.mark.parametrize('cached', [False, True])
+def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_with_the_cache(edit, cached):
+    import model
+    change = edited('scaled_dot_product_attention(q, k, v,', f'scaled_dot_product_attention{edit}')
+    before, after = all_logits(model, cached), all_logits(change, cached)
+    right = all_logits(change, cached=False, dtype=torch.float32)
+    # rounding to bfloat16 is much less than the effect of the edit; of a bypassed one it would be all there
+    # is
+    assert (after - right).abs().mean() < 0.3 * (after - before).abs().mean()
+
+
+@pytest.mark.parametrize('old, new', [
+    ('reduction=reduction)', 'reduction=reduction, label_smoothing=0.1)'),
+    # what does not reach the head changes no gradient of it
+    ('return logits, F.cross_entropy(', 'return logits, x.square().mean() + F.cross_entropy('),
+    ('flat = logits.float()', 'flat = 2 * logits.float()'),
+])
+def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new, monkeypatch):
+    import model
+    from support import devices
+    from support.chunked_loss import same_as_forward
+    from support.run import Run
+    monkeypatch.setattr(devices, 'choose_loss_chunk_size', lambda *_: 5)
+    config = dict(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32, arch='llama')
+    notes = []
+    dist = types.SimpleNamespace(device=torch.device('cpu'), print=notes.append)
+    run = Run(knobs={'batch_size': 4, 'block_size': 16}, kinds={}, asked={}, given={}, dist=dist,
+              config=model.GPTConfig(**config))
+    plain, change = model.GPT(model.GPTConfig(**config)), edited(old, new)
+    assert same_as_forward(plain) and run.loss_chunk_size(plain) == 5 and not notes
+    theirs = change.GPT(change.GPTConfig(**config))
+    assert not same_as_forward(theirs) and run.loss_chunk_size(theirs) == 0
+    assert len(notes) == 1 and notes[0].startswith('note: the loss in model.py is not the one in')
+
+
+@pytest.mark.parametrize('field', ['x: float = 0.0', 'x: float = -1.0', 'x: int = None',
+                                   'x: float | None = 0.5'])
+def test_a_field_of_gptconfig_needs_no_knob_and_no_range(field):
+    from support.setup import make_config
+    change = edited('    init: str = None\n\n', f'    init: str = None\n    {field}\n\n')
+    assert change.GPTConfig().problems() == []
+    assert change.GPTConfig(dropout=-0.1).problems() and change.GPTConfig(softcap=float('nan')).problems()
+    assert change.GPT(change.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=5, block_size=4))
+    assert make_config({'n_layer': 3, 'x': 5}).n_layer == 3  # a knob that is no field
+
+
+def test_a_field_without_a_knob_is_taken_from_the_checkpoint(monkeypatch):
+    from support import setup
+    change = edited('    init: str = None\n\n', '    init: str = None\n    x: float = 0.0\n\n')
+    monkeypatch.setattr(setup, 'GPTConfig', change.GPTConfig)
+    assert setup.make_config({'n_layer': 3}).x == 0.0
+    saved = change.GPTConfig(n_layer=3, x=0.5).model_args()
+    assert saved['x'] == 0.5 and setup.make_config({'n_layer': 3}, {'model_args': saved}).x == 0.5
+
+
+def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
+    from support import load
+    change = edited("        self.register_buffer('rope', rope, persistent=False)\n",
+                    "        self.register_buffer('rope', rope, persistent=False)\n"
+                    "        self.register_buffer('table', torch.arange(4), persistent=False)\n")
+    monkeypatch.setattr(load, 'GPT', change.GPT)
+    model = change.GPT(change.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=5, block_size=4))
+    again = load.build({'model': model.state_dict(), 'model_args': model.config.model_args(), 'path': ''})
+    assert again.table.tolist() == [0, 1, 2, 3] and same(again.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize('kind, options', [
+    ('AdamW', dict(amsgrad=True)), ('Adam', {}), ('Adagrad', {}), ('NAdam', {}), ('Adafactor', {}),
+    ('RMSprop', dict(momentum=0.9))])
+def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path):
+    from support.optimizer_state import load_optimizer_state
+    nets, notes = [], []
+    for steps in (2, 1):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
+        nets.append((net, optimizer))
+        for _ in range(steps):
+            net(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (whole, _), (net, optimizer) = nets
+    torch.save({'optimizer': optimizer.state_dict(), 'optimizer_class': kind}, tmp_path / 'ckpt.pt')
+    again = getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
+    load_optimizer_state(again, torch.load(tmp_path / 'ckpt.pt', mmap=True), notes.append)
+    net(torch.ones(1, 3)).square().sum().backward()
+    again.step()
+    assert same(net.state_dict(), whole.state_dict()) and not notes
+
+
+def test_a_changed_knob_that_was_none_is_listed_on_resume(script, tiny):
+    assert script('train.py', *tiny).status == 0
+    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=8', '--min_lr=0.001',
+                    '--eval_tokens=64')
+    assert result.status == 0
+    for line in ('  max_iters: 6 -> 8', '  min_lr: None -> 0.001', '  eval_tokens: None -> 64'):
+        assert line in result.out.splitlines()
