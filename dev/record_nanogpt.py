@@ -1,5 +1,5 @@
 """
-Record what nanoGPT itself computes, for the tests to hold ours against: tests/reference/nanogpt.json.
+Record what nanoGPT itself computes, for the tests to compare ours with: tests/reference/nanogpt.json.
 
     $ python dev/record_nanogpt.py PATH_TO_A_CHECKOUT_OF_NANOGPT
 
@@ -21,15 +21,16 @@ SHAPES = {  # small ones, with and without bias, one whose vocabulary and heads 
 
 
 def fill(model):
-    """Weights as a function of their place: N(0, 0.1)-like in size, norms near one."""
+    """Weights as a function of their index: as large as N(0, 0.1), norms near one."""
     with torch.no_grad():
         for k, (name, p) in enumerate(sorted(model.named_parameters())):
-            wave = torch.sin(torch.arange(p.numel(), dtype=torch.float64) * (0.7 + 0.1 * (k % 7)) + k).view(p.shape)
+            places = torch.arange(p.numel(), dtype=torch.float64)
+            wave = torch.sin(places * (0.7 + 0.1 * (k % 7)) + k).view(p.shape)
             p.copy_((1 + 0.1 * wave) if 'ln_' in name and name.endswith('weight') else 0.1 * wave)
 
 
 def tokens(config):
-    """idx and targets (2, T) that are a function of their place, too; one target is left out."""
+    """idx and targets (2, T) that are a function of their index, too; one target is left out."""
     places = torch.arange(2 * (config.block_size + 1)).view(2, -1)
     ids = (places * 7919 + 13) % config.vocab_size
     targets = ids[:, 1:].clone()
@@ -38,19 +39,19 @@ def tokens(config):
 
 
 def measure(model):
-    """What the model says of these tokens with these weights, as plain numbers."""
+    """What the model computes from these tokens with these weights, as plain numbers."""
     fill(model)
     idx, targets = tokens(model.config)
     logits, loss = model(idx, targets)
     loss.backward()
     grads = {name: p.grad.norm().item() for name, p in model.named_parameters()}
     last = model(idx)[0]
-    return {'loss': loss.item(), 'logits': logits[1, -1].tolist(), 'last': last[0, 0].tolist(), 'grads': grads,
-            'names': list(model.state_dict())}
+    return {'loss': loss.item(), 'logits': logits[1, -1].tolist(), 'last': last[0, 0].tolist(),
+            'grads': grads, 'names': list(model.state_dict())}
 
 
 def train(model, optimizer, steps=40):
-    """The losses of some steps of training on batches that are a function of their number, from weights that are a function of their place."""
+    """The losses of some training steps, on batches that are a function of their number."""
     fill(model)
     losses, T = [], model.config.block_size
     for it in range(steps):

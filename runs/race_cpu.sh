@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The races on a CPU, their table and pictures into dev/records/: see dev/race_cpu.py. Three seeds of the first take about eight minutes, the
-# second, with its sweep and its ten minutes once, two hours.
-#   bash runs/race_cpu.sh [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3] [--minutes=3] [--long_minutes=10]
+# The races on a CPU, their tables and pictures into dev/records/: see dev/race.py. Three seeds of the first
+# take about eight minutes; the second, with its sweep and its ten minutes once, takes two hours.
+#   bash runs/race_cpu.sh [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3]
+#     [--minutes=3] [--long_minutes=10] [--smoke]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then
@@ -9,4 +10,4 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
   PATH="$PWD/.venv/bin:$PATH"
 fi
 python -m pip install --quiet --disable-pip-version-check -r requirements.txt matplotlib
-python dev/race_cpu.py "$@"
+python dev/race.py cpu "$@"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The races on a GPU, their table and pictures into dev/records/: see dev/race_gpu.py. About an hour on one H100-like GPU (not measured).
+# The races on a GPU, their table and pictures into dev/records/: see dev/race.py. About an hour on one GPU
+# like an H100 (not measured).
 #   bash runs/race_gpu.sh [--text=input.txt] [--gutenberg=FOLDER] [--seeds=3] [--minutes=8] [--smoke]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,4 +10,4 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
 fi
 python -c "import torch" 2> /dev/null || python -m pip install --quiet --disable-pip-version-check torch
 python -m pip install --quiet --disable-pip-version-check numpy tiktoken matplotlib
-python dev/race_gpu.py "$@"
+python dev/race.py gpu "$@"

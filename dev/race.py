@@ -1,0 +1,488 @@
+"""
+Races: our recipes against nanoGPT's and GPT-2's, on the same text and machine, seed by seed. The seconds
+are those of training, without evaluating and saving.
+
+    $ bash runs/race_cpu.sh --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER
+    $ bash runs/race_gpu.sh --text=input.txt --gutenberg=FOLDER
+    $ python dev/race.py cpu --draw_only      # the pictures again, from dev/records/race_*.json
+
+On a CPU:
+1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py.
+   Seconds until the loss over 100 batches of 12 windows of 64 characters, the same ones each time, is 1.88
+   or less; and our loss when nanoGPT's time is up.
+2. Bytes of Gutenberg's books: five pairs of network and optimizer, the same minutes each; bits per byte.
+   AdamW's learning rate is swept before, with a seed that does not race; Muon's come from the first race. A
+   minute is as many iterations as fit into it at a pace measured beforehand, in turns.
+On a GPU:
+1. The baby network on Shakespeare: config/train_shakespeare_char.py against
+   config/train_shakespeare_char_modern.py. Seconds until the validation loss is 1.4697 (nanoGPT's best) or
+   less, and the best loss.
+2. 124M with GPT-2's tokens on Gutenberg's books: complete schedules of 65,536-token steps, at most four
+   epochs and about `minutes` each.
+
+Results go to dev/records/: a table, the curves as JSON, and pictures (which need matplotlib).
+"""
+
+import os
+import sys
+from typing import Literal
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, HERE)
+from configurator import configure, fail, out_of_range
+
+# -----------------------------------------------------------------------------
+where: Literal['cpu', 'gpu'] = 'cpu'
+peer: str = None  # on a CPU: a checkout of nanoGPT. None: our faithful mode with its hyperparameters
+text: str = None  # tinyshakespeare's file. None: prepare.py downloads it
+gutenberg: str = None  # a folder with gutenberg_{train,val}.jsonl.gz. None: no second race
+shakespeare = True  # False: no first race
+seeds = 3
+first_seed = 1
+minutes: float = None  # of each contestant in the second race. None: 3 on a CPU, 8 on a GPU
+long_minutes = 10.0  # on a CPU: the second race once more, so long, with one seed; 0: no such race
+smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
+draw_only = False  # True: run nothing, draw the pictures from the curves in `out`
+out = os.path.join(HERE, 'dev', 'records')  # where the results go
+# -----------------------------------------------------------------------------
+knobs, given = configure(globals(), positional='where')
+
+import json
+import shutil
+import tempfile
+
+import numpy as np
+import torch
+
+from common import check_peer, machine, run_script, table
+from model import load
+from support.checkpoint import numbered
+from support.curves import points, read_log
+from support.files import read_json, write_json
+
+LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 '
+        '--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 '
+        '--lr_decay_iters=2000 --dropout=0.0').split()  # nanoGPT's README
+TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_iters=3 --lr_decay_iters=3 '
+        '--warmup_iters=0 --batch_size=2 --eval_iters=1').split() if smoke else []
+SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
+
+# A curve is [(iteration, seconds of training, loss)]
+# -----------------------------------------------------------------------------
+# one run
+
+
+def prepare(name, *flags):
+    run_script('prepare.py', name, f'--data_dir={work}', *flags, fork=smoke)
+
+
+def prepare_shakespeare():
+    prepare('shakespeare_char', *([f'--input={text}'] if text else []))
+
+
+def train(name, seed, *flags):
+    """Run train.py; returns its folder."""
+    folder = os.path.join(work, f'{name}-{seed}')
+    own = [f'--seed={seed}', f'--out_dir={folder}', f'--data_dir={work}', '--wandb_log=False', '--overwrite']
+    run_script('train.py', *flags, *own, *TINY, fork=smoke)
+    return folder
+
+
+def pace(folder):
+    """Seconds per iteration by log.csv, without its first row."""
+    times = points(read_log(folder), 'iter', 'ms')[1:]
+    return sum(ms for _, ms in times) / 1000 / len(times)
+
+
+def curve_of_log(folder):
+    """A run's curve by its own evaluations. The loss at an iteration is that of the weights before its
+    update, so the time is that of the row before."""
+    log = read_log(folder)
+    log['before'] = [0.0, *log['seconds']]
+    times = dict(points(log, 'iter', 'before'))
+    return [(int(it), times[it], loss) for it, loss in points(log, 'iter', 'val_loss')]
+
+
+def val_loss(model, val, n, T):
+    """Mean loss in float32 over the first n windows of T tokens, fewer if there are not so many."""
+    T = min(T, model.config.block_size)
+    n = min(n, (len(val) - 1) // T)
+    windows = torch.from_numpy(np.stack([val[i * T:(i + 1) * T + 1] for i in range(n)]).astype(np.int64))
+    with torch.no_grad():
+        total = sum(model(w[:, :-1], w[:, 1:])[1].item() * len(w) for w in windows.split(120))
+    return total / n
+
+
+def curve_of_checkpoints(name, seed, val, flags, every, n=1200, T=64):
+    """Train, and evaluate the checkpoints afterwards."""
+    folder = train(name, seed, '--eval_interval=0', '--eval_iters=1', '--always_save_checkpoint=True',
+                   '--keep_checkpoints=100', f'--save_interval={every}', *flags)
+    curve = []
+    for path in numbered(folder):
+        state = torch.load(path, map_location='cpu', weights_only=True)
+        model, _ = load(path)
+        curve.append((state['iter_num'], state['seconds'], val_loss(model, val, n, T)))
+    shutil.rmtree(folder)
+    return curve
+
+
+# for nanoGPT's own train.py: its estimate_loss becomes val_loss, and stops the clock meanwhile
+IN_NANOGPT = '''
+import json as _json, numpy as _np, time as _time
+_val = _np.memmap('data/shakespeare_char/val.bin', dtype=_np.uint16, mode='r')
+_curve, _paused, _begin = [], 0.0, _time.perf_counter()
+@torch.no_grad()
+def estimate_loss():
+    global _paused
+    t = _time.perf_counter()
+    model.eval()
+    windows = torch.from_numpy(_np.stack([_val[i * 64:i * 64 + 65] for i in range(1200)]).astype(_np.int64))
+    losses = [model(w[:, :-1].contiguous(), w[:, 1:].contiguous())[1].item() for w in windows.split(120)]
+    _curve.append((iter_num, t - _begin - _paused, sum(losses) / 10))
+    model.train()
+    _paused += _time.perf_counter() - t
+    return {'train': 0.0, 'val': float('inf')}  # never the best, so that it saves nothing
+'''
+
+
+def nanogpt(seed):
+    """The curve of nanoGPT's README line, by its own train.py with another seed."""
+    with open(os.path.join(peer, 'train.py')) as f:
+        source = f.read()
+    loop, draw = '# training loop\n', 'torch.manual_seed(1337 + seed_offset)'
+    if source.count(loop) != 1 or source.count(draw) != 1:
+        fail(f"{peer} is not the nanoGPT that this was written for. use commit 3adf61e")
+    result = os.path.join(work, 'nanogpt.json')
+    source = source.replace(draw, f'torch.manual_seed({seed})').replace(loop, IN_NANOGPT)
+    source += f"\nestimate_loss()\nwith open({result!r}, 'w') as _file:\n    _json.dump(_curve, _file)\n"
+    script = os.path.join(peer, 'train_race.py')
+    with open(script, 'w') as f:
+        f.write(source)
+    try:  # its loop makes one update more than max_iters, and evaluates before it
+        flags = [*LINE, '--eval_interval=50', f'--out_dir={work}/peer']
+        if smoke:
+            flags.append('--max_iters=3')
+        run_script('train_race.py', *flags, cwd=peer)
+    finally:
+        os.remove(script)
+    with open(result) as f:
+        return [tuple(point) for point in json.load(f)]
+
+
+# -----------------------------------------------------------------------------
+# words and pictures
+
+
+def reached(curve, loss):
+    """Seconds at the first evaluation that shows `loss` or less, None if there is none."""
+    return next((seconds for _, seconds, value in curve if value <= loss), None)
+
+
+def at(curve, seconds):
+    """The last loss before `seconds` were over, None if there was none."""
+    return ([value for _, s, value in curve if s <= seconds] or [None])[-1]
+
+
+def spread(values, digits=3):
+    """Mean (smallest to largest)."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return 'never'
+    if len(there) < len(values):
+        return f'{len(there)} of {len(values)} did'
+    return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def draw(curves, name, title, ylabel, line=None, xlabel='seconds of training'):
+    """{contestant: [curve of each seed]} as the picture `name`, where there is matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return print(f'no {name}: matplotlib is not installed')
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
+    colors = '#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1'
+    for color, (label, runs) in zip(colors, curves.items()):
+        for curve in runs:
+            xs, ys = [s for _, s, _ in curve], [loss for _, _, loss in curve]
+            ax.plot(xs, ys, color=color, linewidth=1.4, alpha=0.85, label=label)
+            ax.plot(xs[-1], ys[-1], 'o', color=color, markersize=4)
+            label = None  # once per contestant
+    if line:
+        ax.axhline(line, color='#999999', linewidth=0.8, linestyle=':')
+        ax.annotate(f'{line}', (0, line), xytext=(4, 3), textcoords='offset points', fontsize=8)
+    # without the steep beginning, which would flatten all the rest
+    ax.set_ylim(top=1.15 * np.median([curve[:3][-1][2] for runs in curves.values() for curve in runs]))
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_title(title, fontsize=11)
+    ax.grid(alpha=0.25)
+    ax.spines[['top', 'right']].set_visible(False)
+    ax.legend(frameon=False, fontsize=9)
+    fig.tight_layout()
+    fig.savefig(os.path.join(out, name))
+    plt.close(fig)
+
+
+def draw_shakespeare_cpu(curves):
+    draw(curves, 'race_shakespeare.png', f'{SHAKESPEARE} on two CPU cores',
+         'validation loss (nats per character)', 1.88)
+
+
+def draw_gutenberg_cpu(curves):
+    """`curves` by names such as 'llama + Muon, 3 minutes'; a picture for each number of minutes."""
+    for i, budget in enumerate(dict.fromkeys(name.split(', ')[1] for name in curves)):
+        some = {name: runs for name, runs in curves.items() if name.endswith(f', {budget}')}
+        picture = 'race_gutenberg_long.png' if i else 'race_gutenberg.png'
+        draw(some, picture, f'{GUTENBERG} on two CPU cores', 'bits per byte, validation')
+
+
+def draw_gpu(curves):
+    """`curves` of one race or both, by its name."""
+    if 'shakespeare' in curves:
+        draw(curves['shakespeare'], 'race_gpu_shakespeare.png', 'Baby GPT on Shakespeare by characters',
+             'validation loss (nats per character)', 1.4697)
+    if 'gutenberg' in curves:
+        title, ylabel = "124M on Gutenberg's books", 'validation loss (nats per token)'
+        draw(curves['gutenberg'], 'race_gpu_124m.png', title, ylabel)
+        by_tokens = {name: [[(it, it * 65536 / 1e6, value) for it, _, value in curve] for curve in runs]
+                     for name, runs in curves['gutenberg'].items()}
+        draw(by_tokens, 'race_gpu_124m_tokens.png', title, ylabel, xlabel='tokens (millions)')
+
+
+PICTURES = {
+    'race_shakespeare': draw_shakespeare_cpu, 'race_gutenberg': draw_gutenberg_cpu, 'race_gpu': draw_gpu}
+
+
+def record(name, title, lines, curves):
+    """Write a race's table, its curves and its pictures."""
+    flags = [arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in sys.argv[2:]]
+    top = [f'# {title}', '', f"`bash runs/race_{where}.sh {' '.join(flags)}`; {machine()}.",
+           f'Mean (smallest to largest) over the seeds; all curves are in {name}.json.']
+    if smoke:
+        top += ['', '**A smoke test with tiny networks: the numbers mean nothing.**']
+    with open(os.path.join(out, f'{name}.md'), 'w') as f:
+        f.write('\n'.join(top + lines) + '\n')
+    with open(os.path.join(out, f'{name}.json'), 'w') as f:
+        json.dump(curves, f)
+    PICTURES[name](curves)
+    print('\n'.join(top + lines), flush=True)
+
+
+def rounded(curves):
+    return {who: [[(it, round(s, 2), round(float(value), 4)) for it, s, value in curve] for curve in runs]
+            for who, runs in curves.items()}
+
+
+# -----------------------------------------------------------------------------
+# the races
+
+
+def shakespeare_cpu():
+    prepare_shakespeare()
+    folder = os.path.join(work, 'shakespeare_char')
+    val = np.fromfile(os.path.join(folder, 'val.bin'), dtype=np.uint16)
+    recipe = ['config/train_shakespeare_char_cpu.py', '--device=cpu']
+
+    def faithful(seed):
+        return curve_of_checkpoints('faithful', seed, val, [*LINE, '--dtype=float32'], 50)
+
+    def long(seed):
+        return curve_of_checkpoints('long', seed, val, recipe, 50)
+
+    def short(seed):
+        return curve_of_checkpoints('short', seed, val, [*recipe, '--max_iters=180'], 20)
+    contestants = {"faithful mode, nanoGPT's line": faithful}
+    if peer:  # the same text through its own script, as it also reads the meta.pkl that this writes
+        shutil.copyfile(text or os.path.join(folder, 'input.txt'),
+                        os.path.join(peer, 'data', 'shakespeare_char', 'input.txt'))
+        run_script('data/shakespeare_char/prepare.py', cwd=peer)
+        contestants = {'nanoGPT': nanogpt}
+    contestants.update({'ours, all the time': long, 'ours, in a hurry': short})
+    curves = {name: [] for name in contestants}
+    for seed in range(first_seed, first_seed + seeds):
+        for name, run in contestants.items():
+            curves[name].append(run(seed))
+            print(f'shakespeare, seed {seed}, {name}: {curves[name][-1][-1]}', flush=True)
+    ends = [curve[-1][1] for curve in next(iter(curves.values()))]
+    rows = [('', 'seconds in all', 'seconds to 1.88', "loss when the opponent's time is up")]
+    for name, runs in curves.items():
+        seconds = [curve[-1][1] for curve in runs]
+        to = [reached(curve, 1.88) for curve in runs]
+        in_time = [at(curve, end) for curve, end in zip(runs, ends)]
+        rows.append((name, spread(seconds, 1), spread(to, 1), spread(in_time)))
+    lines = ['', 'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Ours '
+             'trains in bfloat16 where the CPU has it, nanoGPT in float32, as its line says.', '',
+             *table(*rows), '', '![The race on Shakespeare](race_shakespeare.png)']
+    record('race_shakespeare', f"{SHAKESPEARE}, nanoGPT's README line for a CPU", lines, rounded(curves))
+
+
+COMMON = ('--dataset=gutenberg_train --device=cpu --compile=False --log_interval=50 --n_layer=4 --n_head=4 '
+          '--n_embd=192 --block_size=256 --batch_size=8 --gradient_accumulation_steps=1 --lr_schedule=linear '
+          '--min_lr=0').split()
+ADAMW = '--beta2=0.99 --warmup_iters=50'
+MUON = ('--matrix_optimizer=muon --matrix_lr=0.03 --embedding_lr=0.1 --learning_rate=0.01 --weight_decay=0 '
+        '--beta1=0.8 --beta2=0.95 --adam_eps=1e-10 --grad_clip=0 --warmup_iters=0 --lr_schedule=wsd '
+        '--decay_fraction=0.7')
+
+
+def prepare_gutenberg_bytes():
+    """The dataset gutenberg_train, whose validation text is the file for it."""
+    for split in ('train', 'val'):
+        prepare(f'gutenberg_{split}', f'--input={gutenberg}/gutenberg_{split}.jsonl.gz', '--tokenizer=byte',
+                '--val_fraction=0')
+    folders = [os.path.join(work, f'gutenberg_{split}') for split in ('train', 'val')]
+    train, val = (read_json(os.path.join(folder, 'meta.json')) for folder in folders)
+    os.replace(os.path.join(folders[1], 'train.bin'), os.path.join(folders[0], 'val.bin'))
+    train['splits']['val'] = val['splits']['train']
+    write_json(os.path.join(folders[0], 'meta.json'), train)
+
+
+def measure_paces(contestants):
+    """Seconds per iteration of each, the median of three short runs, in turns."""
+    paces = {name: [] for name in contestants}
+    for _ in range(1 if smoke else 3):
+        for name, flags in contestants.items():
+            short = '--log_interval=1 --max_iters=120 --warmup_iters=5 --eval_interval=0 --eval_iters=1'
+            paces[name].append(pace(train('pace', 0, *COMMON, *flags, *short.split())))
+    return {name: float(np.median(seen)) for name, seen in paces.items()}
+
+
+def gutenberg_cpu():
+    prepare_gutenberg_bytes()
+    val = np.fromfile(os.path.join(work, 'gutenberg_train', 'val.bin'), dtype=np.uint16)
+    adamw, muon = ADAMW.split(), MUON.split()
+    contestants = {
+        'gpt2 + AdamW': ['--arch=gpt2', *adamw], 'llama + AdamW': ['--arch=llama', *adamw],
+        'llama + Muon': ['--arch=llama', *muon],
+        'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'],
+        'modern + Muon': ['--arch=modern', *muon],
+    }
+    paces = measure_paces(contestants)
+    print('ms per iteration:', {name: round(1000 * s, 1) for name, s in paces.items()}, flush=True)
+
+    def race(name, seed, minutes, *flags):
+        n = max(6, int(minutes * 60 / paces[name]))
+        flags = [*COMMON, *contestants[name], *flags, f'--max_iters={n}']
+        curve = curve_of_checkpoints('gutenberg', seed, val, flags, -(-n // 6), n=400, T=256)
+        print(f'gutenberg, {minutes:g} minutes, seed {seed}, {name}: {curve[-1]}', flush=True)
+        return [(it, it * paces[name], value / np.log(2)) for it, _, value in curve]
+
+    swept = []
+    for name in [name for name in contestants if 'AdamW' in name]:
+        found = {lr: race(name, 1000, minutes / 3, f'--learning_rate={lr}')[-1][2]
+                 for lr in ('1.5e-3', '3e-3', '6e-3')}
+        contestants[name].append(f'--learning_rate={min(found, key=found.get)}')
+        swept.append(f"{name} {', '.join(f'{lr} {value:.3f}' for lr, value in found.items())}")
+    lines = ['', '4 layers, 192 channels, 8 windows of 256 bytes per iteration; a complete schedule. Bits '
+             'per byte over the first 400 windows of the validation file, in float32.', '',
+             f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 --adam_eps=1e-10` too. '
+             f"Learning rates, swept over a third of the time: {'; '.join(swept)}. The best one raced.", '',
+             f'Muon: `{MUON}`, chosen in the race on Shakespeare.']
+    every = {}
+    for budget, n in ((minutes, seeds), (long_minutes, 1)):
+        if not budget:
+            continue
+        rows = [('', 'ms per iteration', 'iterations', 'bits per byte')]
+        for name in contestants:
+            runs = [race(name, seed, budget) for seed in range(first_seed, first_seed + n)]
+            bits = spread([curve[-1][2] for curve in runs])
+            rows.append((name, f'{1000 * paces[name]:.1f}', f'{runs[0][-1][0]:,}', bits))
+            every[f'{name}, {budget:g} minutes'] = runs
+        picture = 'race_gutenberg.png' if budget == minutes else 'race_gutenberg_long.png'
+        lines += ['', f'{budget:g} minutes, seeds: {n}', '', *table(*rows), '',
+                  f"![The race on Gutenberg's books, {budget:g} minutes]({picture})"]
+        record('race_gutenberg', GUTENBERG, lines, rounded(every))
+
+
+def shakespeare_gpu():
+    """(curves, lines of the table)."""
+    prepare_shakespeare()
+    flags = ['--keep_checkpoints=1', '--log_interval=1', '--eval_iters=0', '--eval_interval=50']
+    if smoke:
+        flags[-1] = '--eval_interval=1'
+    curves = {'faithful': [], 'modern': []}
+    for seed in range(first_seed, first_seed + seeds):
+        for name, end in (('faithful', ''), ('modern', '_modern')):
+            curve = curve_of_log(train(name, seed, f'config/train_shakespeare_char{end}.py', *flags))
+            curves[name].append(curve)
+            print(f'shakespeare, seed {seed}, {name}: {curve[-1]}', flush=True)
+    rows = [('', 'seconds in all', 'seconds to 1.4697', 'best loss')]
+    for name, runs in curves.items():
+        best = [min(loss for _, _, loss in curve) for curve in runs]
+        to = [reached(curve, 1.4697) for curve in runs]
+        rows.append((name, spread([curve[-1][1] for curve in runs], 1), spread(to, 1), spread(best, 4)))
+    title = ['', '## Baby GPT, Shakespeare by characters', '', 'Validation loss over all of val.bin.', '']
+    return curves, [*title, *table(*rows), '', '![The race on Shakespeare](race_gpu_shakespeare.png)']
+
+
+def gutenberg_gpu():
+    """(curves, lines of the table)."""
+    prepare('gutenberg', f'--input={gutenberg}/gutenberg_train.jsonl.gz', '--val_fraction=0.02',
+            '--tokenizer=byte' if smoke else '--tokenizer=gpt2')
+    tokens = read_json(os.path.join(work, 'gutenberg', 'meta.json'))['splits']['train']['tokens']
+    common = ['--dataset=gutenberg', '--batch_size=32', '--keep_checkpoints=1', '--log_interval=1']
+    if smoke:
+        common += ['--total_batch_size=64', '--eval_tokens=640']
+    else:
+        common += ['--total_batch_size=65536', '--eval_tokens=1000000']
+    # the learning rates of config/arch_modern.py belong to eight times as many tokens per iteration: times
+    # sqrt(1/8). GPT-2's 6e-4 is left as it is
+    scaled = ['--matrix_lr=0.009', '--embedding_lr=0.25', '--head_lr=0.0014', '--learning_rate=0.0014']
+    gpt2 = 'config/train_gpt2.py'
+    contestants = {'faithful': [gpt2, '--warmup_iters=100'],
+                   'modern': [gpt2, 'config/arch_modern.py', '--n_layer=12', '--n_embd=768', *scaled]}
+    curves, iterations = {name: [] for name in contestants}, {}
+    for seed in range(first_seed, first_seed + seeds):
+        for name, flags in contestants.items():
+            if seed == first_seed:
+                short = '--max_iters=60 --lr_decay_iters=60 --warmup_iters=5 --eval_interval=0'
+                n = int(minutes * 60 / pace(train('pace', 0, *flags, *common, *short.split())))
+                iterations[name] = max(3, min(n, 4 * tokens // 65536))
+            n = iterations[name]
+            whole = [f'--max_iters={n}', f'--lr_decay_iters={n}', f'--eval_interval={max(1, n // 10)}']
+            curve = curve_of_log(train(name, seed, *flags, *common, *whole))
+            curves[name].append(curve)
+            print(f'124M, seed {seed}, {name}: {curve[-1]}', flush=True)
+    rows = [('', 'iterations of 65,536 tokens', 'tokens/s', 'seconds', 'validation loss')]
+    for name, runs in curves.items():
+        seconds = [curve[-1][1] for curve in runs]
+        speeds = spread([iterations[name] * 65536 / s for s in seconds], 0)
+        losses = spread([curve[-1][2] for curve in runs])
+        rows.append((name, f'{iterations[name]:,}', speeds, spread(seconds, 0), losses))
+    title = ['', "## 124M, GPT-2's tokens of Gutenberg's books", '']
+    return curves, [*title, *table(*rows), '', '![The race at 124M, by time](race_gpu_124m.png)',
+                    '![The same by tokens](race_gpu_124m_tokens.png)']
+
+
+if __name__ == '__main__':
+    problems = out_of_range(knobs, above_zero='seeds minutes')
+    if problems := problems + check_peer(peer):
+        fail(*problems)
+    os.makedirs(out, exist_ok=True)
+    if draw_only:
+        for name, draw_curves in PICTURES.items():
+            path = os.path.join(out, f'{name}.json')
+            if os.path.exists(path):
+                with open(path) as f:
+                    draw_curves(json.load(f))
+        sys.exit()
+    if minutes is None:
+        minutes = 3.0 if where == 'cpu' else 8.0
+    if smoke:
+        minutes, long_minutes = 1e-9, 0
+    peer, text, gutenberg = (path and os.path.abspath(path) for path in (peer, text, gutenberg))
+    with tempfile.TemporaryDirectory() as work:
+        if where == 'cpu':
+            if shakespeare:
+                shakespeare_cpu()
+            if gutenberg:
+                gutenberg_cpu()
+        else:
+            curves, lines = {}, []
+            if shakespeare:
+                curves['shakespeare'], lines = shakespeare_gpu()
+            if gutenberg:
+                curves['gutenberg'], more = gutenberg_gpu()
+                lines += more
+            record('race_gpu', 'Races on a GPU', lines, curves)
