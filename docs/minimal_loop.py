@@ -1,4 +1,5 @@
-"""A whole training run: train.py without all that makes it fast, exact and safe. It learns the source of model.py by heart.
+"""A whole training run: train.py without all that makes it fast, exact and safe. It learns the source of
+model.py by heart.
 
     $ python docs/minimal_loop.py                                  (a minute on a laptop)
 """
