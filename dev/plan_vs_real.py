@@ -4,7 +4,7 @@ What plan.py estimates of memory, beside what train.py takes; the table for dev/
     $ python dev/plan_vs_real.py > dev/records/plan.md
 
 Each line is two iterations of train.py itself on a CPU, counted by torch's own MemTracker. The estimate is
-that of plan.py for the same flags, and makes no iteration. Ends with status 1 if they are more than 2% apart.
+that of plan.py for the same flags, and makes no iteration. Ends with status 1 if they are more than 5% apart.
 """
 
 import contextlib
@@ -181,4 +181,4 @@ elif __name__ == '__main__':
     wanted = sys.argv[1:]  # names, or parts of them; all
     rows = {name: row for name, row in table().items() if not wanted or any(word in name for word in wanted)}
     apart = [compare(name, *row) for name, row in rows.items()]
-    sys.exit(max(apart) > 0.02)
+    sys.exit(max(apart) > 0.05)
