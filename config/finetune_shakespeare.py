@@ -22,9 +22,8 @@ block_size = 1024
 gradient_accumulation_steps = 32
 
 max_iters = 20
-warmup_iters = 0
 learning_rate = 3e-5
-decay_lr = False  # constant
+decay_lr = False  # a fixed learning rate, from the first iteration on
 
 eval_interval = 5
 eval_iters = 40

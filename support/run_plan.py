@@ -47,7 +47,10 @@ def budget_line(run, k):
 def schedule_line(run, k):
     lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())
     line = f"schedule  {k.lr_schedule}, {k.learning_rate:g}" + (f" ({lrs})" if lrs else '')
-    line += f" after {k.warmup_iters:,} iterations of warm-up ({k.warmup_iters / max(1, k.max_iters):.1%})"
+    share = 'longer than the run'
+    if k.warmup_iters <= k.max_iters:
+        share = f'{k.warmup_iters / max(1, k.max_iters):.1%}'
+    line += f" after {k.warmup_iters:,} iterations of warm-up ({share})"
     if k.lr_schedule == 'constant':
         return line
     if k.lr_schedule == 'wsd':
@@ -78,18 +81,21 @@ def epochs(run):
 
 def notes(run):
     """Lines about what is allowed but probably not meant."""
-    k, found = SimpleNamespace(**run.knobs), []
-    if epochs(run) > 100 and not k.eval_only:
-        found.append(f"note: that is {epochs(run):,.0f} times over the same text. a smaller network and "
-                     "fewer iterations (config/quickstart.py) or more text would serve it better")
-    if k.lr_schedule != 'constant' and k.min_lr > k.learning_rate:
-        found.append(f"note: min_lr={k.min_lr:g} is above learning_rate={k.learning_rate:g}, so it rises to "
-                     f"the end. usual is --min_lr={k.learning_rate / 10:g}")
-    if run.branching and k.lr_schedule == 'wsd' and run.decay_start < run.start_iter < k.lr_decay_iters:
-        found.append(f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning "
-                     "rate falls at once. for the whole decay from here on: "
-                     f"--decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")
-    if run.resuming and run.start_iter >= k.max_iters and not k.eval_only:
-        found.append(f"this run is done: {run.start_iter:,} of {k.max_iters:,} iterations. to train on: "
-                     f"--max_iters={2 * max(1, run.start_iter)}")
-    return found
+    k = SimpleNamespace(**run.knobs)
+    if k.eval_only:
+        return []
+    done = run.resuming and run.start_iter >= k.max_iters
+    goes_on = run.resuming and not done
+    odd = {'many_epochs': epochs(run) > 100,
+           'rate_is_fixed': not k.decay_lr and ('lr_schedule' in run.given or run.given.get('warmup_iters')),
+           'only_warmup': 0 < k.max_iters <= k.warmup_iters and not done,
+           'rate_rises': k.lr_schedule != 'constant' and k.min_lr > k.learning_rate,
+           'rate_leaps': goes_on and k.lr_schedule != 'constant' and run.start_iter < k.lr_decay_iters,
+           'late_branch': (run.branching and k.lr_schedule == 'wsd'
+                           and run.decay_start < run.start_iter < k.lr_decay_iters),
+           'is_done': done}
+    if not any(odd.values()):
+        return []
+    from support import plan_notes
+    found = [getattr(plan_notes, name)(run, k) for name, is_so in odd.items() if is_so]
+    return [note for note in found if note]

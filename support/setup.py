@@ -186,21 +186,26 @@ def count_parameters(config, matrix_optimizer):
 def schedule_problems(run):
     """Derives the knobs of the schedule from each other; what is wrong with them."""
     knobs = run.knobs
-    if not knobs['decay_lr']:
-        knobs['lr_schedule'] = 'constant'
+    if not knobs['decay_lr']:  # in nanoGPT that is no warmup, either
+        knobs['lr_schedule'], knobs['warmup_iters'] = 'constant', 0
     if knobs['lr_decay_iters'] is None:
         knobs['lr_decay_iters'] = knobs['max_iters']
     wsd = knobs['lr_schedule'] == 'wsd'
     if knobs['min_lr'] is None:
         knobs['min_lr'] = 0.0 if wsd else knobs['learning_rate'] / 10
     warmup, end = knobs['warmup_iters'], knobs['lr_decay_iters']
-    run.decay_start = warmup
-    if wsd:
-        run.decay_start = max(warmup, round(end * (1 - knobs['decay_fraction'])))
+    run.decay_start = decay_start(knobs)
     if knobs['lr_schedule'] != 'constant' and 0 < end <= warmup and not knobs['eval_only']:
         return [f"warmup_iters={warmup} leaves nothing of lr_decay_iters={end}. use "
                 f"--warmup_iters={end // 20}"]
     return []
+
+
+def decay_start(knobs):
+    """The iteration at which the learning rate begins to fall."""
+    if knobs['lr_schedule'] != 'wsd':
+        return knobs['warmup_iters']
+    return max(knobs['warmup_iters'], round(knobs['lr_decay_iters'] * (1 - knobs['decay_fraction'])))
 
 
 def choose_system(run):

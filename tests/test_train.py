@@ -321,11 +321,67 @@ def test_the_learning_rate_follows_the_schedule(script, tiny):
     def lrs(*args):
         get_lr = script('train.py', *tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args).globals['get_lr']
         return [get_lr(it) for it in range(24)]
-    cosine, linear, constant = lrs(), lrs('--lr_schedule=linear', '--min_lr=0'), lrs('--decay_lr=False')
+    cosine, linear, constant = lrs(), lrs('--lr_schedule=linear', '--min_lr=0'), lrs('--lr_schedule=constant')
     assert cosine[:4] == linear[:4] == constant[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert cosine[4] == linear[4] == 1 and set(constant[4:]) == {1}
     assert cosine[12] == pytest.approx(0.55) and linear[12] == pytest.approx(0.5)
     assert cosine[20:] == [0.1] * 4 and linear[20:] == [0] * 4
+    assert set(lrs('--decay_lr=False')) == {1}, "as in nanoGPT: no decay, and no warmup either"
+
+
+NANOGPT_FINETUNE = """import time
+out_dir = 'out-shakespeare'
+eval_interval = 5
+eval_iters = 40
+wandb_log = False
+wandb_project = 'shakespeare'
+wandb_run_name = 'ft-' + str(time.time())
+dataset = 'shakespeare'
+init_from = 'gpt2-xl'
+always_save_checkpoint = False
+batch_size = 1
+gradient_accumulation_steps = 32
+max_iters = 20
+learning_rate = 3e-5
+decay_lr = False
+"""
+
+
+def test_nanogpts_finetuning_config_trains_at_its_learning_rate(script, tiny, tmp_path):
+    (tmp_path / 'finetune_shakespeare.py').write_text(NANOGPT_FINETUNE)
+    own = ('learning_rate', 'max_iters', 'warmup_iters', 'eval')
+    result = script('train.py', *[flag for flag in tiny if not any(f'--{name}' in flag for name in own)],
+                    tmp_path / 'finetune_shakespeare.py', '--init_from=scratch', '--dataset=tiny', '--batch_size=4',
+                    f"--out_dir={tmp_path / 'out'}", '--eval_iters=2', '--gradient_accumulation_steps=1')
+    assert result.status == 0 and {row['lr'] for row in rows(tmp_path / 'out') if row['lr']} == {'3e-05'}, result.err
+    losses = result.losses()
+    assert losses[19] < losses[0] and 'warmup' not in result.out, result.out
+    assert 'schedule  constant, 3e-05 after 0 iterations of warm-up (0.0%)' in result.out
+    ignored = script('train.py', *tiny, '--overwrite', '--decay_lr=False', '--lr_schedule=linear').out
+    assert 'makes no use of lr_schedule=linear and warmup_iters=2' in ignored, ignored
+
+
+@pytest.mark.parametrize('flags, remedy', [
+    (['config/train_gpt2.py', '--max_iters=20'], '--warmup_iters=1 --lr_decay_iters=20'),
+    (['--lr_schedule=constant', '--warmup_iters=6'], '--warmup_iters=0')])
+def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny, flags, remedy):
+    tiny = [flag for flag in tiny if not flag.startswith(('--warmup', '--max'))]
+    result = script('plan.py', *flags[:1], *tiny, *flags[1:], *([] if 'config' in flags[0] else ['--max_iters=6']))
+    assert result.status == 0 and re.search(f'note: all of the .* are warmup .*: {remedy}\n', result.out), result.out
+    shares = re.findall(r'of warm-up \((.*)\)', result.out)
+    assert shares == (['longer than the run'] if 'config' in flags[0] else ['100.0%'])
+    assert 'are warmup' not in script('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
+
+
+@pytest.mark.parametrize('flags, rate, remedy', [
+    (['--lr_schedule=wsd'], '0.00333,.*so the rate leaps up to 0.01', 'a checkpoint of before iteration 3'),
+    ([], '0.00232,.*so the rate leaps up', '--lr_decay_iters=6'), (['--max_iters=1', '--budget=384 tokens'], '0.00232', '--lr_decay_iters=6')])
+def test_a_decay_that_is_undone_by_a_longer_run_is_told(script, tiny, flags, rate, remedy):
+    script('train.py', *tiny, *flags)
+    more = ['--init_from=resume', '--max_iters=12']
+    assert re.search(f'note: the learning rate had fallen to {rate}.*{remedy}', script('plan.py', *tiny, *more).out)
+    for quiet in ([*more, '--lr_decay_iters=6'], [*more[:1], '--max_iters=6']):
+        assert 'had fallen' not in script('plan.py', *tiny, *flags, *quiet).out, quiet
 
 
 def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
