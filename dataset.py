@@ -21,6 +21,7 @@ import numpy as np
 
 from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
+from support.errors import DataLost
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 
@@ -44,8 +45,11 @@ class Dataset:
         # they are
         pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
         self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
-        self.train = Tokens(self.folder, 'train', self.meta)
-        self.val = Tokens(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
+        try:
+            self.train = Tokens(self.folder, 'train', self.meta)
+            self.val = Tokens(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
+        except DataLost as e:
+            fail(str(e), everywhere=True)
         self.splits = {'train': self.train} if self.val is None else {'train': self.train, 'val': self.val}
 
     def tokenizer(self):
@@ -95,11 +99,7 @@ class Tokens:
         return size // width
 
     def open_file(self, i):
-        try:
-            return open(self.paths[i], 'rb', buffering=0)
-        except OSError as e:
-            fail(f"{self.paths[i]} cannot be read ({e.strerror}). make it readable, or run prepare.py for "
-                 "this dataset again", everywhere=True)
+        return open(self.paths[i], 'rb', buffering=0)
 
     def windows(self, starts, length):
         """The `length` ids from each of `starts` on, (len(starts), length) int64; after the last id comes the
@@ -111,10 +111,9 @@ class Tokens:
             if before_end < length:
                 self.read(row[before_end:], 0)
         if out.size and out.max() >= self.vocab_size:
-            fail(f"{self.path} holds the token id {out.max()}, but its vocabulary has only {self.vocab_size} "
-                 "ids. it was made with another tokenizer than its meta file says: run prepare.py for this "
-                 "dataset again",
-                 everywhere=True)
+            raise DataLost(f"{self.path} holds the token id {out.max()}, but its vocabulary has only "
+                           f"{self.vocab_size} ids. it was made with another tokenizer than its meta file "
+                           "says: run prepare.py for this dataset again")
         return out.astype(np.int64)
 
     def read(self, row, start):
@@ -123,17 +122,25 @@ class Tokens:
         while len(row):
             first = self.ends[i - 1] if i else 0
             part = row[:self.ends[i] - start]
-            with self.lock:
-                file = self.open(i)
-                file.seek((start - first) * self.dtype.itemsize)
-                n = more = file.readinto(part.view(np.uint8))
-                while more and n < part.nbytes:  # network file systems may return less than asked for
-                    more = file.readinto(part.view(np.uint8)[n:])
-                    n += more
+            try:
+                n = self.read_file(part.view(np.uint8), i, (start - first) * self.dtype.itemsize)
+            except OSError as e:
+                raise DataLost(f"{self.paths[i]} cannot be read ({e.strerror}). make it readable, or run "
+                               "prepare.py for this dataset again") from e
             if n != part.nbytes:
-                fail(f"{self.paths[i]} became shorter while it was read. restore it, then continue with "
-                     "--init_from=resume", everywhere=True)
+                raise DataLost(f"{self.paths[i]} became shorter while it was read. restore it")
             row, start, i = row[len(part):], start + len(part), i + 1
+
+    def read_file(self, part, i, position):
+        """Fill `part` with the bytes of file i from `position` on; returns how many there were."""
+        with self.lock:
+            file = self.open(i)
+            file.seek(position)
+            n = more = file.readinto(part)
+            while more and n < part.nbytes:  # network file systems may return less than asked for
+                more = file.readinto(part[n:])
+                n += more
+        return n
 
     def n_windows(self, block_size):
         """How many windows of block_size ids and their targets lie side by side from the start on."""

@@ -43,6 +43,7 @@ from dataset import DATA_DIR, Dataset
 from support import devices, distributed, load
 from support.compiling import compile_model
 from support.evaluate import text_loss, windows
+from support.errors import explain_lost_data
 from support.files import read_json, write_json
 from support.tasks import BUNDLE_URL, accuracy, bundle, core_metric, load_task, score, split_names
 from support.same_tokenizer import same_tokenizer
@@ -56,6 +57,7 @@ if split == 'none' and not names:
 if problems:
     fail(*problems)
 dist = distributed.init(device, backend, ddp_timeout)
+explain_lost_data()
 device = dist.device
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)

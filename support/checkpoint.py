@@ -20,6 +20,8 @@ import torch
 
 from configurator import fail, warn
 from support import files
+from support.errors import explain_lost_data
+from support.guard import MAX_IN_A_ROW
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 VERSION = 1  # of the keys in a checkpoint
@@ -57,7 +59,8 @@ def newest(out_dir):
 
 def save(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt',
-    'ckpt_best.pt') name it; keep the newest `keep`. Raises NotSaved if the disk does not take it."""
+    'ckpt_best.pt') name it; keep the newest `keep` (None: all of them). Raises NotSaved if the disk does
+    not take it."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
         with open(path + '.tmp', 'wb') as f:  # a file, not a path: with a path torch hides the system's error
@@ -69,7 +72,7 @@ def save(out_dir, state, links, keep):
         for name in links:
             link(path, os.path.join(out_dir, name))
         files.sync_folder(out_dir)  # the names, too, have to reach the disk before older files go
-        for old in numbered(out_dir)[:-keep]:
+        for old in numbered(out_dir)[:-keep] if keep else ():
             os.remove(old)
     except (OSError, RuntimeError, Damaged) as e:
         # torch hides the system's error behind its own
@@ -174,13 +177,15 @@ class Saver:
         self.writer = writer(on_failure=lambda: stop.saved(again_in=60))
         self.best_val_loss = self.best_on_disk = run.best_val_loss
         self.whole = True  # whether the newest checkpoint could be written
+        self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
+        explain_lost_data(self.rescue)
         self.lock = lock(self.out_dir) if dist.is_main and self.writes else None
         if dist.is_main and self.writes:
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
 
     def due(self, it, request):
         interval = self.knobs['save_interval']
-        regular = interval is not None and it % interval == 0
+        regular = (interval is not None and it % interval == 0) or it == self.postponed
         return self.writes and (regular or request is not None or self.begins_branch(it))
 
     def begins_branch(self, it):
@@ -198,19 +203,24 @@ class Saver:
             self.best_val_loss = val_loss
         request, interval = self.stop.poll(), self.knobs['save_interval']
         regular = it % interval == 0 if interval else self.knobs['always_save_checkpoint']
+        regular = regular or it == self.postponed
         # not the file that was just read, not the random weights of the beginning
         is_new = it > self.run.start_iter or self.begins_branch(it) or (self.run.resuming and improved)
         wanted = improved or regular or request is not None or last or self.begins_branch(it)
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
+        doubtful = self.guard.is_counting() and not improved
+        if doubtful and request is None and not last:  # it would take the place of a good one
+            self.postponed = it + MAX_IN_A_ROW  # by then these updates are over, or the run
+            return
         with self.clock.spending('save'):
-            self.write(it, improved)
+            self.write(it, improved, doubtful)
             if request is not None or last or not self.is_async:  # else it is looked at the next time
                 self.finish()
         if self.whole and request == 'save':
             self.dist.print(f"saved in {self.out_dir} after {it:,} iterations, as asked")
 
-    def write(self, it, improved):
+    def write(self, it, improved, doubtful=False):
         self.guard.check_weights()
         if self.stop.gave_up:
             return
@@ -221,7 +231,13 @@ class Saver:
             is_newest = self.knobs['always_save_checkpoint'] or self.run.data.val is None
             links = ['ckpt.pt'] if is_newest or improved or not os.path.exists(ckpt_pt) else []
             links += ['ckpt_best.pt'] if improved else []
-            self.writer.start(self.out_dir, state, links, self.knobs['keep_checkpoints'])
+            keep = None if doubtful else self.knobs['keep_checkpoints']
+            self.writer.start(self.out_dir, state, links, keep)
+
+    def rescue(self):
+        """Save between two updates, in this process alone; returns what was done, for a line."""
+        from support.rescue import rescue
+        return rescue(self)
 
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""

@@ -37,11 +37,3 @@ def replay(run, it):
 def resume(run, init_from='resume'):
     """The line that continues the run."""
     return command(run, [f'--init_from={init_from}', f"--out_dir={run.knobs['out_dir']}"])
-
-
-def advice_after_giving_up(run):
-    path = checkpoint.newest(run.knobs['out_dir'])
-    lrs = {'learning_rate': run.knobs['learning_rate'], **run.lrs}
-    flags = ', '.join(f'--{name}={value:g}' for name, value in lrs.items())
-    return (f"{path or 'no checkpoint'} is from before. continue from there with smaller learning rates (now "
-            f"{flags}): --init_from=resume")

@@ -25,6 +25,24 @@ def explain(pattern, what, remedy, status):
     sys.excepthook = hook
 
 
+class DataLost(Exception):
+    """A dataset that was fine can no longer be read. Its text is the line to print."""
+
+
+def explain_lost_data(rescue=lambda: ''):
+    """From now on an uncaught DataLost ends this process with its line and status 2. rescue(): saves what
+    there is, returns what it did."""
+    before = sys.excepthook
+
+    def hook(kind, error, traceback):
+        if not issubclass(kind, DataLost):
+            return before(kind, error, traceback)
+        print(f"error: {error}{rescue()}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    sys.excepthook = hook
+
+
 def explain_out_of_memory(batch_size, tokens_per_iter):
     """Name the knobs that give the same batch in less memory."""
     remedy = "use a smaller --block_size or a smaller model, or more memory"

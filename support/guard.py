@@ -15,7 +15,9 @@ class Guard:
 
     def __init__(self, optimizer, scaler, stop, dist, run):
         self.optimizer, self.scaler, self.stop, self.dist, self.run = optimizer, scaler, stop, dist, run
-        in_a_row = run.ckpt.get('bad_steps', 0) if run.resuming else 0
+        self.it = -1  # of the last step
+        # knobs that are changed on a resume may be the cure: they get all ten attempts
+        in_a_row = run.ckpt.get('bad_steps', 0) if run.resuming and not run.changed else 0
         self.in_a_row = torch.tensor(float(in_a_row), device=dist.device)
         # how many since the report; iteration, loss, norm of the first
         self.seen = torch.zeros(4, device=dist.device)
@@ -24,6 +26,7 @@ class Guard:
     def step(self, it, loss, norm):
         """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all
         processes."""
+        self.it = it
         bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= MAX_IN_A_ROW)
         if self.scaler.is_enabled():  # it skips by itself, now and then, while it looks for its scale
             if self.in_a_row < MAX_IN_A_ROW:
@@ -39,6 +42,11 @@ class Guard:
         self.in_a_row = (self.in_a_row + 1) * bad
         first = torch.stack([bad.float(), torch.full_like(norm, it), loss, norm])
         self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen + self.one_more * bad)
+
+    def is_counting(self):
+        """Whether the last update was skipped, so that nobody knows what the weights are worth. Waits for the
+        device."""
+        return int(self.in_a_row) > 0
 
     def skipped(self):
         """(how many were skipped since the last call, how many in a row until now, iteration, loss and
@@ -67,8 +75,9 @@ class Guard:
 
     def give_up(self, why):
         if self.dist.is_main:
-            from support import commands
-            print(f"error: {why}. {commands.advice_after_giving_up(self.run)}", file=sys.stderr)
+            from support.give_up import advice
+            first = self.it + 1 - int(self.in_a_row)  # the weights of this iteration made the first bad loss
+            print(f"error: {why}. {advice(self.run, first)}", file=sys.stderr)
         self.stop.give_up(why)
 
     def state(self):

@@ -5,8 +5,8 @@ from support import run_plan
 
 
 def many_epochs(run, k):
-    return (f"note: that is {run_plan.epochs(run):,.0f} times over the same text. a smaller network and fewer "
-            "iterations (config/quickstart.py) or more text would serve it better")
+    return (f"note: that is {run_plan.epochs(run):,.0f} times over the same text. a smaller network and "
+            "fewer iterations (config/quickstart.py) or more text would serve it better")
 
 
 def rate_is_fixed(run, k):
@@ -22,9 +22,9 @@ def only_warmup(run, k):
     flags = f"--warmup_iters={k.max_iters // 20}"
     if k.lr_schedule != 'constant':
         flags += f" --lr_decay_iters={k.max_iters}"
-    return (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}), in which "
-            f"the learning rate only comes to {highest:.2g}, not {k.learning_rate:g}. for a run of this "
-            f"length: {flags}")
+    return (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}), in "
+            f"which the learning rate only comes to {highest:.2g}, not {k.learning_rate:g}. for a run of "
+            f"this length: {flags}")
 
 
 def rate_rises(run, k):
@@ -38,8 +38,8 @@ def rate_leaps(run, k):
     decay_start, end, rate = old_schedule(run)
     if end is None or not decay_start < run.start_iter or end >= k.lr_decay_iters:
         return None
-    note = (f"note: the learning rate had fallen to {rate:.3g}, as its schedule ended at iteration {end:,}. it "
-            f"ends at {k.lr_decay_iters:,} now, so the rate leaps up")
+    note = (f"note: the learning rate had fallen to {rate:.3g}, as its schedule ended at iteration {end:,}. "
+            f"it ends at {k.lr_decay_iters:,} now, so the rate leaps up")
     if k.lr_schedule == 'wsd':
         return (f"{note} to {k.learning_rate:g}. usual is to go on from a checkpoint of before iteration "
                 f"{decay_start:,}: --init_from=resume:PATH --out_dir=ANOTHER")
@@ -47,8 +47,9 @@ def rate_leaps(run, k):
 
 
 def late_branch(run, k):
-    return (f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning rate falls at "
-            f"once. for the whole decay from here on: --decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")
+    return (f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning rate falls "
+            "at once. for the whole decay from here on: "
+            f"--decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")
 
 
 def is_done(run, k):

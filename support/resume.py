@@ -47,9 +47,9 @@ def inherit_knobs(run):
         never.add('decay_lr')
     if run.branching and ('max_iters' in run.given or 'budget' in run.given):
         never.add('lr_decay_iters')  # the branch has an end of its own
-    changed = inherit(run.knobs, run.kinds, run.given, translate(run.ckpt['config']), never)
+    run.changed = inherit(run.knobs, run.kinds, run.given, translate(run.ckpt['config']), never)
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
-    for name, (old, new) in changed.items():
+    for name, (old, new) in run.changed.items():
         run.dist.print(f"  {name}: {old} -> {new}")
 
 

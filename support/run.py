@@ -27,6 +27,7 @@ class Run:
     ckpt: dict = None  # the checkpoint to start from
     resuming: bool = False  # its run is continued
     branching: bool = False  # in another folder, as a run of its own
+    changed: dict = dataclasses.field(default_factory=dict)  # {knob: (before, now)} that were given anew
     config: GPTConfig = None
     data: Dataset = None
     start_iter: int = 0

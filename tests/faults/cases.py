@@ -1,5 +1,6 @@
 """Faults on one machine, and what has to hold."""
 
+import errno
 import os
 import random
 import re
@@ -21,6 +22,7 @@ from harness import (PLACE, REPO, RUN, SCRATCH, Child, case, die_at, fingerprint
 import torch
 from conftest import TEXT
 
+import dataset
 import model
 from support import async_save, checkpoint, guard, load
 
@@ -550,6 +552,31 @@ def every_loss_is_nan(quick):
     return "status 3, the last good checkpoint untouched"
 
 
+@case()
+def the_weights_are_ruined(quick):
+    """a learning rate of 1e6, so that no loss is finite any more; resumed by the line that is printed"""
+    flags = ['--arch=gpt2', '--matrix_optimizer=adamw', '--max_iters=60', '--lr_decay_iters=60',
+             '--eval_interval=0']
+    ruin = ['--learning_rate=1e12', '--min_lr=1e12', '--matrix_lr=1e12', '--grad_clip=0']
+    for interval in (5, 1):
+        out = train('--save_interval=5', *flags, sabotage=stop_at(30), expect=143).out
+        text = resume(out, *ruin, f'--save_interval={interval}', expect=3).text()
+        assert text.count('error: ') == 1 and 'updates in a row were skipped' in text, text
+        good, line = re.search(r'(\S+\.pt) is from before. to continue .* learning rates: (.*)', text).groups()
+        assert load.read(good)['iter_num'] == 30, text
+        assert ('--init_from=resume ' in line) == (interval == 5), 'by 1 the ruined weights are the newest ones'
+        rates = [word for word in shlex.split(line) if '_lr=' in word or '_rate=' in word]
+        assert len(rates) == 3 and '--grad_clip=1' in line, line
+        args = [word for word in shlex.split(line)[2:] if word not in rates]
+        calmer = ['--learning_rate=1e-3', '--matrix_lr=1e-3', '--min_lr=1e-4']
+        again = train(*args, *calmer, out=args[1].split('=')[1], base=[])
+        assert 'done: 60' in again.text() and 'skipped' not in again.text(), again.text()
+    out = train('--save_interval=5', *flags, '--max_iters=34', sabotage=poison(set(range(23, 32)))).out
+    saved = sorted(path.name for path in out.glob('ckpt_0*'))
+    assert saved == ['ckpt_00000020.pt', 'ckpt_00000034.pt'], saved
+    return "status 3, no ruined weights in the place of good ones; the printed line, with smaller rates, trains"
+
+
 # -----------------------------------------------------------------------------
 # one writer
 
@@ -604,13 +631,46 @@ def data_truncated_under_a_run(quick):
     os.truncate(folder / 'train.bin', 64)
     assert child.wait() == 2 and 'became shorter while it was read' in child.text(), child.text()[-1000:]
     assert 'Traceback' not in child.text() and whole_ones(child.out)
+    it, = re.findall(r'saved in .* after (\d+) iterations', child.text())
+    assert newest_state(child.out)['iter_num'] == int(it), 'no iteration is lost'
     folder = make_dataset(SCRATCH / 'data', 'replaced')
     child = Child(*RUN, '--dataset=replaced', sabotage=slowly(0.02)).until('iter 3:')
     (folder / 'new').write_bytes(bytes(80000))
     os.replace(folder / 'new', folder / 'train.bin')
     assert child.wait() == 0
     same_as_through(child.out)
-    return "cut: status 2, the checkpoints whole; replaced by renaming: it continues with what it opened"
+    return ("cut: saved, status 2, the checkpoints whole; replaced by renaming: it continues with what it "
+            "opened")
+
+
+def unreadable(nth, number):
+    """Sabotage: from the nth read of the training data on, the system refuses."""
+    def sabotage():
+        real, calls = dataset.Tokens.read_file, [0]
+
+        def read_file(self, part, *args):
+            calls[0] += 'train' in self.path and part.nbytes < 100  # not the long ones of the beginning
+            if calls[0] >= nth:
+                raise OSError(number, os.strerror(number))
+            return real(self, part, *args)
+        dataset.Tokens.read_file = read_file
+    return sabotage
+
+
+@case()
+def data_cannot_be_read(quick):
+    """EIO from train.bin in an iteration, and in an evaluation; ESTALE on two processes"""
+    flags = ['--save_interval=1000']
+    # 8 windows in an iteration, 4 in an evaluation: iteration 9, the evaluation after 14
+    for nth, ranks, number in ((82, 1, errno.EIO), (122, 1, errno.EIO), (42, 2, errno.ESTALE)):
+        child = train(*flags, sabotage=unreadable(nth, number), ranks=ranks, expect=2)
+        text = child.text()
+        assert f'train.bin cannot be read ({os.strerror(number)})' in text and 'Traceback' not in text, text
+        it, = re.findall(r'saved in .* after (\d+) iterations. to continue', text)
+        assert newest_state(child.out)['iter_num'] == int(it) == text.count('\niter '), text
+        resume(child.out, ranks=ranks)
+        same_as_through(child.out, *flags, ranks=ranks)
+    return "saved after the last update, status 2, one line; the same bits after the resume"
 
 
 # -----------------------------------------------------------------------------
