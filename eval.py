@@ -34,7 +34,9 @@ ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
+import math
 import os
+import sys
 import time
 
 import torch
@@ -197,6 +199,11 @@ def evaluate_text():
     n_bytes = token_bytes(tokenizer_state, config.vocab_size)
     found = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, n_bytes,
                       tick=dist.progress(name))
+    if not math.isfinite(found['loss']):
+        if dist.is_main:
+            print(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
+                  "--dtype=float32, else an older checkpoint", file=sys.stderr)
+        sys.exit(3)
     checksum = data.meta['splits'].get(split, {}).get('sha256')
     result['texts'][name] = {**found, 'stride': stride or block_size, 'sha256': checksum}
     bpb = "bits per byte unknown, as the tokenizer is not on this machine"

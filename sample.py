@@ -187,6 +187,9 @@ def generate(batch, live):
     try:
         model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop_ids or None,
                        generator, static=static, on_token=on_token)
+    except FloatingPointError as e:
+        print(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint", file=sys.stderr)
+        sys.exit(3)
     except RuntimeError as e:
         if 'memory' not in str(e):
             raise

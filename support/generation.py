@@ -11,8 +11,10 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. temperature 0 is
     greedy; ids from vocab_size on (padding) are never drawn. Ends early when every row has drawn the id
     `stop`, or one of several, or when on_token, called with the new ids (B, 1) of each step, returns
-    True. When block_size ids are full, the last half of them is kept as context. The cache changes the
-    speed, not the text. static: shapes stay the same from step to step, for a compiled model.
+    True. FloatingPointError if logits were not finite: on a CPU with on_token at once, else at the end, as
+    a GPU would have to wait, and processes that share a model go in step. When block_size ids are full,
+    the last half of them is kept as context. The cache changes the speed, not the text. static: shapes
+    stay the same from step to step, for a compiled model.
     """
     (B, T), block_size = idx.shape, model.config.block_size
     cache = None
@@ -21,6 +23,8 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
         cache = KVCache(model, B, min(size, block_size), static)
     stop = None if stop is None else torch.tensor(stop, device=idx.device)
     done = torch.zeros(B, dtype=torch.bool, device=idx.device)
+    finite = torch.ones((), dtype=torch.bool, device=idx.device)
+    watched = on_token is not None and idx.device.type == 'cpu'
     start = max(T - block_size, 0)  # where the context begins
     for _ in range(max_new_tokens):
         if idx.size(1) - start > block_size:
@@ -32,6 +36,9 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
         step = model if static and new.size(1) == 1 else model.forward
         logits, _ = step(new, cache=cache.advance(new.size(1)) if cache else None)
         logits = logits[:, -1, :vocab_size].float()
+        finite &= torch.isfinite(logits.amax())
+        if watched and not finite:
+            break
         idx_next = sample_next(logits, temperature, top_k, top_p, generator)  # (B, 1)
         idx = torch.cat((idx, idx_next), dim=1)
         if on_token is not None and on_token(idx_next):
@@ -40,6 +47,8 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
             done |= torch.isin(idx_next[:, 0], stop)
             if done.all():
                 break
+    if not finite:
+        raise FloatingPointError("the network's outputs (logits) are not finite")
     return idx
 
 
@@ -96,5 +105,5 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None)
     # the host wait for a GPU
     sums = probs.cumsum(-1)
     threshold = torch.rand(logits.size(0), 1, generator=generator, device=logits.device) * sums[:, -1:]
-    drawn = torch.searchsorted(sums, threshold, right=True)
+    drawn = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.size(-1) - 1)  # after nan: none
     return drawn if ids is None else ids.gather(1, drawn)

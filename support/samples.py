@@ -62,15 +62,20 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, dist, autocast, is_stop
 
 
 def generate(model, ids, n_tokens, vocab_size, seed):
-    """`ids` and n_tokens more, drawn as by sample.py's defaults."""
+    """`ids` and n_tokens more, drawn as by sample.py's defaults; -1 if the logits are not finite."""
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     idx = torch.tensor([ids], device=device)
-    return model.generate(idx, n_tokens, 0.8, top_k=200, vocab_size=vocab_size, generator=generator)[0]
+    try:
+        return model.generate(idx, n_tokens, 0.8, top_k=200, vocab_size=vocab_size, generator=generator)[0]
+    except FloatingPointError:
+        return torch.cat((idx[0], torch.full((n_tokens,), -1, device=device)))
 
 
 def continuation(tokenizer, ids, new):
     """The text of the ids `new` that follow `ids`, up to a token that ends a text."""
+    if -1 in new:
+        return '(nothing: its logits are not finite)'
     for i, id in enumerate(new):
         if id in (tokenizer.stop_ids or ()):
             new = new[:i]

@@ -1,5 +1,6 @@
 """sample.py writes text from the checkpoint alone, while it is generated, up to a text or Ctrl-C."""
 
+import contextlib
 import os
 import pty
 import select
@@ -18,6 +19,8 @@ from warm import Process
 from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support import devices
+from support import samples as in_loop
+from support.distributed import Distributed
 from support.streaming import Sample
 from support.tokenizer import make_tokenizer
 
@@ -112,6 +115,20 @@ def test_bad_requests_are_one_line(script, trained, tmp_path):
         assert all(word in result.err for word in words), result.err
     result = script('sample.py', f"--out_dir={tmp_path / 'nothing'}", '--device=cpu')
     assert result.status == 2 and 'no checkpoint' in result.err
+
+
+def test_logits_that_are_not_finite_are_one_line_and_status_3(script, run_folder, tmp_path):
+    state = torch.load(run_folder / 'ckpt.pt', weights_only=True)
+    state['model'] = {name: p * 1e30 if p.dim() == 2 else p for name, p in state['model'].items()}
+    torch.save(state, tmp_path / 'ckpt.pt')
+    for flags in (['--num_samples=1'], ['--num_samples=3'], ['--num_samples=1', '--temperature=0']):
+        result = script('sample.py', f'--out_dir={tmp_path}', '--device=cpu', '--dtype=float32', '--max_new_tokens=3', *flags)
+        assert result.status == 3 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+        assert 'not finite (in float32)' in result.err
+    model, tokenizer = load(str(tmp_path))
+    prompts = in_loop.read_prompts(None, tokenizer)
+    texts = in_loop.write(model, tokenizer, prompts, 4, 1, 1, Distributed('cpu'), contextlib.nullcontext())
+    assert [text for _, text in texts] == ['(nothing: its logits are not finite)'] * 3, 'a run goes on'
 
 
 def test_it_does_not_guess_a_tokenizer(script, tmp_path):
