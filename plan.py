@@ -36,6 +36,7 @@ is_distributed = 'RANK' in os.environ
 rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))
 n_processes = int(os.environ.get('WORLD_SIZE', 1)) if world_size is None else world_size
 has_data = bool(bin_files(os.path.join(data_dir or DATA_DIR, dataset), 'train'))
+no_data = not has_data and init_from == 'scratch'
 
 # -----------------------------------------------------------------------------
 # what cannot be planned
@@ -44,6 +45,9 @@ problems = [f"{name} is out of range ({knobs[name]}). use a number above 0"
             for name in ('world_size', 'gpu_memory') if knobs[name] is not None and knobs[name] <= 0]
 if measure and elsewhere:
     problems.append("measure is for the devices here. leave out --measure, or world_size and gpu_memory")
+if measure and no_data:
+    problems.append(f"measure reads the dataset, which is not here ({dataset}). make it, or plan without it: "
+                    "leave out --measure")
 if is_distributed and not measure:
     problems.append("an estimate is made by one process. use python in place of torchrun, with "
                     f"--world_size={n_processes}; or add --measure")
@@ -78,7 +82,11 @@ dist = planned_run.Planned(device, why, rank, n_processes)
 run = planned_run.settle(knobs, given, dist, has_data or measure, elsewhere)
 show(planned_run.overview(run, system))
 if measure:
-    from support import trial
+    from support import estimate, trial
+    setup = planned_run.memory_setup(run, memory)
+    if not setup.fits():  # a trial could take the machine down
+        show(estimate.memory_lines(setup))
+        fail("measure: it would not fit, so it was not tried. use the flags of the line above")
     with torch.device('meta'):
         model = GPT(run.config)
     found = trial.run_trial(_train_py, run.asked, dist)

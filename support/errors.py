@@ -8,15 +8,15 @@ import threading
 
 def explain(pattern, what, remedy, status):
     """From now on an uncaught error whose text matches `pattern` ends this process with one line and
-    `status`."""
+    `status`. remedy: what to do, a text or a function of nothing."""
     before = sys.excepthook
 
     def hook(kind, error, traceback):
         if not re.search(pattern, str(error)):
             return before(kind, error, traceback)
-        # without the line of the source that gloo's messages begin with
-        reason = re.sub(r'^\[\S+\] ', '', str(error).strip().splitlines()[0])
-        print(f"error: {what} ({reason[:160]}). {remedy}", file=sys.stderr, flush=True)
+        from support.error_line import shorten
+        advice = remedy() if callable(remedy) else remedy
+        print(f"error: {what} ({shorten(str(error))}). {advice}", file=sys.stderr, flush=True)
         for thread in threading.enumerate():  # a checkpoint that is being written
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
@@ -43,11 +43,10 @@ def explain_lost_data(rescue=lambda: ''):
     sys.excepthook = hook
 
 
-def explain_out_of_memory(batch_size, tokens_per_iter):
+def explain_out_of_memory(run):
     """Name the knobs that give the same batch in less memory."""
-    remedy = "use a smaller --block_size or a smaller model, or more memory"
-    if batch_size > 1:
-        smaller = max(n for n in range(1, batch_size // 2 + 1) if batch_size % n == 0)
-        remedy = (f"the same tokens per iteration from micro-batches of {smaller} sequences: "
-                  f"--batch_size={smaller} --total_batch_size={tokens_per_iter}")
+    def remedy():
+        from support.out_of_memory import remedy
+        return remedy(run)
+
     explain("can't allocate memory|not enough memory|out of memory", 'out of memory', remedy, 2)

@@ -3,8 +3,8 @@
 import torch
 
 from model import GPT
-from support import devices
-from support.memory import CPU, MARGIN, WHEN
+from support.console import format_duration
+from support.memory import MARGIN, WHEN
 from support.remedy import PER_MACHINE, remedy
 
 MFU = 0.4  # share of the peak FLOP/s, assumed
@@ -77,13 +77,11 @@ def activations_held(setup):
 
 
 def host_line(setup, checkpoint_bytes):
-    n, here = min(setup.world_size, PER_MACHINE), devices.memory_of(CPU)
+    n = min(setup.world_size, PER_MACHINE)
     need = n * 4 * sum(setup.n_params)
     processes = f"{n} processes build" if n > 1 else '1 process builds'
-    line = (f"host      {gb(need)} of main memory in each machine, as at the start {processes} all of the "
-            f"network in float32; {gb(checkpoint_bytes)} in the first one to save it. this machine has "
-            f"{gb(here)}")
-    return line + (', too little' if here < max(need, checkpoint_bytes) else '')
+    return (f"host      {gb(need)} of main memory in each machine, as at the start {processes} all of the "
+            f"network in float32; {gb(checkpoint_bytes)} in the first one to save it")
 
 
 def disk_line(checkpoint_bytes, keep_checkpoints):
@@ -108,9 +106,9 @@ def time_line(setup, max_iters, peak_flops):
     if setup.activation_checkpointing:
         flops *= 4 / 3  # the forward pass once more
     seconds = max_iters * flops / (MFU * peak_flops)
-    return (f"time      {seconds / 86400:,.1f} days for {max_iters:,} iterations = "
-            f"{seconds * setup.world_size / 3600:,.0f} hours of a GPU, at {MFU:.0%} of its peak, which is "
-            "assumed")
+    took = f"{seconds / 86400:,.1f} days" if seconds > 86400 else format_duration(seconds)
+    return (f"time      {took} for {max_iters:,} iterations = {seconds * setup.world_size / 3600:,.4g} hours "
+            f"of a GPU, at {MFU:.0%} of its peak, which is assumed")
 
 
 def traffic(setup):

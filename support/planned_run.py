@@ -52,8 +52,9 @@ def overview(run, system=None):
     k = SimpleNamespace(**run.knobs)
     notes = run_plan.notes(run)
     if run.data is NoData:
+        size = 2 * k.max_iters * run.tokens_per_iter  # bytes, as uint16
         data = (f"dataset   {k.dataset} is not here: a vocabulary of {NoData.vocab_size:,}, GPT-2's, is "
-                "assumed")
+                f"assumed. one epoch of all these tokens takes {size / 1e9:,.2f} GB")
         run.samples_per_epoch = 0
     else:
         data = run_plan.dataset_line(run, k)

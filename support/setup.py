@@ -44,7 +44,7 @@ def resolve(knobs, given, dist):
     if run.resuming and not k['eval_only']:
         from support import resume
         resume.tell_what_changed(run)
-    explain_out_of_memory(k['batch_size'], run.tokens_per_iter)
+    explain_out_of_memory(run)
     run.overview = run_plan.overview(run)
     run.plan = '\n'.join(run.overview + run_plan.notes(run))
     return run
