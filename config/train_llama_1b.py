@@ -1,7 +1,10 @@
 # A Llama of 1.3B parameters, on 45 billion tokens.
 #
-#   data     a large set as data/fineweb_edu (or --dataset=NAME), with GPT-2's tokens (1,439M parameters) or
-#            those of a smaller vocabulary (1,267M with 8,192 ids)
+#   data     50 billion tokens of FineWeb-Edu, so that none is seen twice: by its name alone, prepare.py takes
+#            the sample of 10 billion, which would be 4.5 epochs. The sample of 100 billion, up to 50:
+#            python prepare.py fineweb_edu_50b --input=hf:HuggingFaceFW/fineweb-edu:sample-100BT \
+#                --max_tokens=5e10               (about 100 GB; GPT-2's tokens: 1,439M parameters. With a
+#            smaller vocabulary they are fewer: 1,267M with 8,192 ids)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_llama_1b.py
 #   batch    4 sequences x 2,048 tokens x 8 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   45 billion tokens = 85,831 iterations, 31 to 36 tokens per parameter
@@ -10,7 +13,7 @@
 #   loss     not measured by us
 
 out_dir = 'out-llama-1b'
-dataset = 'fineweb_edu'
+dataset = 'fineweb_edu_50b'
 wandb_project = 'llama'
 wandb_run_name = 'llama-1b'
 
