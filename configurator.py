@@ -12,7 +12,9 @@ program.
 """
 
 import os
+import signal
 import sys
+import threading
 import time
 import types
 import typing
@@ -46,6 +48,8 @@ def configure(script, positional=None, like=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
     sets. like: the path of another script, whose knobs are taken as well. Returns (all knobs, the ones that
     were given), two dicts; every mistake found is reported at once, with status 2."""
+    if threading.current_thread() is threading.main_thread():  # Ctrl-C: no traceback. Some ask for more
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
         sys.stdout.reconfigure(errors='backslashreplace')
     knobs = plain(script)

@@ -123,6 +123,7 @@ def main():
                  "--input=FILE_OR_FOLDER")
         sys.exit(0 if show_dataset(folder) else 1)
     # tidies up, unlike what the system does by default
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     t0 = time.time()
     try:

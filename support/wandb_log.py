@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from configurator import fail
+from configurator import fail, warn
 
 # the losses have nanoGPT's names
 NAMES = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss',
@@ -35,8 +35,19 @@ class WandbLog:
             self.run.define_metric(NAMES[name], step_metric='iter', summary=best)
 
     def log(self, row):
-        self.run.log({NAMES.get(name, name): value for name, value in row.items()})
+        self.tell(lambda run: run.log({NAMES.get(name, name): value for name, value in row.items()}))
 
     def end(self, **summary):
         """What wandb shows of the run in its tables."""
-        self.run.summary.update(summary)
+        self.tell(lambda run: run.summary.update(summary))
+
+    def tell(self, function):
+        """function(run), as long as wandb's own process lives."""
+        if self.run is None:
+            return
+        try:
+            function(self.run)
+        except Exception as e:  # whatever it is: log.csv has the same numbers
+            reason = (str(e).strip() or type(e).__name__).splitlines()[0][:120]
+            warn(f"wandb is gone ({reason}), the run continues without it")
+            self.run = None

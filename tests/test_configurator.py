@@ -1,11 +1,12 @@
 """Overrides: nanoGPT's flags and files work, friendlier ones do too, and what cannot be meant is explained."""
 
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import REPO
+from conftest import REPO, own_process
 
 import configurator
 from support.resume import inherit
@@ -112,3 +113,11 @@ def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     source = (REPO / name).read_text().split('# ' + '-' * 77)[1].strip()
     assert source in done.stdout
     assert ' torch' not in done.stderr and time.time() - t0 < 5
+
+
+@pytest.mark.parametrize('name, slow', [('train.py', 'torch'), ('eval.py', 'torch'), ('plot.py', 'matplotlib')])
+def test_ctrl_c_during_the_start_is_no_traceback(name, slow, tmp_path):
+    (tmp_path / f'{slow}.py').write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n")
+    (tmp_path / 'log.csv').write_text('iter,loss,tokens\n1,2,3\n2,1,6\n')
+    result = own_process(name, *([tmp_path] if name == 'plot.py' else []), env={'PYTHONPATH': str(tmp_path)})
+    assert result.status == -signal.SIGINT and not result.err, result.err

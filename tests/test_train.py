@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -459,7 +460,7 @@ def test_bfloat16_trains_and_resumes_as_well(script, tiny, tmp_path):
 def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoint(script, tiny, tmp_path):
     script('train.py', *tiny)
     good = weights(tmp_path / 'out')
-    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=500', '--learning_rate=1e30', '--min_lr=1e30', '--grad_clip=0', '--eval_interval=100')
+    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=500', '--learning_rate=1e12', '--min_lr=1e12', '--grad_clip=0', '--eval_interval=100')
     assert result.status == 3 and 'ckpt_00000006.pt' in result.out + result.err
     assert same(weights(tmp_path / 'out'), good)
 
@@ -488,6 +489,27 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
     assert f"'outcome': 'done', 'iterations': 8, 'best_val_loss': {best}}}" in summary and "{'min': " in summary
     assert len({line.split()[1] for part in seen for line in part}) == 1 and len(seen[1]) >= 2
     assert list((tmp_path / 'wandb').glob('offline-run-*/*.wandb'))
+
+
+def test_a_run_goes_on_when_wandb_dies(script, tiny, tmp_path, monkeypatch):
+    logged = []
+
+    class Run:
+        id, summary = 'abc', {}
+
+        def define_metric(self, *args, **options):
+            pass
+
+        def log(self, row):
+            logged.append(row)
+            if len(logged) == 3:
+                raise ConnectionResetError(104, 'Connection reset by peer')
+    fake = types.SimpleNamespace(init=lambda **options: Run(), Error=RuntimeError)
+    monkeypatch.setitem(sys.modules, 'wandb', fake)
+    monkeypatch.setattr(wandb_log, 'wandb_problems', lambda: [])
+    result = script('train.py', *tiny, '--wandb_log=True')
+    assert result.status == 0 and 'done: 6' in result.out and len(logged) == 3 and len(rows(tmp_path / 'out')) == 7
+    assert result.err.count('warning: wandb is gone ([Errno 104] Connection reset by peer)') == result.err.count('\n') == 1
 
 
 def test_scripts_work_from_any_folder(tiny, tmp_path):
