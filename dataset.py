@@ -33,7 +33,7 @@ class Dataset:
     def __init__(self, name, data_dir=None):
         data_dir = data_dir or DATA_DIR
         self.name, self.folder = name, os.path.join(data_dir, name)
-        if name != os.path.basename(name) or name in ('', '.', '..'):
+        if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
             fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is "
                  f"not in {data_dir}")
         if not bin_files(self.folder, 'train'):
@@ -78,7 +78,8 @@ class Tokens:
         self.open = functools.lru_cache(self.open_files)(self.open_file)
         self.lock = threading.Lock()  # a file has one position, and the Loader reads beside the evaluation
         # a wrong vocabulary should show before the model is built; each batch is checked as well
-        self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
+        ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
+        self.sampled = hashlib.sha256(ids.astype(self.dtype)).hexdigest()[:16]  # tells data that was altered
 
     def __len__(self):
         return self.n

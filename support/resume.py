@@ -6,6 +6,7 @@ from configurator import check, fail
 from model import GPTConfig
 from support import load
 from support.old_knobs import translate
+from support.resumed_fields import check_fields
 from support.run import LAUNCH
 from support.same_tokenizer import same_tokenizer
 
@@ -18,6 +19,7 @@ def take_over(run):
     ckpt = run.ckpt
     before = load.model_config(ckpt)
     if run.resuming:
+        check_fields(ckpt)
         run.start_iter, run.best_val_loss = ckpt['iter_num'], ckpt['best_val_loss']
         if run.branching:  # a run of its own, with a best loss of its own
             run.best_val_loss = float('inf')
@@ -125,6 +127,7 @@ def change_problems(run):
         new = run.trained_on.get(name)
         if new == old:
             continue
+        name = name.removesuffix(' ids')  # which an older checkpoint lacks
         if name == 'tokens per iteration':
             what, remedy = name, f"keep it with --total_batch_size={old}"
         else:

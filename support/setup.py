@@ -25,6 +25,9 @@ FROM_ZERO = ('seed max_iters warmup_iters eval_interval tasks_interval eval_iter
              'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay '
              'grad_clip shard')
 BELOW_ONE = 'dropout beta1 beta2'
+# far above all that makes sense; their products have to be numbers of float32
+BELOW_1E15 = ('learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr', 'min_lr', 'weight_decay',
+              'matrix_weight_decay')
 
 
 def resolve(knobs, given, dist):
@@ -76,6 +79,10 @@ def knob_problems(run):
     knobs, dist = run.knobs, run.dist
     k = SimpleNamespace(**knobs)
     problems = out_of_range(knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
+    problems += [f"{name} is out of range ({knobs[name]:g}). use a number below 1e15" for name in BELOW_1E15
+                 if (knobs[name] or 0) >= 1e15]
+    if k.sample_tokens > 10**6:
+        problems.append(f"sample_tokens is out of range ({k.sample_tokens}). use a million or less")
     if not 0 < k.decay_fraction <= 1:
         problems.append(f"decay_fraction is out of range ({k.decay_fraction}). use a number in (0, 1]")
     try:
@@ -159,6 +166,7 @@ def data_problems(run):
     problems = [problem for problem in problems if problem]
     run.samples_per_epoch = max(1, len(run.data.train) // k.block_size)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
+    run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter
     dist.assert_same_on_all_ranks(run.trained_on)
     if run.ckpt:

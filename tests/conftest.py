@@ -33,12 +33,24 @@ class Result:
                 for line in self.out.splitlines() if line.startswith('iter ')}
 
 
+def explained(*error):
+    """The status with which a hook of support/errors.py ends the process, or None."""
+    end, os._exit = os._exit, sys.exit
+    try:
+        sys.excepthook(*error)
+    except SystemExit as e:
+        return e.code
+    finally:
+        os._exit = end
+
+
 @pytest.fixture
 def script(capsys, monkeypatch):
     """script('train.py', '--max_iters=3') -> Result: runs in this process. The report of a training run has no
     picture, unless pictures=True."""
     def run(name, *args, pictures=False):
         monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
+        excepthook = sys.excepthook
         handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
         capsys.readouterr()
         status, found = 0, None
@@ -49,7 +61,12 @@ def script(capsys, monkeypatch):
                 found = runpy.run_path(str(REPO / name), run_name='__main__')
         except SystemExit as e:
             status = e.code or 0
+        except Exception:
+            status = explained(*sys.exc_info())
+            if status is None:
+                raise
         finally:
+            sys.excepthook = excepthook
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         captured = capsys.readouterr()

@@ -187,7 +187,7 @@ row(33, '', 'meta.pkl', 'os.system', given=meta_pkl(b'cos\nsystem\n(S"touch cana
 for content in (b'', b'x', [1], {'vocab_size': -1, 'itos': {}}, {'vocab_size': 0, 'itos': {}}, {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]},
                 b'\x80\x04\x8d' + (2**62).to_bytes(8, 'little'), b'Px\n.', b'\x80\x02\x82\x01.'):
     row(33, '', 'meta.pkl', 'prepare.py', given=meta_pkl(content), what=f'meta.pkl is {content}')
-row(34, '', 'train.bin', 'became shorter', 'resume', given=shrinking, writes=True, what='a file that shrinks under a run')
+row(34, '', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True, what='a file that shrinks under a run')
 row(35, '', 'train.bin', 'another tokenizer', given=ids(lambda a: a.astype('>u2')), what='big-endian tokens')
 for dtype in ('float32', '>u2', ['uint16'], None):
     row(35, '', 'meta.json', 'dtype', given=meta(dtype=dtype), what=f'dtype={dtype!r}')
@@ -277,6 +277,9 @@ row(48, '--ddp_timeout=1e18', 'ddp_timeout')
 row(48, '', 'RANK is set', 'torchrun', given=environment(RANK='0'), what='RANK alone')
 row(48, '', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'), what='no MASTER_ADDR')
 row(49, '--gradient_accumulation_steps=6', 'gradient_accumulation_steps=6', 'number 4', '4 or 8', given=processes(4), what='6 micro-batches in 4 processes')
+for flag in ('matrix_lr=3.5e38', 'learning_rate=1e90', 'weight_decay=1e15'):
+    row(48, f'--{flag}', flag.split('=')[0], 'below 1e15')
+row(48, '--sample_tokens=1000000000000', 'sample_tokens', 'a million')
 row(49, '--gradient_accumulation_steps=1', '4 or 8', given=processes(4), what='1 micro-batch in 4 processes')
 row(49, '--gradient_accumulation_steps=0', 'gradient_accumulation_steps', 'above 0')
 row(49, '--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')
@@ -436,6 +439,8 @@ row(55, '--block_size=32', '--block_size=16', given=weights(), what='--block_siz
 row(55, '--dataset=other --max_iters=9', 'another tokenizer', given=both(run(), lambda place, _: make_dataset(place / 'data', 'other', text='other characters, other ids! ' * 200) and None), what='a dataset with another tokenizer')
 row(56, '--batch_size=8', 'tokens per iteration', '--total_batch_size=64', '--allow_change', given=run(), what='another batch')
 row(56, '', 'train.bin changed', '--allow_change', given=both(run(), both(meta(splits={}), ids(lambda a: a[:-10]))), what='other data')
+row(56, '', 'train.bin changed', '--allow_change', given=both(run(), ids(lambda a: a[::-1])), what='other data of the same length')
+row(56, '--max_iters=7', 'done: 7', given=both(run(lambda state: state['trained_on'].pop('train ids') and None), ids(lambda a: a[::-1])), status=0, what='the same from a checkpoint that did not look')
 row(56, '--batch_size=8 --allow_change --max_iters=7', 'done: 7', given=run(), status=0, what='another batch, --allow_change')
 row(57, '', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0, what='a run that is done')
 row(57, '--max_iters=4', 'this run is done: 6 of 4', given=run(), status=0, what='a run that is past its end')
@@ -498,6 +503,13 @@ for name, function in {'of another shape': lambda own: own.update(exp_avg=torch.
                        'too many': lambda own: own.update(evil=torch.zeros(3)), 'sparse': lambda own: own.update(exp_avg=own['exp_avg'].to_sparse()), 'with many steps': lambda own: own.update(step=torch.zeros(5)),
                        'without steps': lambda own: own.update(step=None)}.items():
     row(60, '', "optimizer's state", '--init_from=', given=run(moments(function)), what=f'moments {name}')
+for key, value in (('spent', [1]), ('spent', {'eval': 'x'}), ('spent', {'eval': float('nan')}), ('tokens', 'x'), ('tokens', 1.5), ('tokens', -1), ('tokens', 10**30), ('seconds', float('nan')),
+                   ('seconds', 1e308), ('seconds', -1.0), ('bad_steps', 10**30), ('bad_steps', -1), ('evaluation', {'iter': [6]}), ('evaluation', {'iter': 6, 'names': 5, 'metrics': {}}),
+                   ('evaluation', {'iter': 6, 'names': [['loss']], 'metrics': {}}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': [1]}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {'val_loss': [1]}}),
+                   ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {5: 1.0}}), ('trained_on', {'train': [1]}), ('environment', {'torch': {}}), ('wandb_run_id', 'x' * 10**6)):
+    row(60, '--max_iters=7', 'ckpt_00000006.pt', key, given=run(**{key: value}), what=f'{key} is {value!r:.60}')
+row(60, '', "dataset is a folder's name", given=run(edit('config', dataset='a\0b')), what='a zero byte in the name of the dataset')
+row(60, '--max_iters=7', 'sample_tokens', given=run(edit('config', sample_tokens=10**12)), what='sample_tokens in config is 10**12')
 for key, value in (('evaluation', {'iter': 6}), ('trained_on', {}), ('environment', {5: 6}), ('evaluation', {'iter': 8})):
     row(60, '--max_iters=7', 'done: 7', given=run(**{key: value}), status=0, what=f'{key}={value}')
 for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(n_layer=2.0), dict(n_layer=True), dict(n_layer=0), dict(vocab_size=10**12), dict(evil=1), dict(n_embd=64), dict(n_embd=-32), dict(n_embd=float('nan')), dict(n_head=0),
