@@ -42,7 +42,7 @@ import time
 import torch
 
 from dataset import DATA_DIR, Dataset
-from support import devices, distributed, load
+from support import devices, distributed, load, shared_cpu
 from support.compiling import compile_model
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
@@ -61,6 +61,7 @@ if problems:
 dist = distributed.init(device, backend, ddp_timeout)
 explain_lost_data()
 device = dist.device
+shared_cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 

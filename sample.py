@@ -44,7 +44,7 @@ exit_on_broken_pipe()
 
 import torch
 
-from support import devices
+from support import devices, shared_cpu
 from support.compiling import compile_model
 from support.load import find, model_and_tokenizer
 from support.streaming import Sample, escape_control_characters
@@ -99,6 +99,7 @@ if problems:
 # the model
 
 device, _ = devices.choose_device(device)
+shared_cpu.watch(device)
 wanted_dtype = dtype
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)

@@ -7,7 +7,7 @@ import os
 import time
 
 from configurator import fail, warn
-from support import devices
+from support import devices, shared_cpu
 from support.console import format_duration
 from support.run_json import RunRecord
 
@@ -73,6 +73,7 @@ class Logger:
         self.row = {}  # of the present iteration: what was measured before its update
         self.average_ms = None  # per iteration, over the latest ones, for the time left
         self.losses = []  # logged ones, for overfit_batch
+        self.pace = shared_cpu.Pace()
         self.wandb, self.wandb_run_id = None, run.ckpt.get('wandb_run_id') if run.continues else None
         writes = dist.is_main and not self.knobs['eval_only']
         if self.knobs['wandb_log'] and dist.is_main:
@@ -104,6 +105,9 @@ class Logger:
         self.dist.print(f"iter {it}: loss {measured['loss']:.4f}, time {ms:.2f}ms, {mfu}lr "
                         f"{measured['lr']:.2e}, grad norm {measured['grad_norm']:.2f}, {per_second:,.0f} "
                         f"tok/s, epoch {epoch:.2f}, data {100 * clock.data_wait:.1f}%{eta}")
+        note = self.pace.note(ms)
+        if note and self.dist.device.type == 'cpu':
+            self.dist.print(note)
         measured = {**measured, 'mfu': measured['mfu'] and 100 * measured['mfu']}
         self.row.update(
             measured, iter=it, progress=(it + 1) / self.knobs['max_iters'], epoch=epoch,

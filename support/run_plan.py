@@ -60,8 +60,9 @@ def schedule_line(run, k):
 
 
 def system_line(run, k):
-    return (f"system    {run.dist.device} ({run.why['device']}), {k.dtype} ({run.why['dtype']}), compile "
-            f"{'on' if k.compile else 'off'} ({run.why['compile']})")
+    threads = f", {run.why['threads']}" if 'threads' in run.why else ''
+    return (f"system    {run.dist.device} ({run.why['device']}){threads}, {k.dtype} ({run.why['dtype']}), "
+            f"compile {'on' if k.compile else 'off'} ({run.why['compile']})")
 
 
 def expect_line(run, k):

@@ -12,7 +12,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, devices, folders, run_plan
+from support import checkpoint, devices, folders, run_plan, shared_cpu
 from support.errors import explain_out_of_memory
 from support.evaluations import parse_interval
 from support.run import Run
@@ -232,6 +232,7 @@ def choose_system(run):
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(dist.device)}
     if dist.device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
+        run.why['threads'] = shared_cpu.watch(dist.device)
     if not knobs['deterministic']:
         run.environment['processes'] = dist.world_size
     run.environment.update(dtype=knobs['dtype'], compile=knobs['compile'], batch_size=knobs['batch_size'])
