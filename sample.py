@@ -18,7 +18,7 @@ out_dir = 'out'  # ignored if init_from is not 'resume'
 dataset: str = None  # whose tokenizer to use. None: the checkpoint's (nanoGPT's checkpoints name a dataset)
 data_dir: str = None  # the folder with the datasets. None: data/ beside this file
 start = '\n'  # the prompt, in which '<|endoftext|>' is that token; or FILE:prompt.txt; or '-': standard input
-prompts: str = None  # a file with a prompt per line, in place of start; empty lines are skipped
+prompts: str = None  # a file with a prompt per line, in place of start; \n in it is a new line
 num_samples = 10  # for each prompt
 batch_size = 64  # samples generated at once; fewer need less memory
 max_new_tokens = 500  # per sample
@@ -47,6 +47,7 @@ import torch
 from support import devices, shared_cpu
 from support.compiling import compile_model
 from support.load import find, model_and_tokenizer
+from support.prompts import prompts_in
 from support.streaming import Sample, escape_control_characters
 from support.tokenizer import END_OF_TEXT, empty_prompt
 
@@ -81,8 +82,7 @@ chatting = start == '-' and prompts is None and sys.stdin.isatty()  # prompts co
 if chatting:
     texts = []
 elif prompts is not None:
-    lines = read(prompts, "the file of prompts", "name one with --prompts=PATH").split('\n')
-    texts = [line for line in lines if line]
+    texts = prompts_in(read(prompts, "the file of prompts", "name one with --prompts=PATH"))
     if not texts and not problems:
         problems.append(f"no prompt in the file ({prompts}). write one per line")
 elif start.startswith('FILE:'):
@@ -118,7 +118,9 @@ def new_samples(text):
         ids = tokenizer.encode_prompt(text)
         begin = ids or empty_prompt(tokenizer)
     except ValueError as e:
-        fail(f"the prompt cannot be encoded: {e}. use {knob} with other characters")
+        if prompts is not None or chatting or 'start' in given:
+            fail(f"the prompt cannot be encoded: {e}. use {knob} with other characters")
+        ids, begin = [], empty_prompt(tokenizer)  # a vocabulary without a new line
     vocab_size = model.config.vocab_size
     if max(begin) >= vocab_size:
         fail(f"the prompt has the token id {max(begin)}, the model only {vocab_size} ids: it was trained "

@@ -8,8 +8,8 @@ import re
 import shutil
 
 from configurator import fail
-from support.dataset_meta import TOKENIZER_FILES
-from support.files import lock, write_whole
+from support.files import lock, read_json, write_whole
+from support.tokenizer_files import TOKENIZER_FILES
 
 
 @contextlib.contextmanager
@@ -34,8 +34,11 @@ def only_writer(folder, unfinished, dataset_folder):
 def remove_unfinished(unfinished):
     """Remove what cannot be continued; downloads can."""
     for entry in os.listdir(unfinished) if os.path.isdir(unfinished) else ():
-        if entry != 'download':
-            os.remove(os.path.join(unfinished, entry))
+        path = os.path.join(unfinished, entry)
+        if os.path.isdir(path) and entry != 'download':
+            shutil.rmtree(path)
+        elif entry != 'download':
+            os.remove(path)
     with contextlib.suppress(OSError):  # not empty
         os.rmdir(unfinished)
 
@@ -58,6 +61,15 @@ def check_room(folder, draft, max_tokens):
     if needed > free:
         fail(f"too little room in {folder} (at least {needed / 1e9:.1f} GB will be written, "
              f"{free / 1e9:.1f} GB are free). make room, or use --data_dir=ANOTHER, or --max_tokens")
+
+
+def read_before(folder):
+    """What meta.json says of an earlier dataset in the folder; {} if it says what cannot be."""
+    meta = read_json(os.path.join(folder, 'meta.json'))
+    then = meta.get('then', {})
+    splits = then.get('splits', {}) if isinstance(then, dict) else None
+    whole = isinstance(splits, dict) and all(isinstance(entry, dict) for entry in splits.values())
+    return meta if whole else {}
 
 
 def part_folders(folder):
@@ -84,7 +96,8 @@ def move_into_place(folder, unfinished, meta, settings):
     path = os.path.join(folder, 'meta.json')
     waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta}
     write_whole(path, json.dumps(waiting).encode())
-    places = {file: file for file in TOKENIZER_FILES.values()}  # name in unfinished/: name here
+    # name in unfinished/: name here
+    places = {file: file for file in [*TOKENIZER_FILES.values(), 'meta.pkl']}
     for name, entry in meta['splits'].items():
         if 'shards' in entry:
             places.update({shard['file']: shard['file'] for shard in entry['shards']})

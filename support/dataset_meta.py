@@ -7,9 +7,6 @@ import os
 from configurator import fail
 from support.tokenizer_state import check_tokenizer_state
 
-# the tokenizer's own files in the folder, by their key in its state
-TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
-
 
 def bin_files(folder, split):
     """The files with a split's token ids, in order: one, or shards (train_000000.bin, ...), or none."""
@@ -29,6 +26,7 @@ def read_meta(folder):
                 meta = json.load(f)
             unfinished = meta.get('unfinished')
             if not unfinished:
+                meta = complete(meta)
                 check_meta(meta)
         except Exception as e:  # a file may say anything
             fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
@@ -41,6 +39,14 @@ def read_meta(folder):
         return read_meta_pkl(os.path.join(folder, 'meta.pkl'))
     return {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256,
             'dtype': 'uint16', 'splits': {}}
+
+
+def complete(meta):
+    """One that a person wrote may say as little as {"vocab_size": 1000, "dtype": "uint32"}; then the ids are
+    no text."""
+    if 'tokenizer' not in meta:
+        meta['tokenizer'] = {'kind': 'ids', 'n_vocab': meta['vocab_size']}
+    return {'end_of_text': None, 'dtype': 'uint16', 'splits': {}, **meta}
 
 
 def check_meta(meta):
@@ -64,14 +70,7 @@ def read_tokenizer_state(folder, meta):
     if state == {'kind': 'tiktoken', 'name': 'gpt2'}:  # nanoGPT's folders only assume it
         from support.tiktoken_tokenizer import full_state_if_cached
         return full_state_if_cached(state)
-    for key in TOKENIZER_FILES:
-        if f'{key}_file' not in state:
-            continue
-        path = os.path.join(folder, os.path.basename(str(state.pop(f'{key}_file'))))
-        try:
-            with open(path, 'rb') as f:
-                content = f.read()
-            state[key] = content if key == 'ranks' else content.decode()
-        except (OSError, UnicodeDecodeError) as e:
-            fail(f"the tokenizer's file cannot be read ({path}: {e}). run prepare.py for this dataset again")
+    if any(name.endswith('_file') for name in state):
+        from support.tokenizer_files import read_files
+        read_files(folder, state, meta.get('checksums', {}))
     return state

@@ -13,6 +13,9 @@ def to_tokenizer_json(tokenizer, block_size):
     if state['kind'] == 'hf':  # as it came
         settings = json.dumps({'tokenizer_class': 'PreTrainedTokenizerFast'})
         return state['json'], state.get('config') or settings
+    if state['kind'] == 'ids' or not all(len(c) == 1 for c in state.get('chars', '')):
+        raise ValueError("transformers has no such tokenizer: ids that are no text, or several characters "
+                         "each")
     from tokenizers import AddedToken
     special = {}
     if state['kind'] == 'char':

@@ -93,6 +93,22 @@ class HFTokenizer:
         return dict(self._state)
 
 
+# names that tokenizers give to what begins and ends a text
+BEGIN = r'<\|?(begin_?of_?text|bos|sos|start|s|BOS|SOS)\|?>|\[(BOS|SOS)\]'
+END = r'<\|?(end_?of_?text|eos|eot|end|/s|EOS|EOT)\|?>|</s>|\[(EOS|EOT)\]'
+
+
+def guess_special(added):
+    """What a tokenizer_config.json would say of the added tokens of a tokenizer.json: {'bos_token': ...}."""
+    names = [token.get('content', '') for token in added if isinstance(token, dict)]
+    found = {}
+    for key, pattern in (('bos_token', BEGIN), ('eos_token', END)):
+        matching = [name for name in names if re.fullmatch(pattern, name)]
+        if matching:
+            found[key] = matching[0]
+    return found
+
+
 def bytes_to_unicode():
     """A printable character for each byte, as GPT-2's vocabulary writes them (the name is that of OpenAI's
     encoder.py): bytes that are printable stand for themselves, the others are counted on from 256."""

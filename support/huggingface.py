@@ -124,6 +124,11 @@ def read_tokenizer(source, needed=True):
     """The state of a model's tokenizer, for make_tokenizer(). If it has none: an error, or None."""
     if source in GPT2_NAMES:
         return dict(GPT2_TOKENIZER)
+    if source.endswith('.json') and os.path.isfile(source):  # of any name, as Tokenizer.save() wrote it
+        if os.path.basename(source) != 'tokenizer.json':
+            return complete_tokenizer({'kind': 'hf', 'name': os.path.basename(source),
+                                       'json': read_json_text(source)})
+        source = os.path.dirname(source) or '.'
     if not os.path.isdir(source) and not is_hub_name(source):
         fail(f"no such tokenizer (hf:{source}). name a folder that has a tokenizer.json, or OWNER/NAME")
     path = get_file(source, 'tokenizer.json', needed=False)
@@ -136,6 +141,20 @@ def read_tokenizer(source, needed=True):
     path = get_file(source, 'tokenizer_config.json', needed=False)
     if path:
         state['config'] = read_json_text(path)
+    return complete_tokenizer(state)
+
+
+def complete_tokenizer(state):
+    """Without a tokenizer_config.json the names of the special tokens tell which of them begins and ends a
+    text."""
+    if 'config' not in state:
+        from support.hf_tokenizer import guess_special
+        content = json.loads(state['json'])
+        found = guess_special(content.get('added_tokens') or []) if isinstance(content, dict) else {}
+        if found:
+            print(f"note: {state['name']} has no tokenizer_config.json; taken from its names: "
+                  + ', '.join(f'{key} {token}' for key, token in found.items()))
+            state['config'] = json.dumps(found)
     return state
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 from configurator import fail
+from support.files import write_whole
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -22,5 +23,14 @@ def read_meta_pkl(path):
     except Exception as e:  # whatever a strange pickle may raise
         fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
              "dataset again")
+    if all(len(c) == 1 for c in chars):  # as CharTokenizer says it
+        chars = ''.join(chars)
     tokenizer = {'kind': 'char', 'chars': chars}
     return {'tokenizer': tokenizer, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
+
+
+def write_meta_pkl(path, chars):
+    """The same file, for programs that read nanoGPT's folders."""
+    stoi = {c: i for i, c in enumerate(chars)}
+    itos = dict(enumerate(chars))
+    write_whole(path, pickle.dumps({'vocab_size': len(chars), 'itos': itos, 'stoi': stoi}))

@@ -16,9 +16,11 @@ def same_tokenizer(a, b):
     """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
     if a is None or b is None or a == b:
         return True
+    if a['kind'] == b['kind'] == 'char':  # nanoGPT's meta.pkl has a list, ours may have a string
+        return list(a['chars']) == list(b['chars'])
     if a['kind'] == b['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b):
         return a.get('name') == b.get('name')
-    if a['kind'] == b['kind'] != 'hf':
+    if a['kind'] == b['kind'] != 'hf' or 'ids' in (a['kind'], b['kind']):
         return False
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: compare what they make of a text
     chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)

@@ -13,6 +13,7 @@ from configurator import fail, warn
 from dataset import SAMPLES, hash_seed
 from support.evaluate import eval_mode
 from support.files import write_whole
+from support.prompts import prompts_in
 from support.tokenizer import empty_prompt
 
 
@@ -22,7 +23,7 @@ def read_prompts(path, tokenizer):
     if path is not None:
         try:
             with open(path, encoding='utf-8') as f:
-                prompts = [line.rstrip('\r\n').replace('\\n', '\n') for line in f if line.strip()]
+                prompts = prompts_in(f.read())
         except (OSError, UnicodeDecodeError) as e:
             reason = getattr(e, 'strerror', None) or e
             fail(f"sample_prompts cannot be read ({path}: {reason}). name a text file with a prompt per line")

@@ -59,10 +59,30 @@ def from_state(state):
              "tiktoken")
     if 'ranks' not in state:
         return TiktokenTokenizer(get_encoding(tiktoken, state['name']))
-    lines = (line.split() for line in state['ranks'].splitlines())
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    ranks = read_ranks(state['ranks'], state['special_tokens'])
     return TiktokenTokenizer(tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
                                                special_tokens=state['special_tokens']))
+
+
+def read_ranks(content, special_tokens):
+    """{token: id} of a tokenizer.tiktoken. ValueError for one that tiktoken would panic about, or take."""
+    ranks = {}
+    content = content.encode() if isinstance(content, str) else content
+    for number, line in enumerate(content.splitlines(), 1):
+        token, _, rank = line.partition(b' ')
+        try:
+            token, rank = base64.b64decode(token, validate=True), int(rank)
+        except ValueError:
+            raise ValueError(f"line {number} of its file is damaged")
+        if token in ranks or rank < 0:
+            raise ValueError(f"line {number} of its file repeats a token")
+        ranks[token] = rank
+    ids = {*ranks.values(), *special_tokens.values()}
+    if len(ids) < len(ranks) + len(special_tokens):
+        raise ValueError("an id has two tokens in its file")
+    if any(bytes([b]) not in ranks for b in range(256)):
+        raise ValueError("its file lacks some of the 256 bytes")
+    return ranks
 
 
 def cache_path(url):

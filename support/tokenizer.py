@@ -12,6 +12,8 @@ Tokenizers. Each one has
                             'words', between a letter and a space
 """
 
+import re
+
 import numpy as np
 
 from configurator import fail
@@ -45,7 +47,9 @@ class ByteTokenizer:
 
 
 class CharTokenizer:
-    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
+    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char. A
+    vocabulary from elsewhere may have tokens of several characters, k-mers of DNA say: the longest that fits
+    is taken."""
     end_of_text, stop_ids, split_at = None, None, 'anywhere'
 
     def __init__(self, chars):
@@ -53,13 +57,26 @@ class CharTokenizer:
         single = [(ord(c), i) for i, c in enumerate(self.chars) if len(c) == 1]
         self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
         self.id_of[[code for code, _ in single]] = [i for _, i in single]
+        self.longer = None
+        if len(single) < self.n_vocab:
+            self.longer = {token: i for i, token in enumerate(self.chars) if token}
+            longest_first = sorted(self.longer, key=len, reverse=True)
+            self.pattern = re.compile('|'.join(map(re.escape, longest_first)) + '|.', re.DOTALL)
+            self.split_at = 'nowhere'
 
     def encode(self, text):
+        if self.longer is not None:
+            return np.array([self.id_of_token(token) for token in self.pattern.findall(text)], dtype=np.int32)
         ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
         if (ids < 0).any():
             unknown = text[int(np.argmax(ids < 0))]
             raise ValueError(f"character {unknown!r} is not in the vocabulary of {self.n_vocab} characters")
         return ids
+
+    def id_of_token(self, token):
+        if token not in self.longer:
+            raise ValueError(f"no token of the vocabulary begins here ({token!r})")
+        return self.longer[token]
 
     def encode_prompt(self, text):
         return self.encode(text).tolist()
@@ -75,6 +92,33 @@ class CharTokenizer:
         return {'kind': 'char', 'chars': ''.join(self.chars) if all_single else self.chars}
 
 
+class IdsTokenizer:
+    """For ids that are no text: notes, moves, genes. They are written as numbers."""
+    end_of_text, stop_ids, split_at = None, None, 'nowhere'
+
+    def __init__(self, n_vocab):
+        self.n_vocab = n_vocab
+
+    def encode(self, text):
+        words = text.split()
+        if not all(word.isdecimal() and int(word) < self.n_vocab for word in words):
+            raise ValueError(f"texts of this dataset are numbers below {self.n_vocab}, such as '0 1 2' "
+                             f"({text!r})")
+        return np.array([int(word) for word in words], dtype=np.uint32)
+
+    def encode_prompt(self, text):
+        return self.encode(text).tolist()
+
+    def decode(self, ids):
+        return ''.join(f'{i} ' for i in ids)
+
+    def token_bytes(self):
+        return np.zeros(self.n_vocab, dtype=np.int64)
+
+    def state(self):
+        return {'kind': 'ids', 'n_vocab': self.n_vocab}
+
+
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, meta.json's, or {'kind': 'tiktoken', 'name':
     'gpt2'}."""
@@ -83,6 +127,8 @@ def make_tokenizer(state):
             return ByteTokenizer()
         if state['kind'] == 'char':
             return CharTokenizer(state['chars'])
+        if state['kind'] == 'ids':
+            return IdsTokenizer(state['n_vocab'])
         if state['kind'] == 'hf':
             from support.hf_tokenizer import HFTokenizer
             return HFTokenizer(state)
@@ -96,5 +142,13 @@ def make_tokenizer(state):
 
 
 def empty_prompt(tokenizer):
-    """The ids to start with when the prompt has none: what every document begins with, or a new line."""
-    return [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode_prompt('\n')
+    """The ids to start with when the prompt has none: what every document begins with, or a new line, or in a
+    vocabulary without that a space or the first id."""
+    if tokenizer.end_of_text is not None:
+        return [tokenizer.end_of_text]
+    for text in ('\n', ' '):
+        try:
+            return tokenizer.encode_prompt(text) or [0]
+        except ValueError:
+            pass
+    return [0]

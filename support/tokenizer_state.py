@@ -5,7 +5,8 @@ import importlib.util
 import numpy as np
 
 # what the state of each kind has at least
-KINDS = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str}}
+KINDS = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str},
+         'ids': {'n_vocab': int}}
 
 
 def check_tokenizer_state(state):
@@ -17,8 +18,10 @@ def check_tokenizer_state(state):
 
 
 def token_bytes(state, vocab_size):
-    """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the tokenizer's package is not
-    installed or its files are not at hand."""
+    """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
+    tokenizer's package is not installed or its files are not at hand."""
+    if state['kind'] == 'ids':
+        return None
     package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'])
     if package is None:
         found = bytes_per_token(state)

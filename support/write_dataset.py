@@ -14,10 +14,10 @@ import numpy as np
 
 from configurator import fail
 from support.dataset_folder import remove_unfinished
-from support.dataset_meta import TOKENIZER_FILES
 from support.encode_text import Encoder
 from support.files import sync_folder, write_whole
 from support.tokenizer import make_tokenizer
+from support.tokenizer_files import TOKENIZER_FILES
 
 SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
 
@@ -41,9 +41,10 @@ class Split:
     """The files of one split in the folder unfinished/, each of shard_tokens ids, the last one of what
     remains."""
 
-    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0, shards=()):
-        """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer.
-        `shards` are the entries of the full ones."""
+    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0, shards=(),
+                 rest_sha256=None):
+        """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer, or the
+        file that goes on has others. `shards` are the entries of the full ones."""
         self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
         self.tokens, self.documents, self.bytes = tokens, documents, bytes
         self.shards = list(shards)[:tokens // shard_tokens]
@@ -59,6 +60,9 @@ class Split:
             self.file.truncate(rest * encoder.dtype.itemsize)
             for ids in read_ids([self.file.name], encoder.dtype):
                 self.digest.update(ids)
+            if rest_sha256 not in (None, self.digest.hexdigest()):
+                self.file.close()
+                raise EOFError
             self.file.seek(0, os.SEEK_END)
             self.room -= rest
 
@@ -101,7 +105,7 @@ class Split:
 
     def state(self):
         return {'tokens': self.tokens, 'documents': self.documents, 'bytes': self.bytes,
-                'shards': self.shards}
+                'shards': self.shards, 'rest_sha256': self.digest and self.digest.hexdigest()}
 
     def finish(self):
         """Close the last file. Returns the split's entry for meta.json."""
@@ -135,7 +139,9 @@ class Draft:
         self.splits = {name: self.split(name) for name in ('train', 'val')}
         state = {key: value.decode() if isinstance(value, bytes) else value
                  for key, value in tokenizer.state().items()}
-        write_whole(os.path.join(self.folder, 'state.json'), json.dumps(state).encode())
+        state = json.dumps(state).encode()
+        self.state_sha256 = hashlib.sha256(state).hexdigest()
+        write_whole(os.path.join(self.folder, 'state.json'), state)
 
     def resume(self):
         """Continue what an earlier run saved. Returns False if it was of other settings or files, or if
@@ -147,11 +153,18 @@ class Draft:
             if saved['made_with'] != self.settings or not same_files:
                 print(f"note: an earlier run with other settings or files left {self.folder}; starting anew")
                 return False
-            with open(os.path.join(self.folder, 'state.json')) as f:
-                self.encoder = Encoder(make_tokenizer(json.load(f)), self.mark_documents)
+            with open(os.path.join(self.folder, 'state.json'), 'rb') as f:
+                state = f.read()
+            if hashlib.sha256(state).hexdigest() != saved['state_sha256']:
+                raise EOFError
+            self.encoder = Encoder(make_tokenizer(json.loads(state)), self.mark_documents)
             self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
+        except FileNotFoundError:
             return False
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError):
+            print(f"note: what an earlier run left in {self.folder} is damaged; starting anew")
+            return False
+        self.state_sha256 = saved['state_sha256']
         self.place, self.complete = saved['place'], saved['whole']
         self.look_alikes = saved['look_alikes']
         self.saved_shards = self.full_shards()
@@ -189,7 +202,7 @@ class Draft:
         sync_folder(self.folder)
         progress = {
             'made_with': self.settings, 'read': read_so_far(self.files, self.place), 'place': self.place,
-            'whole': self.complete, 'look_alikes': self.look_alikes,
+            'whole': self.complete, 'state_sha256': self.state_sha256, 'look_alikes': self.look_alikes,
             'splits': {name: split.state() for name, split in self.splits.items()},
         }
         write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
@@ -198,16 +211,18 @@ class Draft:
     def finish(self):
         """Write the last files. Returns what meta.json says of the splits and the tokenizer."""
         tokenizer = self.encoder.tokenizer
-        state = tokenizer.state()
+        state, checksums = tokenizer.state(), {}
         for key, file in TOKENIZER_FILES.items():  # too long for meta.json
             if state.get(key) is not None:
                 content = state.pop(key)
                 content = content if isinstance(content, bytes) else content.encode()
                 write_whole(os.path.join(self.folder, file), content)
                 state[f'{key}_file'] = file
+                checksums[file] = hashlib.sha256(content).hexdigest()
         splits = {name: split.finish() for name, split in self.splits.items() if split.tokens > 0}
-        return {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+        meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
                 'dtype': 'uint16' if self.encoder.dtype.itemsize == 2 else 'uint32', 'splits': splits}
+        return {**meta, 'checksums': checksums} if checksums else meta
 
     def close(self):
         for split in self.splits.values():
@@ -256,6 +271,7 @@ def move_end(draft, source, target, n):
         source.documents -= documents
         source.bytes -= encoder.count_bytes(ids)
     source.tokens -= n
+    source.digest = None  # of fewer ids now: of what is left in its last file
     if source.tokens == 0:
         target.documents += source.documents
         source.documents = 0

@@ -13,12 +13,16 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from conftest import REPO, TEXT, own_process
 from test_read_text import files_of
 
 from dataset import Dataset
+from support import find_text
 from support.files import lock
+from support.tokenizer import make_tokenizer
+from support.write_dataset import Draft
 
 # runs prepare.py in forks, which need not import anything, and kills each at its k-th call that changes
 # something on the disk; 0: never
@@ -301,3 +305,42 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
     assert script('prepare.py', *args).status == 0
     data = Dataset('mine', tmp_path / 'data')
     assert data.train.n + data.val.n == len(TEXT) * 60 + 1
+
+
+def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
+    files = [find_text.File('a.txt', 100, '1')]
+    for number, damaged in enumerate(('train_000000.bin', 'state.json', 'progress.json', None)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        draft = Draft(str(folder), dict(shard_tokens=1000), files)
+        draft.start(make_tokenizer({'kind': 'char', 'chars': 'abc'}))
+        draft.add({'train': (np.arange(1500, dtype='<u2') % 3, 0)}, 0, (0, 0, 1500))
+        draft.save()
+        draft.close()
+        if damaged == 'train_000000.bin':  # the file that goes on: full shards are checked by --show
+            damaged = 'train_000001.bin'
+        if damaged:
+            content = bytearray((folder / damaged).read_bytes())
+            content[len(content) // 2] ^= 1
+            (folder / damaged).write_bytes(content)
+        draft = Draft(str(folder), dict(shard_tokens=1000), files)
+        assert draft.resume() == (damaged is None), damaged
+        draft.close()
+        out = capsys.readouterr()
+        assert ('starting anew' in out.out) == bool(damaged) and not out.err
+
+
+@pytest.mark.parametrize('content', ['[1]', '5', '{', '{"splits": 3}', '{"then": 5}', '{"then": {"splits": [1]}}',
+                                     '{"command": 5, "splits": {}}', '{"splits": {"train": 1}, "then": {}}'])
+def test_an_odd_meta_json_is_no_obstacle(script, tmp_path, content):
+    folder = tmp_path / 'data' / 'mine'
+    (folder / 'unfinished' / 'a folder').mkdir(parents=True)
+    (folder / 'meta.json').write_text(content)
+    (tmp_path / 'book.txt').write_text(TEXT)
+    args = 'mine', f"--input={tmp_path / 'book.txt'}", '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}"
+    (folder / 'train.bin').write_bytes(b'12')
+    result = script('prepare.py', 'mine', '--show', args[-1])
+    assert result.status == 2 and result.err.count('\n') == 1, result.err
+    result = script('prepare.py', *args)
+    assert result.status == 0 and looks_finished(folder), result.err
+    assert not (folder / 'unfinished').exists()
