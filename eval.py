@@ -81,6 +81,9 @@ if config.positions == 'learned' and block_size > config.block_size:
 if stride is not None and stride > block_size:
     problems.append(f"stride={stride} would skip tokens, as a window has {block_size}. use "
                     f"--stride={block_size} or less")
+if batch_size * block_size >= 2**31:
+    problems.append(f"batch_size x block_size is out of range ({batch_size} x {block_size}). use a smaller "
+                    "--batch_size: 8 to 64 windows are as fast")
 if problems:
     fail(*problems)
 # a nanoGPT checkpoint has no tokenizer: its dataset has
@@ -198,7 +201,8 @@ def evaluate_text():
     name = f"{data.name}/{split}"
     t0 = time.perf_counter()
     n_bytes = token_bytes(tokenizer_state, config.vocab_size)
-    found = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, n_bytes,
+    size = batch_size if compiling else min(batch_size, len(rows))  # no more than there is
+    found = text_loss(model, tokens, rows, block_size, size, dist, autocast, n_bytes,
                       tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:

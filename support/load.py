@@ -30,8 +30,9 @@ def find(source, hub=True):
     if os.path.isfile(source) or (hub and is_hub_name(source)):
         return source
     if not os.path.isdir(source):
-        fail(f"no checkpoint at {source}. train first, or name a checkpoint, a run's folder, or a Hugging "
-             "Face folder or name (gpt2, OWNER/NAME)")
+        from support.missing_run import runs
+        fail(f"no checkpoint at {source}{runs()}. train first, or name a checkpoint, a run's folder, or a "
+             "Hugging Face folder or name (gpt2, OWNER/NAME)")
     path = os.path.join(source, 'ckpt.pt')
     if os.path.exists(path):
         return path
@@ -39,7 +40,9 @@ def find(source, hub=True):
     if path is None and is_folder(source):
         return source
     if path is None:
-        fail(f"no checkpoint in {source}. train first, or name another folder with --out_dir or --init_from")
+        from support.missing_run import runs
+        fail(f"no checkpoint in {source}{runs()}. train first, or name another folder with --out_dir or "
+             "--init_from")
     return path
 
 

@@ -42,8 +42,9 @@ def choose(init_from, out_dir, overwrite, eval_only, tell):
         from support import load
         return load.newest_whole(out_dir, tell), True, False
     if init_from == 'resume':
-        fail(f"no checkpoint in {out_dir} to resume from. name the run's folder with --out_dir, or use "
-             "--init_from=auto or scratch")
+        from support.missing_run import runs
+        fail(f"no checkpoint in {out_dir} to resume from{runs()}. name the run's folder with --out_dir, or "
+             "use --init_from=auto or scratch")
     path = None if init_from in ('scratch', 'auto') else choose_weights(init_from, out_dir, overwrite)
     if here and not overwrite and not eval_only:
         fail(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
@@ -57,8 +58,9 @@ def choose_branch(source, out_dir, overwrite, eval_only, tell):
         fail(f"{out_dir} already holds a run, and resume:{source} would start one. continue it: "
              "--init_from=auto; keep it: --out_dir=ANOTHER; delete it: --overwrite")
     if not os.path.isfile(source) and not newest(source):
-        fail(f"no checkpoint at {source}. name a file such as out/ckpt_00001000.pt, or a run's folder for "
-             "its newest one")
+        from support.missing_run import runs
+        fail(f"no checkpoint at {source}{runs()}. name a file such as out/ckpt_00001000.pt, or a run's "
+             "folder for its newest one")
     from support import load
     path = load.newest_whole(source, tell) if os.path.isdir(source) else source
     if os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir) and not eval_only:

@@ -117,7 +117,8 @@ def bundle(folder):
     except FileNotFoundError as e:
         fail(f"the evaluation bundle is missing ({e.filename}). download {BUNDLE_URL} and unpack it in "
              f"{folder}; --data_dir names another folder")
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as e:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, AssertionError,
+            RecursionError) as e:
         reason = ' '.join(str(e).split())[:120]
         fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {reason}). download "
              f"{BUNDLE_URL} again")
@@ -136,6 +137,7 @@ def read_bundle(root, load_yaml):
         assert path.startswith(os.path.normpath(root) + os.sep), f"{uri} is outside"
         assert kind in FIELDS, f"{label} is of an unknown kind, {kind}"
         delimiter = entry.get('continuation_delimiter', ' ')
+        assert 0 <= chance[label] < 1, f"{label} is guessed with {chance[label]:.0%}"
         tasks[name] = Task(name, path, kind, chance[label], int(entry['num_fewshot'][0]), delimiter)
     return tasks
 
@@ -150,7 +152,7 @@ def read_examples(path, kind):
             try:
                 example = json.loads(line)
                 check_example(example, kind)
-            except (ValueError, TypeError, KeyError, AssertionError) as e:
+            except (ValueError, TypeError, KeyError, AssertionError, RecursionError) as e:
                 fail(f"{path}:{number} is not an example of {kind} ({type(e).__name__}: {str(e)[:120]}). "
                      "download the file again")
             examples.append(example)

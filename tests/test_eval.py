@@ -107,7 +107,7 @@ def test_loss_and_bits_per_byte_are_those_of_transformers(script, run, tmp_path,
 def test_no_batch_size_changes_it(script, run):
     script('eval.py', *flags(run, 'modern'))
     want = told(run, 'modern')
-    for batch_size in (1, 3, 1000):
+    for batch_size in (1, 3, 1000, 100_000_000):  # the last one has no room but for what there is
         script('eval.py', *flags(run, 'modern', f'--batch_size={batch_size}'))
         found = told(run, 'modern')
         for key in ('loss', 'loss_error', 'bpb', 'bpb_error', 'tokens', 'bytes'):
@@ -237,6 +237,7 @@ def test_mistakes_are_one_line(script, run, tmp_path):
                         (['--split=none'], 'nothing to do'), (['--block_size=17'], '--block_size=16'),
                         (['--dataset=other', f'--data_dir={other.parent}'], 'another tokenizer'),
                         (['--dataset=nowhere'], 'no dataset nowhere'),
+                        (['--batch_size=4294967296'], 'smaller --batch_size'),
                         (['--tasks=hellaswag'], 'hellaswag_val.jsonl')):
         result = script('eval.py', *flags(run, 'gpt2', *args))
         assert result.status == 2 and result.err.count('error: ') == 1, (args, result.err)

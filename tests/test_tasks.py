@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import math
 import random
 import shutil
@@ -299,6 +300,8 @@ def test_what_is_missing_or_broken_is_one_line(folder, capsys):
     assert 'cannot be encoded' in error('sums', make_tokenizer({'kind': 'char', 'chars': 'ab'}))
     who.write_text('{"context_options": ["a", "b"], "continuation": "c", "gold": 2}\n')
     assert 'who.jsonl:1' in error('who')
+    who.write_text('[' * 100_000 + '\n')  # deeper than a parser goes
+    assert 'who.jsonl:1' in error('who')
     who.unlink()
     assert tasks.BUNDLE_URL in error('who') and str(folder) in error('who')
     (folder / 'hellaswag_val.jsonl').unlink()
@@ -307,5 +310,11 @@ def test_what_is_missing_or_broken_is_one_line(folder, capsys):
     assert 'outside' in error('choice')
     (bundle / 'core.yaml').write_text(CORE.replace('schema', 'riddle'))
     assert 'riddle' in error('choice')
+    (bundle / 'core.yaml').write_text('[' * 10_000)
+    assert 'cannot be read' in error('choice')
+    (bundle / 'core.yaml').write_text(CORE)
+    guessing = bundle / 'eval_meta_data.csv'
+    guessing.write_text(re.sub(r'\d+(\.\d+)?(?=\r?\n|$)', '100', CHANCE))
+    assert 'guessed with 100%' in error('choice')
     (bundle / 'core.yaml').unlink()
     assert tasks.BUNDLE_URL in error('choice')
