@@ -67,6 +67,7 @@ def configure(script, positional=None, like=None):
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional, script_dir)
     if problems:
         fail(*problems)
+    given = {name: expand_home(name, value) for name, value in given.items()}
     script.update(given)
     knobs = Knobs({**knobs, **given})
     knobs.kinds = kinds
@@ -86,7 +87,9 @@ def parse_args(argv, knobs, kinds, positional, script_dir):
                 problems.append(problem)
                 value_of_previous = problem.startswith('no value') and following is not None
                 continue
-            if name in flags and os.environ.get('LOCAL_RANK', '0') == '0':
+            if list in kinds[name]:  # it collects
+                value = [*(given[name] if name in flags else []), value]
+            elif name in flags and os.environ.get('LOCAL_RANK', '0') == '0':
                 print(f"note: --{name} is given twice, the last one counts ({value!r})")
             flags.add(name)
             given[name] = value
@@ -117,6 +120,16 @@ def parse_flag(arg, following, knobs, kinds):
     if bool not in kinds[name] or following in ('True', 'False', 'true', 'false'):
         return name, None, f"no value ({arg}). write --{name}={'...' if following is None else following}"
     return name, True, None
+
+
+def expand_home(name, value):
+    """No shell expands the ~ in --out_dir=~/runs or resume:~/runs; a prompt may begin with one."""
+    if isinstance(value, list):
+        return [expand_home(name, item) for item in value]
+    prefix, colon, path = str(value).rpartition(':')
+    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):
+        return prefix + colon + os.path.expanduser(path)
+    return value
 
 
 def out_of_range(knobs, above_zero='', from_zero='', below_one=''):

@@ -3,15 +3,16 @@ Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and me
 
     $ python prepare.py                        # pystdlib: this Python's own source code, no download
     $ python prepare.py shakespeare_char       # tinyshakespeare by characters, as nanoGPT has it (1.1 MB)
-    $ python prepare.py mybook --input=book.txt --tokenizer=char
+    $ python prepare.py book.txt               # data/book; the tokenizer is chosen by the size of the text
     $ python prepare.py mine --input='texts/*.jsonl.zst' --tokenizer=bpe:8192 --val_fraction=0.01
     $ python prepare.py openwebtext            # 24 GB from the Hub become 9 billion tokens
     $ python prepare.py mine --show            # what is in it, checked
 
---input is a file, a folder or a pattern: .txt and .md (one document each), .jsonl (one per line) and
-.parquet (one per row), the first three also as .gz or .zst; or hf:OWNER/NAME[:CONFIG][:SPLIT], a data set of
-the Hugging Face Hub. <|endoftext|> stands before each document, except with --tokenizer=char, which has no
-such id, and in the two sets that are made as nanoGPT makes them. See docs/data.md.
+--input is a file, a folder or a pattern: .txt, .md, .html, .epub (one document each), .jsonl (one per line)
+and .parquet (one per row), most of them also as .gz or .zst; or hf:OWNER/NAME[:CONFIG][:SPLIT], a data set of
+the Hugging Face Hub; or .npy, token ids. It may be given several times. <|endoftext|> stands before each
+document, except with --tokenizer=char, which has no such id, and in the two sets that are made as nanoGPT
+makes them. See docs/data.md.
 
 If it is interrupted or killed, or the disk is full: the same command continues where it stopped.
 """
@@ -23,12 +24,13 @@ from configurator import configure, fail, out_of_range
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, openwebtext, fineweb, fineweb_edu,
 # tinystories, or any name of your own with --input
-input: str = None  # file, folder, pattern or hf:OWNER/NAME with the text; for a named set: use this instead
-# of downloading it
+input: str | list = None  # file, folder, pattern, several with commas, or hf:OWNER/NAME with the text; for a
+# named set: use this instead of downloading it
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
-# 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer.json or of another dataset.
-# None: what the named set has, else gpt2
+# 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json or of another dataset.
+# None: what the named set has, else by the size of the text
 text_key = 'text'  # where the text is in a line of .jsonl, or the column of .parquet
+encoding = 'utf-8'  # of plain text: 'cp1252', 'utf-16', ...; 'auto': UTF-8 or else a good guess, file by file
 encoding_errors: Literal['strict', 'replace'] = 'strict'  # replace: by U+FFFD
 val_fraction: float = None  # part of the documents (chosen by a hash) that goes to val.bin; of a single
 # document its end. None: 0.1, for the sets from the Hub 0.0005
@@ -37,11 +39,13 @@ shard_tokens = 500_000_000  # a longer split is written as files of that many to
 workers: int = None  # processes that encode. None: one per core
 part: str = None  # '3/8': only the third eighth of the files, as one of eight machines or jobs
 join = False  # put the parts together, once all are done
+overwrite = False  # True: replace a dataset that was made with another tokenizer
 show = False  # print what is in the dataset, and check it
 data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
 
+import codecs
 import contextlib
 import os
 import re
@@ -51,12 +55,15 @@ import sys
 import time
 
 from dataset import DATA_DIR
-from support import dataset_folder, encode_text, hub_datasets, parts, read_text, tinyshakespeare
-from support.dataset_meta import read_meta, read_tokenizer_state
+from support import dataset_folder, encode_text, find_text, hub_datasets, parts, read_text
+from support import tinyshakespeare, token_files
+from support.choose_tokenizer import check_replacement, choose_tokenizer
+from support.dataset_meta import read_tokenizer_state
 from support.missing_dataset import KNOWN
 from support.files import read_json
 from support.progress_bar import ProgressBar
-from support.tokenizer import END_OF_TEXT, CharTokenizer, make_tokenizer
+from support.tokenizer import END_OF_TEXT, make_tokenizer
+from support.unread import output_may_end
 from support.write_dataset import Draft, divide
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
@@ -66,6 +73,10 @@ HUB = {
     'fineweb': 'hf:HuggingFaceFW/fineweb:sample-10BT',
     'fineweb_edu': 'hf:HuggingFaceFW/fineweb-edu:sample-10BT',
 }
+
+# how each is trained; others by config/mybook.py, or if they are large by train.py's defaults
+TRAIN = {'pystdlib': 'config/quickstart.py', 'shakespeare_char': 'config/train_shakespeare_char.py',
+         'openwebtext': 'config/train_gpt2.py', 'fineweb': 'config/train_fineweb_124m.py'}
 
 
 def check_knobs():
@@ -91,14 +102,25 @@ def check_knobs():
         if not size or int(size[1]) < 257:
             problems.append(f"no such size of a vocabulary ({tokenizer}). write bpe:N with 257 or more, say "
                             "--tokenizer=bpe:8192")
+    if isinstance(input, list) and len(input) > 1 and (name in AS_NANOGPT or 'hf:' in str(input)):
+        problems.append(f"only one --input here ({', '.join(input)}). several may be files, folders, "
+                        "patterns")
+    try:
+        encoding == 'auto' or codecs.lookup(encoding)
+    except LookupError:
+        problems.append(f"no such encoding ({encoding}). use utf-8, cp1252, utf-16, ... or auto")
     if problems:
         fail(*problems)
 
 
+if input is None and name not in KNOWN and (os.path.isfile(name) or (os.sep in name and os.path.isdir(name))):
+    name, input = find_text.name_of(name), name
+    print(f"dataset {name}, the same as: python prepare.py {shlex.quote(name)} --input={shlex.quote(input)}")
 check_knobs()
-# what was not given
+# what was not given; a tokenizer is chosen below, once the size of the text is known
 input = input or HUB.get(name)
-tokenizer = tokenizer or AS_NANOGPT.get(name) or ('byte' if name == 'pystdlib' else 'gpt2')
+tokenizer = tokenizer or {**AS_NANOGPT, **dict.fromkeys(HUB, 'gpt2'), 'pystdlib': 'byte'}.get(name)
+sources = [input] if isinstance(input, str) else input  # hf:... , or paths
 if val_fraction is None:
     val_fraction = 0.0005 if name in HUB else 0.1
 if workers is None:
@@ -110,8 +132,8 @@ unfinished = os.path.join(folder, 'unfinished')
 command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
 # what decides the bytes: a run that was interrupted is continued with the same ones only
 settings = dict(name=name, input=input, tokenizer=tokenizer, text_key=text_key,
-                encoding_errors=encoding_errors, val_fraction=val_fraction, max_tokens=max_tokens,
-                shard_tokens=shard_tokens, part=part)
+                encoding=encoding, encoding_errors=encoding_errors, val_fraction=val_fraction,
+                max_tokens=max_tokens, shard_tokens=shard_tokens, part=part)
 
 
 def main():
@@ -143,7 +165,7 @@ def main():
 def make_dataset():
     """Text becomes ids in unfinished/, whose files take their places when all of them are written. Returns
     what meta.json says, and how often the text contains END_OF_TEXT."""
-    before = read_json(os.path.join(folder, 'meta.json'))
+    before = dataset_folder.read_before(folder)
     if 'splits' in before and before.get('command') != command:
         print(f"note: {folder} holds a dataset ({before.get('command', 'made elsewhere')}); it is replaced "
               "once the new one is complete")
@@ -171,23 +193,26 @@ def encode_files():
     draft = Draft(unfinished, settings, files, mark_documents=name not in AS_NANOGPT)
     with contextlib.closing(draft):
         if not draft.resume():
-            draft.start(choose_tokenizer(all_files))  # all parts choose the same one
+            tok = choose_tokenizer(tokenizer, all_files, documents)  # all parts choose the same one
+            if not overwrite:
+                check_replacement(folder, tok, same_bytes=name in AS_NANOGPT)
+            draft.start(tok)
         return complete(draft, encode(draft), limit, source, more)
 
 
 def find_files():
     """The files with the text, and a name for where it comes from."""
     if name in AS_NANOGPT:
-        path = tinyshakespeare.find(input, folder)
-        return [read_text.stat(path)], input or tinyshakespeare.URL
+        path = tinyshakespeare.find(sources[0] if input else None, folder)
+        return [find_text.stat(path)], sources[0] if input else tinyshakespeare.URL
     if name == 'pystdlib':
-        return read_text.find_pystdlib(), f"standard library of Python {sys.version.split()[0]}"
-    if not input.startswith('hf:'):
-        return read_text.find_files(input), input
-    files = hub_datasets.find_files(input[3:])
+        return find_text.find_pystdlib(), f"standard library of Python {sys.version.split()[0]}"
+    if not sources[0].startswith('hf:'):
+        return find_text.find_files(sources), ', '.join(sources)
+    files = hub_datasets.find_files(sources[0][3:])
     size = sum(file.size for file in files) / 1e9
-    print(f"{input}: {len(files)} files of {size:.2f} GB, downloaded one after the other", flush=True)
-    return files, f"{input} at commit {files[0].revision}"
+    print(f"{sources[0]}: {len(files)} files of {size:.2f} GB, downloaded one after the other", flush=True)
+    return files, f"{sources[0]} at commit {files[0].revision}"
 
 
 def documents(files, start=(0, 0)):
@@ -196,37 +221,14 @@ def documents(files, start=(0, 0)):
         text = tinyshakespeare.read(files[0].path, encoding_errors)
         return [(0, 0, iter([text]), lambda: 0)]
     paths = hub_datasets.local_paths(files, start[0], os.path.join(unfinished, 'download'))
-    return read_text.documents(paths, text_key, encoding_errors, start)
-
-
-def choose_tokenizer(files):
-    """The tokenizer that --tokenizer means, for the text in `files`."""
-    if tokenizer == 'char':  # a first pass over the text, to see which characters occur
-        chars = set()
-        for _, _, pieces, _ in documents(files):
-            for piece in pieces:
-                chars.update(piece)
-        return CharTokenizer(sorted(chars))
-    if tokenizer.startswith('bpe:'):
-        from support.learn_bpe import learn_bpe, sample
-        n_vocab = int(tokenizer[4:])
-        print(f"learning {n_vocab} tokens", flush=True)
-        return learn_bpe(n_vocab, sample(documents, files))
-    if tokenizer.startswith('hf:') or '/' in tokenizer or os.sep in tokenizer:
-        source = tokenizer.removeprefix('hf:')
-        if os.path.exists(os.path.join(source, 'meta.json')):  # another dataset
-            return make_tokenizer(read_tokenizer_state(source, read_meta(source)))
-        from support.huggingface import read_tokenizer
-        if os.path.basename(source) == 'tokenizer.json':
-            source = os.path.dirname(source)
-        return make_tokenizer(read_tokenizer(source))
-    state = {'kind': 'byte'} if tokenizer == 'byte' else {'kind': 'tiktoken', 'name': tokenizer}
-    return make_tokenizer(state)
+    return read_text.documents(paths, text_key, encoding, encoding_errors, start)
 
 
 def encode(draft):
     """Yield ({split: (ids, documents)}, look-alikes, place, bytes read) from where the draft stands."""
     split_at = draft.encoder.tokenizer.split_at
+    if token_files.are_ids(draft.files):
+        return token_files.read_ids(draft)
     if name not in AS_NANOGPT:
         text = documents(draft.files, draft.place[:2])
         portions = encode_text.portions(text, split_at, val_fraction, draft.place)
@@ -243,11 +245,14 @@ def encode(draft):
 
 def join_parts():
     folders, metas = parts.finished_parts(folder, name)
-    files = [read_text.stat(os.path.join(path, 'meta.json')) for path in folders]
+    files = [find_text.stat(os.path.join(path, 'meta.json')) for path in folders]
     draft = Draft(unfinished, {**metas[0]['made_with'], 'part': None}, files)
     with contextlib.closing(draft):
         if not draft.resume():
-            draft.start(make_tokenizer(read_tokenizer_state(folders[0], metas[0])))
+            tok = make_tokenizer(read_tokenizer_state(folders[0], metas[0]))
+            if not overwrite:
+                check_replacement(folder, tok, same_bytes=False)
+            draft.start(tok)
         ids = parts.ids_of_parts(folders, metas, draft.place)
         return complete(draft, ids, max_tokens, metas[0]['source'], {'parts': len(folders)})
 
@@ -272,6 +277,9 @@ def complete(draft, results, limit, source, more):
     if not part:
         divide(draft, draft.settings['val_fraction'])
     meta = {**draft.finish(), 'source': source, 'command': command, **more}
+    if name == 'shakespeare_char':  # nanoGPT's script writes it too
+        from support.meta_pkl import write_meta_pkl
+        write_meta_pkl(os.path.join(unfinished, 'meta.pkl'), meta['tokenizer']['chars'])
     dataset_folder.move_into_place(folder, unfinished, meta, draft.settings)
     return meta, draft.look_alikes
 
@@ -288,15 +296,19 @@ def print_summary(meta, look_alikes, seconds):
               f"{entry['bytes']:,} bytes of text")
     state = meta['tokenizer']
     made = f"vocabulary of {meta['vocab_size']:,} ids ({state.get('name', state['kind'])}), {seconds:.1f} s."
-    dataset = shlex.quote(name)
+    dataset, where = shlex.quote(name), ''
+    if data_dir:
+        where = f" --data_dir={shlex.quote(data_dir)}"
     if part:
-        print(f"{made} when all parts are there: python prepare.py {dataset} --join")
+        print(f"{made} when all parts are there: python prepare.py {dataset}{where} --join")
+    elif name in TRAIN:
+        print(f"{made} train on it: python train.py {TRAIN[name]}{where}")
     elif sum(entry['tokens'] for entry in meta['splits'].values()) < 1e8:
-        print(f"{made} train on it: python train.py config/quickstart.py --dataset={dataset} "
-              f"--out_dir=out-{dataset}")
+        print(f"{made} train on it: python train.py --dataset={dataset}{where} config/mybook.py")
     else:  # enough for train.py's defaults, GPT-2 for days
-        print(f"{made} train on it: python train.py --dataset={dataset}")
+        print(f"{made} train on it: python train.py --dataset={dataset}{where}")
 
 
 if __name__ == '__main__':  # not in the workers, which import this file where processes cannot be forked
-    main()
+    with output_may_end():
+        main()

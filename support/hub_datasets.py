@@ -13,7 +13,7 @@ import time
 
 from configurator import fail
 from support.prefetch import Prefetch
-from support.read_text import READABLE, File, Problem
+from support.read_text import READABLE, File, Problem, kind_of
 
 WAITS = (1, 2, 5, 10, 30)  # seconds before a download is tried again
 DISK_ERRORS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES
@@ -82,7 +82,7 @@ def choose_files(info, config, split):
     names = sorted(file.rfilename for file in info.siblings if re.search(READABLE, file.rfilename))
     names = [name for name in names if not name.startswith(('README', 'LICENSE'))]
     tables = [name for name in names if name.endswith('.parquet')]
-    names = tables or [name for name in names if not name.endswith('.md')]
+    names = tables or [name for name in names if kind_of(name) in ('txt', 'jsonl')]
 
     entries = (info.card_data or {}).get('configs') or []
     described = {str(entry.get('config_name')): entry.get('data_files') or []

@@ -1,6 +1,6 @@
 """
-Documents from files: .txt and .md (a document each), .jsonl (one per line), .parquet (one per row), the
-first three also as .gz or .zst. Nothing that is read here is executed.
+Documents from files: .txt, .md and any other text, .html and .epub (a document each), .jsonl (one per line),
+all but .epub also as .gz or .zst, .parquet (one per row). Nothing that is read here is executed.
 
 A document is an iterator over pieces of its text, so a long one is never in memory as a whole.
 """
@@ -8,12 +8,11 @@ A document is an iterator over pieces of its text, so a long one is never in mem
 import codecs
 import contextlib
 import dataclasses
-import glob
 import io
 import json
 import os
 import re
-import sysconfig
+import shlex
 import tokenize
 import zlib
 
@@ -25,8 +24,10 @@ except ImportError:
 from configurator import fail
 
 PIECE = 1 << 20  # characters read at a time
-READABLE = r'\.(txt|md|jsonl)(\.gz|\.zst)?$|\.parquet$'
-NOT_READABLE = r'\.(bz2|xz|zip|tar|tgz|pdf|docx|html?)(\.gz|\.zst)?$|\.parquet\.'
+LONGEST_LINE = 1 << 27  # characters of a line of .jsonl: more would fill the memory
+READABLE = r'\.(txt|md|jsonl|html?|xhtml)(\.gz|\.zst)?$|\.(parquet|epub)$|(^|[/\\])[^./\\]+\.(gz|zst)$'
+NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|azw3?|png|jpe?g|gif|webp|'
+                r'mp[34])(\.gz|\.zst)?$|\.(parquet|epub)\.')
 # how files of a kind begin
 MAGIC = {b'\x1f\x8b': 'gz', b'\x28\xb5\x2f\xfd': 'zst', b'PAR1': 'parquet', b'BZh': 'bz2',
          b'\xfd7zXZ': 'xz', b'PK\x03\x04': 'zip', b'%PDF': 'pdf'}
@@ -45,45 +46,10 @@ class File:
     revision: str = None
 
 
-# -----------------------------------------------------------------------------
-# which files
-
-
-def walk(root, leave_out=()):
-    for path, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - set(leave_out))
-        yield from (os.path.join(path, file) for file in sorted(files))
-
-
-def stat(path):
-    found = os.stat(path)
-    return File(path, found.st_size, str(found.st_mtime_ns))
-
-
-def find_files(source):
-    """The files of a path, folder or pattern, sorted by name."""
-    if os.path.isdir(source):
-        paths = [path for path in walk(source) if re.search(READABLE, path)]
-    elif os.path.exists(source):
-        paths = [source]
-    else:
-        paths = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
-    if not paths and os.path.isdir(source):
-        fail(f"no .txt, .md, .jsonl or .parquet file in {source}. name your text with --input")
-    if not paths:
-        fail(f"no such file, folder or pattern: {source}. name your text with --input")
-    for path in paths:
-        if re.search(NOT_READABLE, path):
-            fail(f"this kind of file cannot be read ({path}). convert it to .txt, .md or .jsonl (plain, "
-                 ".gz or .zst) or .parquet")
-    return [stat(path) for path in paths]
-
-
-def find_pystdlib():
-    """The .py files of this Python's standard library, without its tests and installed packages."""
-    root = sysconfig.get_paths()['stdlib']
-    leave_out = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__pycache__'}
-    return [stat(path) for path in walk(root, leave_out) if path.endswith('.py')]
+def kind_of(path):
+    """'txt', 'jsonl', 'epub', ...: a file's ending in small letters; of a compressed one that before."""
+    name = re.sub(r'\.(gz|zst)$', '', os.path.basename(path).lower())
+    return os.path.splitext(name)[1][1:]
 
 
 # -----------------------------------------------------------------------------
@@ -128,7 +94,8 @@ def open_bytes(path):
     raw = open(path, 'rb')
     start = raw.read(8)
     raw.seek(0)
-    ending = next((kind for kind in ('gz', 'zst', 'parquet') if path.endswith('.' + kind)), None)
+    endings = ('gz', 'zst', 'parquet')
+    ending = next((kind for kind in endings if path.lower().endswith('.' + kind)), None)
     check_kind(path, start, ending)
     if ending == 'gz':
         return gzip.open(raw, 'rb'), raw
@@ -157,13 +124,19 @@ def check_kind(path, start, ending):
 
 
 @contextlib.contextmanager
-def explain_errors(path):
+def explain_errors(path, encoding=None):
     """Turn what can go wrong while reading the file `path` into one line."""
     try:
         yield
-    except UnicodeDecodeError:
-        fail(f"{path} is not UTF-8 (byte {first_bad_byte(path)}). convert it (iconv -f latin1 -t utf-8), "
-             "or use --encoding_errors=replace")
+    except UnicodeError as e:
+        if encoding not in (None, 'utf-8'):
+            fail(f"{path} is not {encoding} ({getattr(e, 'reason', e)}). name another --encoding, or use "
+                 "--encoding_errors=replace")
+        from support.encodings import likely_encoding
+        at = first_bad_byte(path)
+        likely, file = likely_encoding(bytes_at(path, at)), shlex.quote(path)
+        fail(f"{path} is not UTF-8 (byte {at}), it looks like {likely}. read it so with --encoding={likely}, "
+             f"or convert it: iconv -f {likely} -t utf-8 {file} > new.txt; or use --encoding_errors=replace")
     except (EOFError, OSError, zlib.error) as e:
         fail(f"{path} cannot be read to its end ({e}). download or compress it again")
     except Exception as e:
@@ -176,49 +149,103 @@ def explain_errors(path):
 
 
 def first_bad_byte(path):
-    """The offset of the first byte that is not UTF-8."""
+    """The offset of the first byte that is not UTF-8; None if there is none."""
     decoder, offset = codecs.getincrementaldecoder('utf-8')(), 0
-    content, _ = open_bytes(path)
-    while True:
-        block = content.read(PIECE)
-        kept = len(decoder.getstate()[0])  # the beginning of a character from the block before
-        try:
-            decoder.decode(block, final=not block)
-        except UnicodeDecodeError as e:
-            return offset - kept + e.start
-        offset += len(block)
+    content, raw = open_bytes(path)
+    with raw:
+        while True:
+            block = content.read(PIECE)
+            kept = len(decoder.getstate()[0])  # the beginning of a character from the block before
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as e:
+                return offset - kept + e.start
+            if not block:
+                return None
+            offset += len(block)
+
+
+def bytes_at(path, at):
+    """Some of a file's bytes around the byte `at`."""
+    content, raw = open_bytes(path)
+    with raw:
+        left = max(0, at - 100) & ~1  # even: in UTF-16 a character has two bytes
+        while left:
+            left -= len(content.read(min(left, PIECE)))
+        return content.read(1 << 18)
+
+
+def choose_encoding(path, encoding, content):
+    """The encoding to read a file in, whose decompressed bytes `content` has. A mark at its start decides;
+    'auto' is UTF-8 or, if the file is not, a guess that is told."""
+    start = content.peek(4) if hasattr(content, 'peek') else b''
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return 'utf-32' if start[:4] == codecs.BOM_UTF32_LE else 'utf-16'
+    if encoding != 'auto':
+        return encoding
+    at = first_bad_byte(path)
+    if at is None:
+        return 'utf-8'
+    from support.encodings import likely_encoding
+    likely = likely_encoding(bytes_at(path, at))
+    print(f"note: {path} is not UTF-8, it is read as {likely}; another: --encoding=NAME")
+    return likely
 
 
 # -----------------------------------------------------------------------------
 # documents
 
 
-def documents(numbered_paths, text_key, errors, start=(0, 0)):
+def documents(numbered_paths, text_key, encoding, errors, start=(0, 0)):
     """Yield (file number, document number, pieces of text, tell) for each document from `start`, a (file,
     document), on. tell() says how many bytes of the file have been read."""
     for i, path in numbered_paths:
         skip = start[1] if i == start[0] else 0
-        for number, pieces, tell in documents_of(path, text_key, errors, skip):
+        for number, pieces, tell in documents_of(path, text_key, encoding, errors, skip):
             yield i, number, pieces, tell
 
 
-def documents_of(path, text_key, errors, skip):
+def documents_of(path, text_key, encoding, errors, skip):
     """The same for one file, without its number; the first `skip` documents are left out."""
-    if path.endswith('.py'):
+    kind = kind_of(path)
+    if kind == 'py':
         if not skip:
             yield 0, read_python(path), lambda: 0
-    elif path.endswith('.parquet'):
+    elif kind == 'parquet':
         yield from read_parquet(path, text_key, skip)
+    elif kind in ('html', 'htm', 'xhtml', 'epub'):
+        if not skip:
+            yield 0, slices(read_page(path, kind)), lambda: 0
     else:
         content, raw = open_bytes(path)
+        with explain_errors(path):
+            encoding = choose_encoding(path, encoding, content)
         # utf-8-sig: a file from Windows may begin with a byte order mark, which is not part of the text
-        with explain_errors(path), raw, io.TextIOWrapper(content, encoding='utf-8-sig', errors=errors) as f:
-            if re.search(r'\.jsonl(\.gz|\.zst)?$', path):
-                for number, line in enumerate(f):
+        codec = 'utf-8-sig' if encoding == 'utf-8' else encoding
+        with explain_errors(path, encoding), raw, io.TextIOWrapper(content, codec, errors) as f:
+            if kind == 'jsonl':
+                for number, line in enumerate(read_lines(f, path)):
                     if number >= skip and line.strip():
                         yield number, slices(text_of(line, text_key, f'{path}:{number + 1}')), raw.tell
             elif not skip:
-                yield 0, read_pieces(f, path), raw.tell
+                yield 0, read_pieces(f, path, encoding), raw.tell
+
+
+def read_page(path, kind):
+    from support import pages
+    if kind == 'epub':
+        return pages.read_epub(path)
+    content, raw = open_bytes(path)
+    with explain_errors(path), raw:
+        return pages.read_html(content, path)
+
+
+def read_lines(f, path):
+    while line := f.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            fail(f"{path} has a line of over {LONGEST_LINE:,} characters. put one document on a line, or "
+                 "name it .txt if it is no JSON")
+        yield line
 
 
 def read_python(path):
@@ -229,8 +256,9 @@ def read_python(path):
         pass  # the library has files that are wrong on purpose
 
 
-def read_pieces(f, path):
-    with explain_errors(path):  # here too: the caller's `with` does not cover what a generator does later
+def read_pieces(f, path, encoding):
+    # here too: the caller's `with` does not cover what a generator does later
+    with explain_errors(path, encoding):
         while piece := f.read(PIECE):
             if '\0' in piece:
                 fail(f"{path} is not text (it holds a NUL character). name text files only with --input")
@@ -283,6 +311,8 @@ def read_parquet(path, text_key, skip):
 def check_column(schema, path, column):
     """Fail if a parquet file has no such column of text."""
     from pyarrow import types
+    if schema.names.count(column) > 1:
+        fail(f"{path} has more than one column {column!r}. rename one of them")
     if column not in schema.names:
         has = ', '.join(schema.names)[:200]
         fail(f"{path} has no column {column!r} (it has {has}). name the right one with --text_key")

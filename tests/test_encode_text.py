@@ -94,7 +94,7 @@ def test_every_tokenizer_format_and_number_of_workers_agree(script, tmp_path, bo
         results = []
         for i, (source, workers) in enumerate(zip(sources, (1, 2, 8))):
             args = f'--input={source}', f'--tokenizer={tokenizer}', f'--workers={workers}'
-            result = prepare(script, tmp_path, f'set{i}', *args, '--shard_tokens=30000')
+            result = prepare(script, tmp_path, f'set{i}', *args, '--shard_tokens=30000', '--overwrite')
             assert result.status == 0, result.err
             results.append(files_of(tmp_path, f'set{i}'))
         assert results[0] == results[1] == results[2], tokenizer

@@ -36,7 +36,8 @@ def book(tmp_path):
 
 
 def test_the_default_set_is_this_pythons_library(script, tmp_path):
-    assert prepare(script, tmp_path).status == 0
+    result = prepare(script, tmp_path)
+    assert result.status == 0 and 'train on it: python train.py config/quickstart.py --data_dir=' in result.out
     data = Dataset('pystdlib', tmp_path / 'data')
     train, val = data.meta['splits']['train'], data.meta['splits']['val']
     assert 6e6 < train['bytes'] + val['bytes'] < 30e6 and 0.03 < val['documents'] / train['documents'] < 0.3

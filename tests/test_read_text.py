@@ -135,7 +135,7 @@ def bad_files(folder):
         'null.jsonl': (b'{"text": null}\n', ['null.jsonl:1', 'NoneType']),
         'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', ['byte 2000003', '--encoding_errors=replace']),
         'far.jsonl': (line.encode() * 5000 + b'{"text": "caf\xe9"}\n', [f'byte {len(line) * 5000 + 13}']),
-        'book.pdf': (b'%PDF-1.4', ['book.pdf', '.txt']),
+        'book.pdf': (b'%PDF-1.4', ['book.pdf', 'pdftotext']),
         'pdf.txt': (b'%PDF-1.4 and so on', ['pdf.txt', 'unpack']),
         'x.parquet': (b'PAR1', ['x.parquet', 'again']),
     }
@@ -160,10 +160,12 @@ def bad_parquet(folder):
     table = pyarrow.table({'content': ['a'] * 9, 'n': [1] * 9})
     pyarrow.parquet.write_table(table, folder / 'column.parquet')
     pyarrow.parquet.write_table(pyarrow.table({'text': [1, 2]}), folder / 'number.parquet')
+    twice = pyarrow.Table.from_arrays([pyarrow.array(['a'])] * 2, names=['text', 'text'])
+    pyarrow.parquet.write_table(twice, folder / 'twice.parquet')
     (folder / 'cut.parquet').write_bytes((folder / 'column.parquet').read_bytes()[:-30])
     (folder / 'text.parquet').write_text('not a table')
     return {'column.parquet': ["'text'", 'content, n', '--text_key'],
-            'number.parquet': ['int64', '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
+            'twice.parquet': ['more than one'], 'number.parquet': ['int64', '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
             'text.parquet': ['no .parquet']}
 
 
@@ -186,6 +188,14 @@ def test_a_bad_file_while_workers_encode_is_one_line_too(script, tmp_path, gpt2)
     result = prepare(script, tmp_path, 'mine', *args)
     assert result.status == 2 and result.err.count('\n') == 1 and 'byte 2000003' in result.err, result.err
     assert not (tmp_path / 'data' / 'mine').exists()
+
+
+def test_a_line_that_would_fill_the_memory_is_told(script, tmp_path, monkeypatch):
+    monkeypatch.setattr('support.read_text.LONGEST_LINE', 100_000)
+    for name, byte in (('nul', b'\0'), ('x', b'x')):
+        (tmp_path / f'{name}.jsonl.gz').write_bytes(gzip.compress(byte * 300_000))
+        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / name}.jsonl.gz")
+        assert result.status == 2 and 'line of over 100,000' in result.err and result.err.count('\n') == 1
 
 
 def test_a_package_that_is_not_installed_is_named(script, tmp_path, monkeypatch):
