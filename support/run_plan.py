@@ -3,6 +3,8 @@
 import math
 from types import SimpleNamespace
 
+MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)
+
 
 def overview(run):
     """Lines about dataset, model, batch, budget, schedule, system."""
@@ -87,7 +89,7 @@ def notes(run):
         return []
     done = run.resuming and run.start_iter >= k.max_iters
     goes_on = run.resuming and not done
-    odd = {'many_epochs': epochs(run) > 100,
+    odd = {'many_epochs': epochs(run) > MANY_EPOCHS and not k.overfit_batch,
            'rate_is_fixed': not k.decay_lr and ('lr_schedule' in run.given or run.given.get('warmup_iters')),
            'only_warmup': 0 < k.max_iters <= k.warmup_iters and not done,
            'rate_rises': k.lr_schedule != 'constant' and k.min_lr > k.learning_rate,

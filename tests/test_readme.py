@@ -23,6 +23,7 @@ PAGES = {path.name: path.read_text(encoding='utf-8') for path in
 NOT_RUN = {
     'pip install': 'installs; requirements.txt is compared with it below',
     'runs/quickstart.sh': 'installs; the commands in it are compared with the page below',
+    'runs/mybook.sh': 'installs: tests/test_own_text.py',
     'runs/test.sh': 'these tests',
     'runs/multinode.sh': 'several machines: tests/faults',
     'sbatch': 'Slurm: dev/records/faults.md',
@@ -90,7 +91,7 @@ def shorter(command):
             'sample.py': ['--num_samples=1', '--max_new_tokens=5', '--device=cpu'],
             'eval.py': ['--eval_tokens=2000', '--device=cpu']}.get(script, [])
     if script in ('train.py', 'sample.py', 'eval.py', 'prepare.py'):
-        more.append('--data_dir=data')
+        words.insert(words.index(script) + 1, '--data_dir=data')  # config/mybook.py reads it
     return words + more
 
 

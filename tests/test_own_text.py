@@ -1,0 +1,493 @@
+"""A text of one's own: found, read in any encoding and format, given a tokenizer that fits; runs/mybook.sh."""
+
+import gzip
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import types
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import REPO, TEXT, own_process
+from test_read_text import documents_in
+
+from dataset import Dataset
+from support import choose_tokenizer, find_text, pages
+from support.encodings import likely_encoding
+from support.same_tokenizer import same_tokenizer
+from support.text_size import text_size
+from support.tokenizer import make_tokenizer
+
+
+def prepare(script, where, *args):
+    return script('prepare.py', *args, f"--data_dir={where / 'data'}")
+
+
+# -----------------------------------------------------------------------------
+# which files
+
+def test_a_mixed_folder_tells_what_it_skips_and_reads_any_case(script, tmp_path):
+    folder = tmp_path / 'in'
+    (folder / '.git').mkdir(parents=True)
+    (folder / '.git' / 'notes.txt').write_text('hidden')
+    for name in ('UPPER.TXT', 'a.txt', 'b.md', 'plain.gz'):
+        content = (name + ' ' + TEXT[:2000]).encode()
+        (folder / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+    for name in ('photo.jpg', 'paper.pdf', 'table.csv'):
+        (folder / name).write_bytes(b'\x89')
+    result = prepare(script, tmp_path, 'mine', f'--input={folder}', '--tokenizer=byte')
+    assert result.status == 0, result.err
+    assert 'reading 4 files, skipped 3: 1 .pdf, 1 .jpg, 1 .csv' in result.out
+    begins = sorted(text.split()[0] for text in documents_in(tmp_path, 'mine') if '.' in text.split()[0])
+    assert begins == ['UPPER.TXT', 'a.txt', 'b.md', 'plain.gz']
+
+
+def test_input_is_given_several_times_or_with_commas(script, tmp_path):
+    for name in ('a', 'b', 'c,d'):
+        (tmp_path / f'{name}.txt').write_text(f'{name} {TEXT[:900]}')
+    a, b, c = (f"{tmp_path / name}.txt" for name in ('a', 'b', 'c,d'))
+    for name, *inputs in (('twice', a, b, c), ('commas', f'{a},{b}', c)):
+        args = [f'--input={path}' for path in inputs]
+        assert prepare(script, tmp_path, name, *args, '--tokenizer=byte', '--val_fraction=0').status == 0
+        assert [text.split()[0] for text in documents_in(tmp_path, name)] == ['a', 'b', 'c,d']
+
+
+def test_a_file_in_place_of_a_name_is_noticed(script, tmp_path):
+    (tmp_path / 'book.v2.txt').write_text(TEXT)
+    result = prepare(script, tmp_path, str(tmp_path / 'book.v2.txt'), '--tokenizer=byte')
+    assert result.status == 0 and 'python prepare.py book --input=' in result.out, result.err
+    assert Dataset('book', tmp_path / 'data').train.n > 1000
+    result = prepare(script, tmp_path, f'{tmp_path}/', '--tokenizer=byte')
+    assert result.status == 0 and f'--input={tmp_path}/' in result.out, result.err
+    result = prepare(script, tmp_path, 'mine', f'--input={tmp_path}', '--input=hf:a/b')
+    assert result.status == 2 and 'only one --input' in result.err
+
+
+@pytest.mark.parametrize('file, word', [('a.csv', '--text_key'), ('a.rtf', 'soffice'), ('a.pdf', 'pdftotext'),
+                                        ('a.PDF', 'pdftotext'), ('a.docx', 'soffice')])
+def test_a_file_that_is_no_text_names_what_makes_text_of_it(script, tmp_path, file, word):
+    (tmp_path / file).write_text('{\\rtf1 a,b\n')
+    for source in (tmp_path / file, tmp_path):
+        result = prepare(script, tmp_path, 'mine', f'--input={source}')
+        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+
+
+def test_a_home_folder_is_meant_by_all_paths(script, tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('USERPROFILE', str(tmp_path))
+    (tmp_path / 'book.txt').write_text(TEXT)
+    result = script('prepare.py', 'mine', '--input=~/book.txt', '--tokenizer=byte', '--data_dir=~/data')
+    assert result.status == 0 and (tmp_path / 'data' / 'mine' / 'train.bin').exists(), result.err
+    for name, *args in (('sample.py', '--out_dir=~/out'), ('eval.py', '--init_from=~/out/ckpt.pt'),
+                        ('train.py', '--init_from=resume:~/out', '--out_dir=~/new'),
+                        ('sample.py', '--start=FILE:~/prompt.txt')):
+        result = script(name, *args)
+        assert result.status == 2 and str(tmp_path) in result.err, (name, result.err)
+
+
+# -----------------------------------------------------------------------------
+# encodings
+
+ENGLISH = '“Well,” he said, “it’s only the café’s naïve Übermut — don’t worry.” ' * 9 + 'A plain tale. ' * 200
+FRENCH = 'L’été dernier, à la façon des élèves, nous avons mangé des crêpes où Noël fût fêté. ' * 20
+POLISH = 'Zażółć gęślą jaźń, powiedział król do swojej żony, idąc łąką. ' * 20
+RUSSIAN = 'Однажды играли в карты у конногвардейца Нарумова. Долгая зимняя ночь прошла незаметно. ' * 20
+
+
+@pytest.mark.parametrize('text, encoding', [
+    (ENGLISH, 'cp1252'), (ENGLISH, 'mac-roman'), (ENGLISH, 'utf-16'), (ENGLISH, 'utf-16-le'),
+    (ENGLISH, 'utf-16-be'), (FRENCH, 'cp1252'), (FRENCH, 'mac-roman'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
+def test_the_likely_encoding_is_named_and_its_command_converts(script, tmp_path, text, encoding):
+    assert likely_encoding(text.encode(encoding)) == encoding
+    (tmp_path / 'a b.txt').write_bytes(text.encode(encoding))
+    source = f"--input={tmp_path / 'a b.txt'}"
+    result = prepare(script, tmp_path, 'strict', source, '--tokenizer=byte')
+    if encoding == 'utf-16':  # its mark leaves no doubt
+        assert result.status == 0 and documents_in(tmp_path, 'strict') == [text]
+        return
+    assert result.status == 2 and f'--encoding={encoding}' in result.err, result.err
+    assert f"iconv -f {encoding} -t utf-8 '{tmp_path / 'a b.txt'}' > new.txt" in result.err
+    for name, chosen in (('named', encoding), ('auto', 'auto')):
+        result = prepare(script, tmp_path, name, source, '--tokenizer=byte', f'--encoding={chosen}')
+        assert result.status == 0 and documents_in(tmp_path, name) == [text], result.err
+    assert f'is read as {encoding}' in result.out
+
+
+def test_a_wrong_encoding_is_one_line(script, tmp_path):
+    (tmp_path / 'a.txt').write_bytes(RUSSIAN.encode())
+    for encoding, word in (('ascii', 'is not ascii'), ('klingon', 'no such encoding')):
+        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.txt'}", f'--encoding={encoding}')
+        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+
+
+# -----------------------------------------------------------------------------
+# pages and books
+
+PAGE = """<!DOCTYPE html><html><head><title>No</title><style>p {}</style></head><body>
+<h1>A   Title</h1><p>It&rsquo;s caf&eacute;,<br>two
+lines.</p><script>var no = "<p>no</p>";</script><ul><li>one<li>two</ul><pre>  as
+    it is</pre><p>soft&shy;ware <b>bold</b>ly</p></body></html>"""
+PAGE_TEXT = "A Title\n\nIt’s café,\ntwo lines.\n\none\ntwo\n\nas\nit is\n\nsoftware boldly\n"
+CONTAINER = ('<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+             '<rootfile full-path="OPS/book.opf"/></rootfiles></container>')
+
+
+def write_epub(path, chapters, more=()):
+    items = ''.join(f'<item id="c{i}" href="c%20{i}.xhtml" media-type="application/xhtml+xml"/>'
+                    for i in range(len(chapters)))
+    order = ''.join(f'<itemref idref="c{i}"/>' for i in reversed(range(len(chapters))))
+    with zipfile.ZipFile(path, 'w') as book:
+        book.writestr('META-INF/container.xml', CONTAINER)
+        book.writestr('OPS/book.opf', f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}'
+                                      f'</manifest><spine>{order}</spine></package>')
+        for i, chapter in enumerate(chapters):
+            book.writestr(f'OPS/c {i}.xhtml', chapter)
+        for name, content in more:
+            book.writestr(name, content)
+
+
+def test_a_page_becomes_its_text(script, tmp_path):
+    assert pages.text_of_html(PAGE) == PAGE_TEXT
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in' / 'a.HTML').write_bytes(PAGE.encode())
+    (tmp_path / 'in' / 'b.htm.gz').write_bytes(gzip.compress(PAGE.encode()))
+    latin = PAGE.replace('&eacute;', 'é').replace('<title>', '<meta charset="latin-1"><title>')
+    (tmp_path / 'in' / 'c.html').write_bytes(latin.encode('latin-1'))
+    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'in'}", '--tokenizer=byte',
+                     '--val_fraction=0')
+    assert result.status == 0 and documents_in(tmp_path, 'mine') == [PAGE_TEXT] * 3, result.err
+
+
+def test_a_book_is_read_in_its_order(script, tmp_path):
+    write_epub(tmp_path / 'my.epub', ['<p>the end</p>', PAGE])
+    result = prepare(script, tmp_path, str(tmp_path / 'my.epub'), '--tokenizer=byte', '--val_fraction=0')
+    assert result.status == 0 and documents_in(tmp_path, 'my') == [PAGE_TEXT + '\nthe end\n'], result.err
+
+
+def test_a_book_that_cannot_be_read_is_one_line(script, tmp_path, monkeypatch):
+    locked = ('<encryption xmlns:enc="http://www.w3.org/2001/04/xmlenc#">'
+              '<enc:CipherReference URI="OPS/c%200.xhtml"/></encryption>')
+    write_epub(tmp_path / 'locked.epub', [PAGE], [('META-INF/encryption.xml', locked)])
+    write_epub(tmp_path / 'empty.epub', [])
+    (tmp_path / 'text.epub').write_text('not a book')
+    content = (tmp_path / 'locked.epub').read_bytes()
+    (tmp_path / 'cut.epub').write_bytes(content[:len(content) // 2])
+    write_epub(tmp_path / 'bomb.epub', ['<p>' + ' ' * 100_000])
+    monkeypatch.setattr(pages, 'LARGEST', 50_000)
+    for name, word in (('locked', 'protected'), ('empty', 'no pages'), ('text', 'no .epub'),
+                       ('cut', 'no .epub'), ('bomb', 'over')):
+        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / name}.epub")
+        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, (name, result.err)
+
+
+# -----------------------------------------------------------------------------
+# which tokenizer
+
+def test_the_tokenizer_fits_the_size_and_says_why(capsys, monkeypatch):
+    def choice(size, path='a.txt'):
+        name = choose_tokenizer.by_size([find_text.File(path, size, '')])
+        line = capsys.readouterr().out
+        assert f'tokenizer {name} for ' in line and '--tokenizer=' in line and line.count('\n') == 1
+        return name
+
+    find_spec = choose_tokenizer.importlib.util.find_spec
+    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', lambda name: object())
+    sizes = [choice(size) for size in (3e5, 1e6, 5e6, 1e8, 1e10)]
+    assert sizes[0] == 'byte' and sizes[-1] == 'gpt2' and len(set(sizes)) == 5
+    assert choice(3e5, 'a.txt.gz') == choice(9e5)
+    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', lambda name: None)
+    assert choice(5e6) == 'byte' and choice(1e8) == 'gpt2'
+    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', find_spec)
+
+
+def test_a_small_text_gets_bytes_unasked(script, tmp_path):
+    (tmp_path / 'book.txt').write_text(TEXT)
+    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'book.txt'}")
+    assert result.status == 0 and 'tokenizer byte for 71 KB of text: ' in result.out
+    assert Dataset('mine', tmp_path / 'data').tokenizer_state == {'kind': 'byte'}
+    assert f"train.py --dataset=mine --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
+
+
+def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(script, tmp_path):
+    (tmp_path / 'book.txt').write_text(TEXT)
+    source = f"--input={tmp_path / 'book.txt'}"
+    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=byte').status == 0
+    before = (tmp_path / 'data' / 'mine' / 'train.bin').read_bytes()
+    result = prepare(script, tmp_path, 'mine', source, '--tokenizer=char')
+    assert result.status == 2 and 'another tokenizer (byte, not char)' in result.err
+    assert '--overwrite' in result.err and result.err.count('\n') == 1
+    assert (tmp_path / 'data' / 'mine' / 'train.bin').read_bytes() == before
+    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=byte').status == 0, 'the same again'
+    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=char', '--overwrite').status == 0
+    # files that came from elsewhere, 17 GB of OpenWebText say
+    (tmp_path / 'data' / 'mine' / 'meta.json').unlink()
+    for tokenizer in ('byte', 'char'):
+        result = prepare(script, tmp_path, 'mine', source, f'--tokenizer={tokenizer}')
+        assert result.status == 2 and '--overwrite' in result.err
+
+
+@pytest.mark.parametrize('begin, end', [('<SOS>', '<EOS>'), ('<s>', '</s>'), ('[BOS]', '[EOS]'), (None, None)])
+def test_a_tokenizer_file_of_any_name_marks_the_documents(script, tmp_path, begin, end):
+    tokenizers = pytest.importorskip('tokenizers')
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learner.decoder = tokenizers.decoders.ByteLevel()
+    special = ['<pad>', end, begin] if begin else []
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    learner.train_from_iterator([TEXT], trainer)
+    learner.save(str(tmp_path / 'bpe_8k.json'))
+    lines = ''.join(json.dumps({'text': f'{i} {TEXT[:200]}'}) + '\n' for i in range(40))
+    (tmp_path / 'a.jsonl').write_text(lines)
+    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.jsonl'}",
+                     f"--tokenizer={tmp_path / 'bpe_8k.json'}")
+    assert result.status == 0, result.err
+    data = Dataset('mine', tmp_path / 'data')
+    if begin is None:
+        assert 'no token that begins or ends a text' in result.out and data.meta['end_of_text'] is None
+        return
+    assert f'bos_token {begin}, eos_token {end}' in result.out
+    ids = data.train.windows([0], data.train.n)[0]
+    mark = learner.token_to_id(begin)
+    assert data.meta['end_of_text'] == mark == ids[0] and data.tokenizer().stop_ids[0] == learner.token_to_id(end)
+    assert (ids == mark).sum() == data.meta['splits']['train']['documents'] > 30
+
+
+def test_damaged_tokenizer_files_are_one_line(script, tmp_path, capsys):
+    pytest.importorskip('tiktoken')
+    ranks = {bytes([b]): b for b in range(256)}
+    lines = choose_tokenizer.make_tokenizer({'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+',
+                                             'special_tokens': {'<|endoftext|>': 256},
+                                             'ranks': lines_of(ranks)}).state()['ranks'].splitlines(True)
+    damages = {'line 3': lines[:2] + [b'*' + lines[2]] + lines[3:], 'lacks some': lines[:-1],
+               'an id has two': lines[:-1] + [lines[-1].split()[0] + b' 7\n'], 'repeats': lines + lines[:1],
+               'line 2': lines[:1] + [b'AQ==\n'] + lines[2:]}
+    for word, damaged in damages.items():
+        with pytest.raises(SystemExit):
+            make_tokenizer({'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+',
+                            'special_tokens': {'<|endoftext|>': 256}, 'ranks': b''.join(damaged)})
+        err = capsys.readouterr().err
+        assert word in err and err.count('\n') == 1, err
+
+
+def lines_of(ranks):
+    import base64
+    return b''.join(base64.b64encode(token) + b' %d\n' % rank for token, rank in ranks.items())
+
+
+def test_a_tokenizer_file_that_changed_is_noticed(script, tmp_path, gpt2):
+    (tmp_path / 'book.txt').write_text(TEXT)
+    prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'book.txt'}", '--tokenizer=gpt2')
+    path = tmp_path / 'data' / 'mine' / 'tokenizer.tiktoken'
+    lines = path.read_bytes().splitlines(True)
+    swapped = [a.split()[0] + b' ' + b.split()[1] + b'\n' for a, b in ((lines[300], lines[301]),
+                                                                      (lines[301], lines[300]))]
+    path.write_bytes(b''.join(lines[:300] + swapped + lines[302:]))
+    result = prepare(script, tmp_path, 'mine', '--show')
+    assert result.status == 2 and 'tokenizer.tiktoken' in result.err and 'checksum' in result.err
+
+
+# -----------------------------------------------------------------------------
+# ids from elsewhere
+
+def test_npy_shards_become_a_dataset(script, tmp_path, gpt2):
+    ids = np.array(([gpt2.eot_token] + gpt2.encode_ordinary(TEXT)) * 2, dtype=np.uint16)
+    (tmp_path / 'in').mkdir()
+    np.save(tmp_path / 'in' / 'edu_train_000001.npy', ids)
+    np.save(tmp_path / 'in' / 'edu_train_000002.npy', ids[:1000].astype(np.int64))
+    np.save(tmp_path / 'in' / 'edu_val_000000.npy', ids[:500])
+    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'in'}")
+    assert result.status == 0 and 'tokenizer gpt2: ' in result.out, result.err
+    data = Dataset('mine', tmp_path / 'data')
+    assert np.array_equal(data.train.windows([0], data.train.n)[0], [*ids, *ids[:1000]])
+    assert np.array_equal(data.val.windows([0], data.val.n)[0], ids[:500])
+    assert data.meta['splits']['train']['documents'] == 3
+    cases = {'a': (ids.reshape(2, -1), 'row of token ids'), 'b': (ids.astype(float), 'row of token ids'),
+             'c': (np.array([60_000] * 100), 'the id 60000')}
+    for name, (content, word) in cases.items():
+        np.save(tmp_path / f'{name}.npy', content)
+        result = prepare(script, tmp_path, 'other', f"--input={tmp_path / name}.npy", '--tokenizer=gpt2')
+        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+
+
+def test_ids_that_are_no_text_are_trained_and_sampled(script, tmp_path, tiny):
+    folder = tmp_path / 'data' / 'notes'
+    folder.mkdir()
+    for split, n in (('train', 2000), ('val', 300)):
+        (np.arange(n) % 70_000 * 7 % 70).astype('<u4').tofile(folder / f'{split}.bin')
+    (folder / 'meta.json').write_text('{"vocab_size": 70, "dtype": "uint32"}')
+    assert prepare(script, tmp_path, 'notes', '--show').status == 0
+    result = script('train.py', *tiny, '--dataset=notes', '--sample_interval=3', '--sample_tokens=4')
+    assert result.status == 0, result.err
+    flags = f"--out_dir={tmp_path / 'out'}", '--num_samples=1', '--max_new_tokens=5', '--device=cpu'
+    result = script('sample.py', *flags, '--start=1 2 3')
+    numbers = result.out.split('---')[0].split()
+    assert result.status == 0 and numbers[:3] == ['1', '2', '3'] and len(numbers) == 8, result.out
+    assert all(0 <= int(number) < 70 for number in numbers)
+    result = script('sample.py', *flags, '--start=70')
+    assert result.status == 2 and 'numbers below 70' in result.err
+    assert script('sample.py', *flags).status == 0, 'the default prompt is no number'
+
+
+def test_tokens_of_several_characters_are_encoded():
+    tokenizer = make_tokenizer({'kind': 'char', 'chars': ['A', 'AC', 'ACGT', 'GT', 'T', '\n']})
+    assert tokenizer.encode('ACGTACTGTA\n').tolist() == [2, 1, 4, 3, 0, 5]
+    assert tokenizer.decode([2, 1, 4, 3, 0, 5]) == 'ACGTACTGTA\n'
+    with pytest.raises(ValueError, match="'G'"):
+        tokenizer.encode('ACG')
+
+
+def test_nanogpts_meta_pkl_is_the_tokenizer_of_our_meta_json(script, tmp_path):
+    folder = tmp_path / 'data' / 'shakespeare_char'
+    folder.mkdir(parents=True)
+    (folder / 'input.txt').write_text(TEXT)
+    assert prepare(script, tmp_path, 'shakespeare_char').status == 0
+    ours = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
+    with open(folder / 'meta.pkl', 'rb') as f:  # written as nanoGPT's script does
+        meta = pickle.load(f)
+    chars = sorted(set(TEXT))
+    assert meta == {'vocab_size': len(chars), 'itos': dict(enumerate(chars)),
+                    'stoi': {c: i for i, c in enumerate(chars)}}
+    (folder / 'meta.json').unlink()
+    theirs = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
+    assert theirs == ours and same_tokenizer({'kind': 'char', 'chars': chars}, ours), 'older checkpoints too'
+    assert not same_tokenizer({'kind': 'char', 'chars': chars[::-1]}, ours)
+
+
+def test_a_vocabulary_without_a_new_line_is_sampled(script, tmp_path, tiny):
+    (tmp_path / 'a.txt').write_text(TEXT.replace('\n', ''))
+    assert prepare(script, tmp_path, 'oneline', f"--input={tmp_path / 'a.txt'}", '--tokenizer=char').status == 0
+    result = script('train.py', *tiny, '--dataset=oneline', '--sample_interval=3', '--sample_tokens=4')
+    assert result.status == 0 and 'it writes' in result.out, result.err
+    flags = f"--out_dir={tmp_path / 'out'}", '--num_samples=2', '--max_new_tokens=4', '--device=cpu'
+    result = script('sample.py', *flags)
+    assert result.status == 0 and result.out.count('---------------') == 2, result.err
+    assert script('sample.py', *flags, '--start=\n').status == 2, 'what is asked for is not replaced'
+
+
+def test_a_file_of_prompts_has_one_meaning(tmp_path):
+    from support.prompts import prompts_in
+    from support.samples import read_prompts
+    (tmp_path / 'prompts.txt').write_bytes('one\\ntwo\r\n\n  three '.encode())
+    found = read_prompts(str(tmp_path / 'prompts.txt'), make_tokenizer({'kind': 'byte'}))
+    assert [text for text, _ in found] == ['one\ntwo', '  three ']
+    assert prompts_in((tmp_path / 'prompts.txt').read_bytes().decode()) == [text for text, _ in found]
+
+
+# -----------------------------------------------------------------------------
+# commands
+
+def test_nanogpts_commands_make_data_from_any_folder(tmp_path):
+    ignored = subprocess.run(['git', 'check-ignore', 'data/foo/prepare.py', 'data/shakespeare/prepare.py'],
+                             cwd=REPO, capture_output=True, text=True)
+    assert ignored.stdout == ''
+    for name in ('shakespeare_char', 'shakespeare', 'openwebtext'):
+        source = (REPO / 'data' / name / 'prepare.py').read_text()
+        assert f"'{name}'" in source and len(source.splitlines()) < 10
+    (tmp_path / 'tiny.txt').write_text(TEXT)
+    result = own_process('data/shakespeare_char/prepare.py', '--input=tiny.txt', f"--data_dir={tmp_path / 'd'}",
+                         cwd=tmp_path)
+    assert result.status == 0 and 'train.py config/train_shakespeare_char.py' in result.out, result.err
+    assert Dataset('shakespeare_char', tmp_path / 'd').train.n == int(len(TEXT) * 0.9)
+    result = own_process('data/openwebtext/prepare.py', '--show', f"--data_dir={tmp_path / 'd'}", cwd=tmp_path)
+    assert result.status == 2 and 'no dataset openwebtext' in result.err
+
+
+def test_no_checkpoint_lists_the_runs_that_are_there(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate(('out-old', 'out-new', 'empty')):
+        (tmp_path / name).mkdir()
+        if name != 'empty':
+            (tmp_path / name / 'ckpt.pt').write_bytes(b'')
+            os.utime(tmp_path / name / 'ckpt.pt', (i, i))
+    for name, *args in (('sample.py',), ('sample.py', '--out_dir=empty'), ('eval.py',),
+                        ('train.py', '--init_from=resume')):
+        result = script(name, *args)
+        assert result.status == 2 and 'there is: out-new, out-old' in result.err, result.err
+
+
+def test_a_closed_pipe_after_the_work_is_no_error(tmp_path):
+    (tmp_path / 'book.txt').write_text(TEXT)
+    # unbuffered: it writes to the closed pipe while it works
+    command = (f"{sys.executable} -u {REPO / 'prepare.py'} mine --input={tmp_path / 'book.txt'} "
+               f"--tokenizer=byte --data_dir={tmp_path} 2> {tmp_path / 'err'} | true; exit ${{PIPESTATUS[0]}}")
+    done = subprocess.run(['bash', '-c', command])
+    assert done.returncode == 0 and (tmp_path / 'err').read_text() == ''
+    assert (tmp_path / 'mine' / 'meta.json').exists()
+
+
+def asked_by_mybook(tmp_path, *args):
+    """What runs/mybook.sh asks of a python that only writes down its arguments."""
+    (tmp_path / 'repo' / 'runs').mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'repo' / 'runs' / 'mybook.sh').write_bytes((REPO / 'runs' / 'mybook.sh').read_bytes())
+    (tmp_path / 'repo' / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)
+    fake = tmp_path / 'repo' / '.venv' / 'bin' / 'python'
+    fake.write_text('#!/bin/sh\nfor word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
+    fake.chmod(0o755)
+    asked = tmp_path / 'repo' / 'asked'
+    asked.unlink(missing_ok=True)
+    done = subprocess.run(['bash', tmp_path / 'repo' / 'runs' / 'mybook.sh', *args], cwd=tmp_path,
+                          capture_output=True, text=True)
+    lines = asked.read_text().splitlines() if asked.exists() else []
+    return done, [line.split('|')[:-1] for line in lines if not line.startswith('-')]
+
+
+def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
+    done, asked = asked_by_mybook(tmp_path, 'my book.txt', '/x/b.epub', '--tokenizer=char', '--n_layer=4',
+                                  '--data_dir=/d')
+    assert done.returncode == 0, done.stderr
+    assert asked == [
+        ['prepare.py', 'my_book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
+         '--tokenizer=char', '--data_dir=/d'],
+        ['train.py', '--dataset=my_book', '--data_dir=/d', 'config/mybook.py', '--out_dir=out-my_book',
+         '--init_from=auto', '--n_layer=4'],
+        ['sample.py', '--out_dir=out-my_book', '--num_samples=3', '--max_new_tokens=300']]
+    assert 'out-my_book/report.md' in done.stdout
+    done, asked = asked_by_mybook(tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith('error: ') and not asked
+
+
+def test_the_config_of_a_book_fits_its_size(script, tmp_path, monkeypatch):
+    assert text_size(None) == (10**6, 10**6)
+    with pytest.raises(ValueError, match='--dataset=NAME config/mybook.py'):
+        text_size('absent', str(tmp_path))
+    source = (REPO / 'config' / 'mybook.py').read_text()
+    found = {}
+    for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
+        sizes = types.SimpleNamespace(text_size=lambda name, data_dir, size=size: (size // 2, size))
+        monkeypatch.setitem(sys.modules, 'support.text_size', sizes)
+        scope = {}
+        exec(source, scope)
+        scope['epochs'] = scope['max_iters'] * 2048 / (size // 2)
+        found[size] = scope
+    rows = list(found.values())
+    assert all(a['dropout'] >= b['dropout'] and a['n_embd'] <= b['n_embd'] for a, b in zip(rows, rows[1:]))
+    assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] < 1 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
+
+
+def test_many_times_over_the_same_text_is_told_with_the_remedy(script, tiny):
+    result = script('train.py', *tiny, '--max_iters=40000', '--max_minutes=0.001')
+    note, = [line for line in result.out.splitlines() if 'times over the same text' in line]
+    fewer = int(re.search(r'--max_iters=(\d+) --dropout=0.2', note)[1])
+    assert 4 * 64_281 < fewer * 64 <= 20 * 64_281
+    result = script('train.py', *tiny, f'--max_iters={fewer}', '--max_minutes=0.001', '--overwrite')
+    assert 'times over' not in result.out
+
+
+def test_a_book_is_trained_and_its_report_written(script, tmp_path):
+    (tmp_path / 'book.txt').write_text(TEXT)
+    assert prepare(script, tmp_path, str(tmp_path / 'book.txt')).status == 0
+    out = tmp_path / 'out'
+    result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
+                    f'--out_dir={out}', '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
+                    '--eval_iters=1', '--sample_tokens=5', '--sample_interval=2', '--device=cpu', '--batch_size=2')
+    assert result.status == 0, result.err
+    assert ' MB of text in 6' in result.out and 'dropout 0.2' in result.out
+    report = (out / 'report.md').read_text()
+    assert 'Best validation loss' in report and (out / 'samples.md').exists()
+    result = script('train.py', 'config/mybook.py', '--dataset=book', f"--data_dir={tmp_path / 'none'}")
+    assert result.status == 2 and 'before this file' in result.err and result.err.count('\n') == 1
