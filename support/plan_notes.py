@@ -6,9 +6,11 @@ from support import run_plan
 
 def many_epochs(run, k):
     tokens = run_plan.MANY_EPOCHS * run.samples_per_epoch * k.block_size
-    remedy = f"--max_iters={max(1, tokens // run.tokens_per_iter)}" + (' --dropout=0.2' if not k.dropout else '')
-    return (f"note: that is {run_plan.epochs(run):,.0f} times over the same text, and the validation loss may "
-            f"rise long before the end. use {remedy}, a smaller network (config/mybook.py), or more text")
+    remedy = f"--max_iters={max(1, tokens // run.tokens_per_iter)}"
+    if not k.dropout:
+        remedy += ' --dropout=0.2'
+    return (f"note: that is {run_plan.epochs(run):,.0f} times over the same text, and the validation loss "
+            f"may rise long before the end. use {remedy}, a smaller network (config/mybook.py), or more text")
 
 
 def rate_is_fixed(run, k):
