@@ -1,49 +1,22 @@
-"""The last line of a terminal, which tells how far a long job is."""
+"""What a script writes to a terminal: as wide as that is, and told how far a long job has come."""
 
 import shutil
 import signal
 import sys
-import time
-
-CLEAR = '\r\033[K'  # makes a terminal forget its last line
-_live = False  # whether the last line is a live one
+import textwrap
 
 
-def show_live(text):
-    """Show `text` as the last line of a terminal until the next line; a pipe or a file gets nothing."""
-    global _live
+def width():
+    """Columns to write to: the terminal's, or 80 where there is none."""
+    return shutil.get_terminal_size().columns
+
+
+def wrap(lines, indent=0):
+    """Lines no wider than the terminal, what follows in each indented; those for a pipe or a file stay."""
     if not sys.stdout.isatty():
-        return
-    try:
-        width = shutil.get_terminal_size().columns
-        print(CLEAR + text[:width - 1], end='', flush=True)
-        _live = True
-    except OSError:  # the next line printed will tell
-        pass
-
-
-def clear_live():
-    """Remove the live line."""
-    global _live
-    if _live:
-        _live = False
-        print(CLEAR, end='', flush=True)
-
-
-def progress(what, start=0, unit='batches'):
-    """Returns tick(done, n), to be called as a job of n units advances from `start`: shows a live line with
-    the time left, five times a second at most."""
-    begin = shown = time.monotonic()
-
-    def tick(done, n):
-        nonlocal shown
-        now = time.monotonic()
-        if now <= shown + 0.2:
-            return
-        shown = now
-        left = (now - begin) * (n - done) / (done - start)
-        show_live(f"{what}: {done:,} of {n:,} {unit}, {done / n:.0%}, {format_duration(left)} left")
-    return tick
+        return lines
+    options = dict(width=max(40, width()), break_long_words=False, break_on_hyphens=False)
+    return [textwrap.fill(line, subsequent_indent=' ' * indent, **options) for line in lines]
 
 
 def format_duration(seconds):

@@ -8,8 +8,8 @@ import statistics
 from support.files import read_json
 
 # columns of an iteration, made with its update; all others but `iter` can belong to an evaluation before it
-OF_ITERATIONS = ('progress', 'loss', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
-                 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds')
+OF_ITERATIONS = ('progress', 'loss', 'loss_smooth', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch',
+                 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds')
 # knobs that do not tell what a run is
 ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
          'device', 'backend', 'ddp_timeout'}

@@ -32,24 +32,27 @@ class Distributed:
     def __init__(self, device, why_device=''):
         self.device, self.why_device = torch.device(device), why_device
 
+    @property
+    def on_terminal(self):
+        """Whether a person sees what is printed: it may be shortened then, and wrapped."""
+        return self.is_main and sys.stdout.isatty()
+
     def print(self, *words):
         """On the main process. A full disk or a closed pipe does not end the run: log.csv has the numbers."""
         if self.is_main:
             try:
-                if sys.stdout.isatty():
-                    from support import console
-                    console.clear_live()
                 print(*words, flush=True)
             except OSError as e:
                 sys.stdout = open(os.devnull, 'w')
                 warn(f"standard output is gone ({e.strerror}), the run continues without it")
 
-    def progress(self, what, start=0, unit='batches'):
-        """tick(done, n), to be called as work advances: shows how far it is on a terminal's last line."""
-        if not self.is_main or not sys.stdout.isatty():
-            return lambda done, n: None
-        from support import console
-        return console.progress(what, start, unit)
+    def progress(self, what, start=0):
+        """tick(done, n, note=''), to be called as work advances: shows how far it is on a terminal's last
+        line."""
+        if not self.on_terminal:
+            return lambda done, n, note='': None
+        from support import live_line
+        return live_line.progress(what, start)
 
     def all_reduce_sum(self, tensor):
         """`tensor`, summed over the processes, in place."""

@@ -84,6 +84,8 @@ def losses(model, data, counts, batch_size, dist, autocast, stop, it):
         if found[split] is None:
             return {}
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
+    if 'val' in found and dist.on_terminal:
+        losses += f", perplexity {found['val']['perplexity']:.2f}"
     dist.print(f"step {it}: {losses}")
     metrics = {f'{split}_loss': result['loss'] for split, result in found.items()}
     if 'val' in found:

@@ -21,7 +21,7 @@ from support.tokenizer_state import check_tokenizer_state
 # the types of what may be missing from a checkpoint, as from nanoGPT's
 OPTIONAL = {'optimizer': dict, 'scaler': dict, 'tokenizer': dict, 'evaluation': dict, 'trained_on': dict,
             'environment': dict, 'seconds': float, 'bad_steps': int, 'wandb_run_id': str, 'version': int,
-            'optimizer_class': str}
+            'optimizer_class': str, 'loss_sum': list}
 
 
 def find(source, hub=True):

@@ -12,9 +12,10 @@ from support.console import format_duration
 from support.run_json import RunRecord
 
 # docs/reading_logs.md explains them. A metric with another name gets a column of its own
-COLUMNS = ('iter', 'progress', 'loss', 'train_loss', 'val_loss', 'perplexity', 'bpb', 'hellaswag', 'core',
-           'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'data',
-           'memory_gb', 'seconds', 'eval_seconds', 'save_seconds', 'sample_seconds')
+COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 'perplexity', 'bpb',
+           'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
+           'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds',
+           'sample_seconds')
 
 
 class Clock:
@@ -25,7 +26,8 @@ class Clock:
         self.dist, self.max_iters = dist, run.knobs['max_iters']
         self.seconds = saved.get('seconds', 0.0)
         self.spent = dict(saved.get('spent', {}))  # seconds of 'eval', 'save', 'sample'
-        self.show = dist.progress('training', run.start_iter, 'iterations')
+        self.show = dist.progress('training', run.start_iter)
+        self.note = ''  # for the live line
 
     def start(self):
         self.origin = time.perf_counter() - self.seconds
@@ -50,7 +52,7 @@ class Clock:
     def tick(self, it):
         """The update of iteration `it` was made."""
         self.steps += 1
-        self.show(it + 1, self.max_iters)
+        self.show(it + 1, self.max_iters, self.note)
 
     def lap(self, batches):
         """Milliseconds per iteration since the last lap; `data_wait` is the share of it spent waiting for
@@ -74,6 +76,7 @@ class Logger:
         self.average_ms = None  # per iteration, over the latest ones, for the time left
         self.losses = []  # logged ones, for overfit_batch
         self.pace = shared_cpu.Pace()
+        self.loss_sum = (run.ckpt.get('loss_sum') if run.continues else None) or [0.0, 0.0]  # and weight
         self.wandb, self.wandb_run_id = None, run.ckpt.get('wandb_run_id') if run.continues else None
         writes = dist.is_main and not self.knobs['eval_only']
         if self.knobs['wandb_log'] and dist.is_main:
@@ -100,31 +103,48 @@ class Logger:
         tokens = (it + 1) * run.tokens_per_iter
         epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
-        mfu = f"mfu {100 * measured['mfu']:.2f}%, " if measured['mfu'] else ''
-        eta = self.time_left(it, ms)
-        self.dist.print(f"iter {it}: loss {measured['loss']:.4f}, time {ms:.2f}ms, {mfu}lr "
-                        f"{measured['lr']:.2e}, grad norm {measured['grad_norm']:.2f}, {per_second:,.0f} "
-                        f"tok/s, epoch {epoch:.2f}, data {100 * clock.data_wait:.1f}%{eta}")
+        mfu = measured['mfu'] and 100 * measured['mfu']
+        parts = {'loss': f"iter {it}: loss {measured['loss']:.4f}", 'time': f"time {ms:.2f}ms",
+                 'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
+                 'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
+                 'epoch': f"epoch {epoch:.2f}", 'data': f"data {100 * clock.data_wait:.1f}%",
+                 'eta': self.time_left(it, ms)}
+        smooth = self.smooth(measured['loss'])
+        self.print_iteration({name: part for name, part in parts.items() if part}, tokens, smooth)
         note = self.pace.note(ms)
         if note and self.dist.device.type == 'cpu':
             self.dist.print(note)
-        measured = {**measured, 'mfu': measured['mfu'] and 100 * measured['mfu']}
-        self.row.update(
-            measured, iter=it, progress=(it + 1) / self.knobs['max_iters'], epoch=epoch,
-            seconds=clock.seconds, tokens=tokens, tokens_total=run.tokens_before + tokens,
-            tokens_per_second=per_second, data=100 * clock.data_wait,
-            memory_gb=devices.peak_memory(self.dist.device))
+        self.row.update({
+            **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
+            'mfu': mfu, 'loss_smooth': smooth, 'seconds': clock.seconds, 'tokens': tokens,
+            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,
+            'data': 100 * clock.data_wait, 'memory_gb': devices.peak_memory(self.dist.device)})
         self.flush()
         self.losses.append(measured['loss'])
         if it == 0 and run.from_scratch:
             self.check_first_loss(measured['loss'])
+
+    def print_iteration(self, parts, tokens, smooth):
+        if not self.dist.on_terminal:  # people's scripts find the numbers there
+            return self.dist.print(', '.join(parts.values()))
+        from support import live_line
+        self.dist.print(live_line.fit(parts))
+        self.clock.note = live_line.note(smooth, tokens, self.run.tokens_before)
+
+    def smooth(self, loss):
+        """The mean of the logged losses up to this one: each weighs 0.9 of the one after it."""
+        if math.isfinite(loss):
+            total, weight = self.loss_sum
+            self.loss_sum = [0.9 * total + loss, 0.9 * weight + 1]
+        total, weight = self.loss_sum
+        return total / weight if weight else None
 
     def time_left(self, it, ms):
         if it >= self.run.start_iter + 5:  # the first iterations are slower
             self.average_ms = ms if self.average_ms is None else 0.9 * self.average_ms + 0.1 * ms
         if self.average_ms is None:
             return ''
-        return f", eta {format_duration((self.knobs['max_iters'] - it - 1) * self.average_ms / 1000)}"
+        return f"eta {format_duration((self.knobs['max_iters'] - it - 1) * self.average_ms / 1000)}"
 
     def check_first_loss(self, loss):
         vocab_size = self.run.data.meta['vocab_size']
@@ -144,7 +164,7 @@ class Logger:
             self.wandb.log(row)
 
     def state(self):
-        return {'wandb_run_id': self.wandb_run_id}
+        return {'wandb_run_id': self.wandb_run_id, 'loss_sum': self.loss_sum}
 
     def close(self, it, saver, stop):
         """The last line of a run that ended at pass `it`, its report. Returns the exit status."""
@@ -167,8 +187,9 @@ class Logger:
             return last_line(self.run, it, saver, stop)
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if self.run.data.val else ''
-            self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
-                            f"what it writes: python sample.py --out_dir={self.knobs['out_dir']}")
+            then = '\n' if self.dist.on_terminal else '. '
+            self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
+                            f"see what it writes: python sample.py --out_dir={self.knobs['out_dir']}")
         if self.knobs['overfit_batch'] and self.losses:
             from support.sanity import overfit_note
             self.dist.print(overfit_note([loss for loss in self.losses if math.isfinite(loss)]))

@@ -13,6 +13,7 @@ from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, devices, folders, run_plan, shared_cpu
+from support.console import wrap
 from support.errors import explain_out_of_memory
 from support.evaluations import parse_interval
 from support.run import Run
@@ -49,7 +50,7 @@ def resolve(knobs, given, dist):
         resume.tell_what_changed(run)
     explain_out_of_memory(run)
     run.overview = run_plan.overview(run)
-    run.plan = '\n'.join(run.overview + run_plan.notes(run))
+    run.plan = '\n'.join(wrap(run.overview, indent=10) + wrap(run_plan.notes(run)))
     return run
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 
@@ -81,13 +82,29 @@ def test_a_run_ends_when_it_is_good_enough(script, tiny, tmp_path):
     assert result.status == 0 and 'stop_val_loss' not in result.out and 'step 60:' in result.out
 
 
-def test_a_terminal_has_a_live_line_and_a_pipe_has_none(tiny):
-    pty = pytest.importorskip('pty')
-    args = [sys.executable, str(REPO / 'train.py'), *tiny, '--max_iters=150', '--eval_interval=0',
-            '--log_interval=50']
-    env = {**os.environ, 'PYTHONPATH': NO_PICTURES}
+# train.py with a print of the user's own in its loop, on both streams
+NOISY = """
+import runpy, sys
+sys.path.insert(0, {repo!r})
+from support.log import Clock
+tick = Clock.tick
+def noisy(self, it):
+    tick(self, it)
+    print('my own', it, end=' ')
+    print('line')
+    print('and an error', it, file=sys.stderr)
+Clock.tick = noisy
+sys.argv = {args!r}
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def on_a_terminal(command, columns, **kwargs):
+    """(all that `command` writes to a terminal of so many columns, the lines that stay there)"""
+    pty, fcntl, termios = map(pytest.importorskip, ('pty', 'fcntl', 'termios'))
     ours, theirs = pty.openpty()
-    child = subprocess.Popen(args, stdout=theirs, stderr=theirs, env=env)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 40, columns, 0, 0))
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, **kwargs)
     os.close(theirs)
     shown = b''
     while True:
@@ -99,10 +116,31 @@ def test_a_terminal_has_a_live_line_and_a_pipe_has_none(tiny):
             break
         shown += part
     os.close(ours)
-    assert child.wait() == 0
-    lines = shown.decode().split('\r\033[K')
-    form = r'(training|evaluating \w+): [\d,]+ of [\d,]+ (iterations|batches), \d+%, \d+m\d\ds left$'
-    assert [line for line in lines if re.match(form, line)] and '\ndone: 150 iterations' in lines[-1], lines[-3:]
-    assert re.search(r'(?m)^iter 100: loss ', shown.decode().replace('\r\033[K', '\n'))
-    piped = subprocess.run([*args, '--overwrite'], capture_output=True, env=env)
-    assert piped.returncode == 0 and b'\r' not in piped.stdout and b'left' not in piped.stdout
+    assert child.wait() == 0, shown
+    shown = shown.decode().replace('\r\n', '\n')
+    return shown, [line.split('\r\033[K')[-1] for line in shown.split('\n')]
+
+
+def test_a_terminal_has_a_live_line_below_all_that_is_printed(tiny):
+    args = [str(REPO / 'train.py'), *tiny, '--max_iters=100', '--eval_interval=0', '--log_interval=50']
+    env = {**os.environ, 'PYTHONPATH': NO_PICTURES}
+    env.pop('COLUMNS', None)
+    command = [sys.executable, '-c', NOISY.format(repo=str(REPO), args=args)]
+    shown, lines = on_a_terminal(command, 80, env=env)
+    form = r'(training|evaluating \w+) +\d+% [█░]+ [\d,]+ of [\d,]+(, loss [\d.]+, [\d.]+k? tokens)?, \d+m\d\ds left'
+    live = re.findall(rf'\r\033\[K({form})(?=\r|$)', shown)
+    assert live and max(len(line) for line, *_ in live) < 80
+    for i in range(100):
+        assert lines.count(f'my own {i} line') == lines.count(f'and an error {i}') == 1, i
+    ours = [line for line in lines if '/' not in line]  # a path may be as long as it likes
+    assert max(map(len, ours)) <= 80 and not any('left' in line for line in lines)
+    line, = [line for line in lines if line.startswith('iter 50: ')]
+    assert re.fullmatch(r'iter 50: loss \d\.\d{4}, time [\d.]+ms, lr .*, grad norm [\d.]+, [\d,]+ tok/s', line)
+    assert re.search(r'(?m)^step 100: train loss .*, val loss .*, perplexity \d', '\n'.join(lines))
+
+    piped = subprocess.run([*command[:2], command[2].replace("'--max_iters", "'--overwrite', '--max_iters")],
+                           capture_output=True, env=env)
+    assert piped.returncode == 0 and not re.search(rb'\r|left|perplexity', piped.stdout)
+    line, = re.findall(rb'(?m)^iter 50: .*', piped.stdout)
+    assert re.search(rb', epoch [\d.]+, data [\d.]+%, eta \d+m\d\ds$', line)
+    assert b'batch     64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process\n' in piped.stdout
