@@ -40,8 +40,8 @@ n_kv_head: int = None  # key/value heads (grouped-query attention). None: n_head
 mlp_width: int = None  # hidden size of the MLP. None: 4 * n_embd, or 8/3 * n_embd for swiglu
 dropout = 0.0  # 0 for pretraining; for small data and finetuning try 0.1 or more
 bias = False  # in Linear and LayerNorm
-# override a single part of arch. None: what arch has
-norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (no gains)
+# parts of arch
+norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (no gains). None, here and below: what arch has
 mlp: str = None  # 'gelu', 'gelu_tanh', 'relu2', 'swiglu'
 positions: str = None  # 'learned', 'rope'
 rope_theta: float = None  # larger for longer contexts

@@ -1,5 +1,6 @@
 """Overrides: nanoGPT's flags and files work, friendlier ones do too, and what cannot be meant is explained."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -110,9 +111,30 @@ def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     t0 = time.time()
     done = subprocess.run([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and 'usage: python ' + name in done.stdout
-    source = (REPO / name).read_text().split('# ' + '-' * 77)[1].strip()
-    assert source in done.stdout
     assert ' torch' not in done.stderr and time.time() - t0 < 5
+    block = (REPO / name).read_text().split('# ' + '-' * 77)[1].strip()
+    knobs = done.stdout.split('\nusage: ')[1]
+    told = ' '.join(knobs.split())
+    for comment in re.findall('  # (.*)', block):
+        assert comment in told
+    for knob in re.findall(r'(?m)^(\w+)(?:: [^=]+)? = ', block):
+        assert knob.startswith('_') or knobs.count(f'  --{knob}=') == 1, knob
+    assert max(map(len, knobs.splitlines())) <= 80
+
+
+def test_help_tells_the_values_of_a_config_and_only_what_is_asked_for(script, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '100')
+    out = script('train.py', 'config/quickstart.py', '--seed=3', '--help').out
+    assert re.search(r'--n_embd=128 +\[default: 768\]', out) and re.search(r'--seed=3 [^[]*\[default: 1337\]', out)
+    assert '--weight_decay=0.0 ' in out and out.index('the essential ones') < out.index('--n_layer=2') < out.index('\nfiles\n')
+    some = script('train.py', '--help', 'lr').out
+    assert [re.match(r'  --(\w+)=', line)[1] for line in some.splitlines() if line.startswith('  --')][:4] == [
+        'learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr']
+    assert '--n_layer' not in some and max(map(len, some.splitlines())) <= 100
+    assert '--sample_prompts' in script('train.py', '--help', 'prompt').out, 'by its comment'
+    result = script('train.py', '--help', 'zebra')
+    assert result.status == 2 and result.err.startswith('error: no knob is about that (zebra). ') and result.err.count('\n') == 1
+    assert script('train.py', '--help', '--lerning_rate=3').status == 2
 
 
 @pytest.mark.parametrize('name, slow', [('train.py', 'torch'), ('eval.py', 'torch'), ('plot.py', 'matplotlib')])

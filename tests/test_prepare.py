@@ -262,11 +262,6 @@ def test_show_tells_and_checks(script, tmp_path, gpt2):
     assert result.status == 0 and 'no checksums' in result.out, result.err
 
 
-def test_help_is_the_block_of_knobs(script):
-    result = script('prepare.py', '--help')
-    assert result.out.strip().splitlines()[-1].startswith('data_dir') and '--show' in result.out
-
-
 def test_a_failed_second_run_leaves_the_first_ones_files(script, tmp_path, book):
     (tmp_path / 'latin.txt').write_bytes(b'caf\xe9\n')
     assert prepare(script, tmp_path, 'mine', book, '--tokenizer=byte').status == 0
