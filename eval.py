@@ -25,6 +25,7 @@ stride: int = None  # tokens from window to window; less gives each token more c
 tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name
 max_per_task: int = None  # examples per task, always the same ones. None: all
 to: str = None  # the folder for eval.json. None: the checkpoint's
+sample_tokens = 100  # length of a text that the model writes; 0: none
 batch_size = 8  # windows per batch and process; the batches of tasks have as many tokens
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16'; auto: bfloat16 where the hardware has it
@@ -42,17 +43,19 @@ import time
 import torch
 
 from dataset import DATA_DIR, Dataset
-from support import devices, distributed, load, shared_cpu
+from support import devices, distributed, load, samples, shared_cpu
 from support.compiling import compile_model
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
 from support.files import read_json, write_json
 from support.tasks import BUNDLE_URL, accuracy, bundle, core_metric, load_task, score, split_names
 from support.same_tokenizer import same_tokenizer
-from support.tokenizer import make_tokenizer
+from support.streaming import escape_control_characters
+from support.tokenizer import empty_prompt, make_tokenizer
 from support.tokenizer_state import token_bytes
 
-problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout')
+problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
+                        from_zero='sample_tokens')
 names = split_names(tasks)
 if split == 'none' and not names:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
@@ -238,8 +241,23 @@ def evaluate_tasks():
         dist.print(f"CORE {result['core']:.4f}, the mean of {len(core)} centered accuracies")
 
 
+def write_sample():
+    """A text, so that the numbers have a face."""
+    tokenizer = make_tokenizer(tokenizer_state)
+    try:
+        prompts = [('', empty_prompt(tokenizer))]
+    except ValueError:  # characters without a new line
+        return
+    (_, text), = samples.write(model, tokenizer, prompts, sample_tokens, iter_num, 1337, dist, autocast)
+    result['sample'] = text
+    lines = escape_control_characters(text).split('\n')
+    dist.print('it writes\n' + '\n'.join(f'| {line}' for line in lines))
+
+
 if split != 'none':
     evaluate_text()
+    if sample_tokens and result['texts'][f'{data.name}/{split}']['bpb'] is not None:  # its tokenizer is here
+        write_sample()
 if loaded:
     if split != 'none':
         save()  # the tasks may take hours

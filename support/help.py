@@ -95,7 +95,8 @@ def show(some, given):
 
 def read_block(path, knobs):
     """The Knobs of a script's block, in its order. A comment of up to three words alone on its line begins a
-    group where there are many knobs; a longer one belongs to the knob below if that has no other, else to the one above."""
+    group where there are many knobs; a longer one belongs to the knob below if that has no other, else to the
+    one above."""
     with open(path, encoding='utf-8') as f:
         source = f.read().partition('\nknobs, given = configure(')[0]
     lines, found, group, above = source.splitlines(), [], '', ''

@@ -35,9 +35,47 @@ def read_prompts(path, tokenizer):
         fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
 
-def write(model, tokenizer, prompts, n_tokens, it, seed, dist, autocast, is_stopping=lambda: False):
-    """[(prompt, continuation of n_tokens)], the same in all processes; None if is_stopping()."""
-    device = model.lm_head.weight.device
+def parse_style(sample_tokens):
+    """{tokens, temperature, top_k, top_p, prompts} of 200 or '64 temperature=1 top_p=0.8 prompts=1'; what is
+    not given is as in sample.py, prompts None: all. ValueError for anything else."""
+    style = {'temperature': 0.8, 'top_k': 200, 'top_p': None, 'prompts': None}
+    number, *others = str(sample_tokens).split()
+    style['tokens'] = int(number)
+    for other in others:
+        name, _, value = other.partition('=')
+        if name not in style:
+            raise ValueError(name)
+        style[name] = float(value) if name in ('temperature', 'top_p') else int(value)
+    for name, value in style.items():
+        if value is not None and not (value > 0 or (name == 'temperature' and value == 0)):
+            raise ValueError(name)
+    if style['top_p'] is not None and style['top_p'] > 1:
+        raise ValueError('top_p')
+    return style
+
+
+def style_problems(sample_tokens):
+    try:
+        parse_style(sample_tokens)
+    except ValueError:
+        return [f"sample_tokens is out of range ({sample_tokens}). use a number above 0, and behind it, if "
+                "you like, temperature (0 or more), top_k, top_p (up to 1) and prompts, as in "
+                "'64 temperature=1 top_p=0.8 prompts=1'"]
+    return []
+
+
+def choose(prompts, n, it, seed):
+    """n of the prompts at random, others at each iteration; None: all."""
+    if n is None or n >= len(prompts):
+        return prompts
+    generator = torch.Generator().manual_seed(hash_seed(seed, SAMPLES, it))
+    return [prompts[i] for i in torch.randperm(len(prompts), generator=generator)[:n].tolist()]
+
+
+def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping=lambda: False):
+    """[(prompt, continuation)], the same in all processes; None if is_stopping()."""
+    device, style = model.lm_head.weight.device, parse_style(sample_tokens)
+    n_tokens, prompts = style['tokens'], choose(prompts, style['prompts'], it, seed)
     longest = max(len(ids) for _, ids in prompts)
     out = torch.zeros(len(prompts), longest + n_tokens, dtype=torch.int64, device=device)
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -53,7 +91,7 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, dist, autocast, is_stop
                     _, ids = prompts[min(i, len(prompts) - 1)]
                     random_seed = hash_seed(seed, SAMPLES, it, i)
                     with autocast:
-                        row = generate(model, ids, n_tokens, tokenizer.n_vocab, random_seed)
+                        row = generate(model, ids, style, tokenizer.n_vocab, random_seed)
                     out[i:i + 1, :len(row)] = row
     finally:
         torch.use_deterministic_algorithms(deterministic)
@@ -62,15 +100,16 @@ def write(model, tokenizer, prompts, n_tokens, it, seed, dist, autocast, is_stop
             for (text, ids), row in zip(prompts, out.tolist())]
 
 
-def generate(model, ids, n_tokens, vocab_size, seed):
-    """`ids` and n_tokens more, drawn as by sample.py's defaults; -1 if the logits are not finite."""
+def generate(model, ids, style, vocab_size, seed):
+    """`ids` and what follows them, drawn in a style of parse_style's; -1 if the logits are not finite."""
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     idx = torch.tensor([ids], device=device)
     try:
-        return model.generate(idx, n_tokens, 0.8, top_k=200, vocab_size=vocab_size, generator=generator)[0]
+        return model.generate(idx, style['tokens'], style['temperature'], style['top_k'], style['top_p'],
+                              vocab_size, generator=generator)[0]
     except FloatingPointError:
-        return torch.cat((idx[0], torch.full((n_tokens,), -1, device=device)))
+        return torch.cat((idx[0], torch.full((style['tokens'],), -1, device=device)))
 
 
 def continuation(tokenizer, ids, new):
@@ -107,13 +146,24 @@ def append(out_dir, it, texts):
     write_whole(path, content.encode('utf-8', 'replace'))
 
 
-def in_loop(out_dir, tokenizer, prompts_file, n_tokens, seed, model, dist, autocast, is_stopping):
+def tell(it, prompt, text, dist, following):
+    """The beginning of a sample on the console: a line of it; on a terminal some lines as they are."""
+    if not dist.on_terminal:
+        return dist.print(f"step {it}: it writes {(prompt + text)[:100]!r}{following}")
+    from support.console import width
+    from support.streaming import escape_control_characters
+    lines = [line[:width() - 2] for line in escape_control_characters(prompt + text).expandtabs().split('\n')]
+    dist.print(f"step {it}: it writes{following}\n" + '\n'.join(f'| {line}' for line in lines[:8]))
+
+
+def in_loop(out_dir, tokenizer, prompts_file, sample_tokens, seed, model, dist, autocast, is_stopping,
+            next_after=None):
     """For the training loop, the prompts read now: a function of the iteration that adds a section to
     samples.md (out_dir None: it only prints) and returns {}, as nothing is measured."""
     prompts = read_prompts(prompts_file, tokenizer)
 
     def sample(it):
-        texts = write(model, tokenizer, prompts, n_tokens, it, seed, dist, autocast, is_stopping)
+        texts = write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping)
         if texts is None:
             return {}
         if dist.is_main and out_dir is not None:
@@ -121,8 +171,8 @@ def in_loop(out_dir, tokenizer, prompts_file, n_tokens, seed, model, dist, autoc
                 append(out_dir, it, texts)
             except OSError as e:  # a full disk must not end a run
                 warn(f"samples.md could not be written ({e.strerror}), the run continues")
-        prompt, text = texts[0]
-        dist.print(f"step {it}: it writes {(prompt + text)[:100]!r}")
+        following = next_after(it) if next_after else it
+        tell(it, *texts[0], dist, f" (next at step {following})" if following > it else '')
         return {}
 
     return sample

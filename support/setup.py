@@ -20,8 +20,8 @@ from support.run import Run
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
-              'n_kv_head keep_checkpoints save_interval max_per_task sample_tokens lr_decay_iters '
-              'eval_tokens adam_eps peak_flops max_minutes')
+              'n_kv_head keep_checkpoints save_interval max_per_task lr_decay_iters eval_tokens '
+              'adam_eps peak_flops max_minutes')
 FROM_ZERO = ('seed max_iters warmup_iters eval_interval tasks_interval eval_iters log_interval '
              'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay '
              'grad_clip shard')
@@ -91,6 +91,9 @@ def knob_problems(run):
     except ValueError:
         problems.append(f"sample_interval is out of range ({k.sample_interval}). use a number from 0, or one "
                         "with a growth from 1, such as 100x1.5")
+    if k.sample_interval or k.sample_tokens != 200:
+        from support.samples import style_problems
+        problems += style_problems(k.sample_tokens)
     if k.wandb_log:
         from support.wandb_log import wandb_problems
         problems += wandb_problems()

@@ -170,6 +170,43 @@ def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
     assert samples_of(tmp_path) == before
 
 
+def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(script, place, tmp_path):
+    folder, plain, _ = place
+    flags = [*plain, '--sample_interval=2x1.5', f"--sample_prompts={folder / 'prompts.txt'}"]
+    result = script('train.py', *flags, '--sample_tokens=5 temperature=0 prompts=1', f"--out_dir={tmp_path / 'a'}")
+    assert result.status == 0, result.err
+    told = re.findall(r'(?m)^step (\d+): it writes .*?(?: \(next at step (\d+)\))?$', result.out)
+    assert told == [('2', '5'), ('5', '7'), ('7', '')]
+    sections = samples_of(tmp_path / 'a').split('\n## after ')[1:]
+    assert [section.count(' continues:') for section in sections] == [1, 1, 1]
+    for bad in ('0', '5 heat=1', '5 top_p=2', '5 prompts=0', 'many'):
+        result = script('train.py', *flags, f'--sample_tokens={bad}', f"--out_dir={tmp_path / 'b'}")
+        assert result.status == 2 and f'sample_tokens is out of range ({bad})' in result.err, bad
+    asked = []
+
+    class Net:
+        lm_head = make_net('llama', False).lm_head
+
+        def generate(self, idx, *args, **kwargs):
+            asked.append(args)
+            return idx
+    samples.generate(Net(), [1], samples.parse_style('64 temperature=1 top_p=0.8'), 256, 1)
+    assert asked == [(64, 1.0, 200, 0.8, 256)]
+    prompts = [(str(i), [i]) for i in range(9)]
+    drawn = [samples.choose(prompts, 2, it, 1337) for it in range(20)]
+    assert all(len({*some}) == 2 for some in map(tuple, [[p for p, _ in two] for two in drawn]))
+    assert len({two[0][0] for two in drawn}) > 4 and drawn[3] == samples.choose(prompts, 2, 3, 1337)
+
+
+def test_on_a_terminal_a_sample_has_its_lines(capsys):
+    from types import SimpleNamespace
+    dist = SimpleNamespace(on_terminal=True, print=print)
+    samples.tell(7, 'a', 'b\n\tc\x1b[2J' + 'd' * 200, dist, '')
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ['step 7: it writes', '| ab'] and lines[2].startswith('|         c\\x1b[2Jddd')
+    assert max(map(len, lines)) <= 80
+
+
 def test_samples_are_the_same_in_any_number_of_processes(tmp_path, capsys):
     sampler(str(tmp_path / 'one'))(5)
     rows, calls = [], [0, 0]

@@ -19,7 +19,7 @@ from support.tokenizer import make_tokenizer
 
 def process(rank=0, world_size=1):
     """A stand-in for what distributed.init() returns; nothing is sent to the others."""
-    return SimpleNamespace(rank=rank, world_size=world_size, sharded=False, is_main=rank == 0, print=print,
+    return SimpleNamespace(rank=rank, world_size=world_size, sharded=False, is_main=rank == 0, print=print, on_terminal=False,
                            all_reduce_sum=lambda tensor: None, progress=lambda what: lambda done, n: None)
 
 
