@@ -27,7 +27,7 @@ import torch
 from dataset import DATA_DIR
 from model import GPT
 from support import devices, planned_run
-from support.console import exit_on_broken_pipe
+from support.console import exit_on_broken_pipe, wrap
 from support.dataset_meta import bin_files
 from support.peak_flops import peak_flops_of
 
@@ -63,7 +63,7 @@ if problems:
 
 
 def show(lines):
-    for line in lines:
+    for line in wrap(lines, indent=10):
         if rank == 0:
             print(line, flush=True)
 

@@ -36,7 +36,7 @@ if problems:
 try:
     if report:
         for run in runs:
-            print(write(run) or f"written: {os.path.join(run, 'report.md')} and loss.png")
+            print('\n'.join(write(run)))
     else:
         draw.draw(runs, to, x, y, title)
         print(f"written: {to}")

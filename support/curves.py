@@ -17,7 +17,8 @@ ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'o
 
 def read_log(out_dir):
     """log.csv as {column: [number or None]}, with `tokens` and `seconds` in all rows. A row that has both an
-    evaluation and iteration N becomes two: the evaluation came first, when N iterations were made."""
+    evaluation and iteration N becomes two: the evaluation came first, when N iterations were made. A row
+    without a loss is an evaluation's alone."""
     with open(os.path.join(out_dir, 'log.csv'), newline='', encoding='utf-8', errors='replace') as f:
         found = [row for row in csv.DictReader(f) if (row.get('iter') or '').isdecimal()]
     columns = [name for name in found[0] if name] if found else []
@@ -26,6 +27,9 @@ def read_log(out_dir):
     rows = []
     for row in found:
         before = {name: row[name] for name in evaluated if row[name] is not None}
+        if row.get('loss') is None:
+            rows.append(row)
+            continue
         after = {name: row[name] for name in columns if name not in before}
         if before:
             rows.append({'iter': row['iter'], **before})
@@ -55,7 +59,10 @@ def evaluation_columns(rows, columns):
 def fill(rows, name):
     """Give rows without `name` (tokens, seconds) its value after `iter` iterations: on the line between the
     iterations around it, or on the last such line where no iteration follows."""
-    known = [(0, 0.0)] + [(row['iter'] + 1, row[name]) for row in rows if row.get(name) is not None]
+    known = [(0, 0.0)]
+    for row in rows:
+        if row.get(name) is not None:  # an iteration's is that of its end
+            known.append((row['iter'] + (row.get('loss') is not None), row[name]))
     i = 1
     for row in rows:
         if row.get(name) is not None:

@@ -94,6 +94,7 @@ class Logger:
             self.row = {'iter': it, **metrics, **times}
             interval = self.knobs['log_interval']
             if not interval or it % interval or it >= self.knobs['max_iters']:
+                self.row.update(tokens=it * self.run.tokens_per_iter, seconds=self.clock.seconds)
                 self.flush()  # else its line is completed by iteration()
 
     def iteration(self, it, measured):
@@ -199,8 +200,7 @@ class Logger:
         out_dir = self.knobs['out_dir']
         try:
             from support import report
-            note = report.write(out_dir)
-            self.dist.print(f"report: {os.path.join(out_dir, 'report.md')}" + (f" ({note})" if note else ''))
+            self.dist.print('\n'.join(report.write(out_dir)))
         except Exception as e:  # a picture is no reason to end otherwise than the run did
             warn(f"no report ({type(e).__name__}: {e}). python plot.py {out_dir} --report=True makes it")
 

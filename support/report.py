@@ -7,7 +7,7 @@ import re
 import statistics
 
 from support.console import format_duration
-from support.curves import is_evaluation, points, read_log, remarks, values
+from support.curves import is_evaluation, points, read_log, remarks, remarks_on_validation, values
 from support.draw import draw, label_of
 from support.files import read_json, write_whole
 
@@ -16,23 +16,26 @@ NO_END = 'killed, or still running'
 
 
 def write(out_dir):
-    """Write report.md and loss.png. Returns a note if there is no picture, else None."""
-    note, picture = None, os.path.join(out_dir, 'loss.png')
+    """Write report.md and loss.png. Returns lines for the console: where they are, and what is amiss."""
+    picture = os.path.join(out_dir, 'loss.png')
+    told = f" and {picture}"
     try:
         draw([out_dir], picture, title=os.path.basename(os.path.abspath(out_dir)), lr=True)
     except ImportError:
-        note = ("no loss.png, as matplotlib is not installed: pip install matplotlib, then python plot.py "
-                f"{out_dir} --report=True")
+        told = (" (no loss.png, as matplotlib is not installed: pip install matplotlib, then python plot.py "
+                f"{out_dir} --report=True)")
     except Exception as e:  # the page matters more than the picture
-        note = f"no loss.png: {e}"
-    lines = page(out_dir, picture=note is None)
-    write_whole(os.path.join(out_dir, 'report.md'), '\n'.join(lines).encode())
-    return note
+        told = f" (no loss.png: {e})"
+    log = read_log(out_dir)
+    lines = page(out_dir, log, picture=told == f" and {picture}")
+    path = os.path.join(out_dir, 'report.md')
+    write_whole(path, '\n'.join(lines).encode())
+    return [f"report: {path}{told}", *(f"note: {remark}" for remark in remarks_on_validation(log))]
 
 
-def page(out_dir, picture):
+def page(out_dir, log, picture):
     """The lines of report.md; each section ends with an empty one."""
-    run, log = read_json(os.path.join(out_dir, 'run.json')), read_log(out_dir)
+    run = read_json(os.path.join(out_dir, 'run.json'))
     seconds = run.get('seconds', last(log, 'seconds') or 0)
     yield from [f"# {os.path.basename(os.path.abspath(out_dir))}", '']
     yield from summary(run, log, seconds)
@@ -41,11 +44,11 @@ def page(out_dir, picture):
     notes = remarks(log)
     if notes:
         yield from ["## Remarks", '', *(f"- {note}" for note in notes), '']
-    yield from settings(run, log, seconds)
-    yield from sessions(run.get('sessions', []))
+    yield from latest_samples(os.path.join(out_dir, 'samples.md'))
     yield from evaluations(log)
     yield from eval_results(read_json(os.path.join(out_dir, 'eval.json')))
-    yield from latest_samples(os.path.join(out_dir, 'samples.md'))
+    yield from settings(run, log, seconds)
+    yield from sessions(run.get('sessions', []))
 
 
 def last(log, name):

@@ -62,6 +62,16 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     assert f"{float(rows(out)[-1]['val_loss']):.4f}" in text and '--init_from=resume' in text
     assert 'gpt2, 2 layers, 2 heads, 32 channels' in text and text.count('| stopped by SIGTERM |') == 1
     assert (out / 'loss.png').read_bytes().startswith(b'\x89PNG')
+    # its table, the console and log.csv agree to the last digit
+    assert f"report: {out / 'report.md'} and {out / 'loss.png'}" in result.out
+    step = re.search(r'(?m)^step 6: train loss (\S+), val loss (\S+)$', result.out)
+    took = re.search(r'(?m)^done: 6 iterations in (\S+),', result.out)[1]
+    assert re.search(rf'(?m)^\| 6 \| 384 \| {step[1]} \| {step[2]} \| .* \| {took} \|$', text)
+    assert text.count(f'{took} of training.') == text.count(f'| time | {took} training,') == 1
+    final = rows(out)[-1]
+    assert final['tokens'] == '384' and float(final['seconds']) == run['seconds']
+    commands = text.split('```sh\n')[1].split('\n```')[0].splitlines()
+    assert len(commands) == 2 and '--n_embd=32' in commands[0] and '--init_from=resume' in commands[1]
 
     # a new run in the folder starts with a clean one
     assert script('train.py', *tiny, '--overwrite').status == 0
@@ -164,6 +174,8 @@ def test_the_report_says_that_a_run_diverged(tmp_path):
     remark, = remarks(make_run(tmp_path / 'both', loss=loss, val=loss))
     assert 'The validation loss rose from 1.2308 at iteration 120 to 2.7429' in remark
     assert 'diverged' in remark
+    told = report.write(str(tmp_path / 'both'))  # and so does the console
+    assert told[1:] == [f'note: {remark}'] and f'- {remark}' in (tmp_path / 'both' / 'report.md').read_text()
     remark, = remarks(make_run(tmp_path / 'train', loss=loss, val=lambda i: None))
     assert 'The training loss rose' in remark and 'diverged' in remark
     # the last evaluation alone is far above the others
@@ -183,8 +195,8 @@ def test_an_evaluation_stands_for_the_iterations_before_it(tmp_path):
     assert xs('seconds', 'val_loss') == pytest.approx([2 * k for k in range(16)])
     assert xs('tokens', 'loss') == [1000 * (i + 1) for i in range(300)]
     # and in the table, of which it is said that it is not whole
-    lines = list(report.page(tmp_path / 'run', picture=False))
-    table = lines[lines.index('## Evaluations'):]
+    lines = list(report.page(tmp_path / 'run', curves.read_log(tmp_path / 'run'), picture=False))
+    table = lines[lines.index('## Evaluations'):lines.index('## Settings')]
     assert table[2] == '12 of 16; all of them are in log.csv.' and len(table) == 6 + 12 + 1
     assert table[7].startswith('| 20 | 20,000 | 2.0000 | 2.1000 | ')
     assert table[-2].startswith('| 300 | 300,000 | ')
@@ -198,7 +210,7 @@ def test_own_columns_are_drawn_and_in_the_table(tmp_path):
     assert curves.is_evaluation(log, 'rhymes') and not curves.is_evaluation(log, 'weight_norm')
     assert curves.points(log, 'tokens', 'rhymes')[3] == (60_000, 0.06)
     assert curves.points(log, 'tokens', 'weight_norm')[3] == (4000, 23)
-    text = '\n'.join(report.page(run, picture=False))
+    text = '\n'.join(report.page(run, curves.read_log(run), picture=False))
     assert '| training loss | validation loss | rhymes | training time |' in text
     assert 'weight_norm' not in text
     for name in ('rhymes', 'weight_norm'):
