@@ -40,6 +40,10 @@ def warn(what):
         pass
 
 
+if sys.version_info < (3, 11):  # what comes next would be a traceback
+    fail(f"this Python is too old ({sys.version.split()[0]}). use 3.11 or newer")
+
+
 class Knobs(dict):
     """{name: value}, and in `kinds` {name: the types and words it may have}."""
 
@@ -63,6 +67,8 @@ def configure(script, positional=None, like=None):
         others, their_kinds = knobs_of(like)
         knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
         script.update(knobs)
+    from support.errors import explain_missing_package
+    explain_missing_package(script.get('__file__', ''))
     script_dir = os.path.dirname(script.get('__file__', ''))
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional, script_dir)
     if problems:

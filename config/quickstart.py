@@ -36,3 +36,4 @@ warmup_iters = 0
 eval_interval = 200
 eval_iters = 50
 log_interval = 50
+sample_interval = 1000  # and at the end: samples.md, and three in report.md

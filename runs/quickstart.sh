@@ -4,9 +4,12 @@
 #   bash runs/quickstart.sh [train.py's flags]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ -d .venv ] || python3 -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-[ -f data/pystdlib/meta.json ] || .venv/bin/python prepare.py
-.venv/bin/python train.py config/quickstart.py --init_from=auto "$@"
-.venv/bin/python sample.py --out_dir=out-quickstart --start='class ' --num_samples=3 --max_new_tokens=400 \
+source runs/venv.sh
+python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+[ -f data/pystdlib/meta.json ] || python prepare.py
+python train.py config/quickstart.py --init_from=auto "$@"
+python sample.py --out_dir=out-quickstart --start='class ' --num_samples=3 --max_new_tokens=400 \
   --temperature=0.6
+echo "its curve:  out-quickstart/loss.png"
+echo "its report: out-quickstart/report.md"
+echo "to go on:   source .venv/bin/activate"

@@ -5,13 +5,10 @@
 #   bash runs/test.sh --quick [pytest's flags]     less than a minute: for a person who edits
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -z "${VIRTUAL_ENV:-}" ]; then
-  [ -d .venv ] || python3 -m venv .venv
-  PATH="$PWD/.venv/bin:$PATH"
-fi
+if [ -z "${VIRTUAL_ENV:-}" ]; then source runs/venv.sh; fi
 export OMP_NUM_THREADS=1  # tiny networks: a second thread only waits. Two tests run at a time instead
 
-packages=(pytest==9.2.0 pytest-xdist==3.8.0)
+groups=(plot test)
 if [ "${1:-}" = --quick ]; then
   shift
   # the rules of the house, knobs, data, network, optimizer, a run and its resume, samples; of those not the
@@ -20,9 +17,8 @@ if [ "${1:-}" = --quick ]; then
   slow="every_size or any_length or kill or ctrl_c or terminal or pipe or any_folder or compile or wandb"
   tests+=(-k "not ($slow or out_of_memory)")
 else
-  packages+=(transformers==5.23.0 safetensors==0.8.0 huggingface_hub==2.4.0 tokenizers==0.23.3 pyarrow==26.0.1
-    zstandard==0.25.0 tqdm==4.70.1 isal==1.9.1 matplotlib==3.11.2 pyyaml==6.0.3)
+  groups+=(data hf eval)
   tests=(tests)
 fi
-python -m pip install --quiet --disable-pip-version-check -r requirements.txt "${packages[@]}"
+python -m pip install --quiet --disable-pip-version-check $(python dev/packages.py "${groups[@]}")
 python -m pytest -q -n 2 "${tests[@]}" "$@"

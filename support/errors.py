@@ -43,6 +43,17 @@ def explain_lost_data(rescue=lambda: ''):
     sys.excepthook = hook
 
 
+def explain_missing_package(script):
+    """In place of a traceback by an import of torch or numpy."""
+    folder = os.path.dirname(script)
+    remedy = f"pip install -r {os.path.join(folder, 'requirements.txt')}"
+    for activate in ('.venv/bin/activate', '.venv/Scripts/activate'):
+        path = os.path.join(folder, activate)
+        if os.path.exists(path):
+            remedy = f"source {path}"
+    explain("^No module named '(torch|numpy)'$", f"a package is missing in {sys.executable}", remedy, 2)
+
+
 def explain_out_of_memory(run):
     """Name the knobs that give the same batch in less memory."""
     def remedy():

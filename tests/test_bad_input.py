@@ -14,6 +14,8 @@ import pickle
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -21,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_dataset
+from conftest import REPO, make_dataset
 
 import dataset
 from support import devices
@@ -619,3 +621,20 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         devices.choose_dtype('bfloat16', torch.device('cuda:0'))
     assert 'T4' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['train', 'sample', 'eval', 'export', 'plan'])
+def test_a_missing_torch_is_one_line(name, tmp_path):
+    (tmp_path / 'torch.py').write_text('raise ModuleNotFoundError("No module named \'torch\'", name="torch")')
+    done = subprocess.run([sys.executable, REPO / f'{name}.py', *(['--to=x'] if name == 'export' else [])],
+                          cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path)})
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert done.stderr.startswith(f'error: a package is missing in {sys.executable} (No module named \'torch\'). ')
+    assert ('.venv/bin/activate' if (REPO / '.venv').exists() else 'pip install -r ') in done.stderr
+
+
+def test_an_old_python_is_one_line(tmp_path):
+    code = f'import sys; sys.path.insert(0, {str(REPO)!r}); sys.version_info = (3, 10, 4); import configurator'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.returncode == 2 and re.fullmatch(r'error: this Python is too old \(.*\)\. use 3\.11 or newer\n', done.stderr)

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from conftest import REPO, TEXT
 
+import packages
+
 PAGES = {path.name: path.read_text(encoding='utf-8') for path in
          [REPO / 'README.md', *sorted((REPO / 'docs').glob('*.md'))]}
 
@@ -148,21 +150,31 @@ def test_no_reason_is_stale():
         assert any(piece in command for command in every), piece
 
 
-def test_what_is_installed_is_what_was_tested():
-    lines = (REPO / 'requirements.txt').read_text().splitlines()
-    tested = dict(line.split('==') for line in lines if '==' in line)
+def test_uv_and_pip_install_the_same():
+    assert (REPO / 'requirements.txt').read_text() == packages.requirements(), 'python dev/packages.py --write'
+    tested = dict(package.split('==') for package in packages.packages('plot'))
     words = re.search('^pip install (.*)', PAGES['README.md'], re.M)[1].split()
     assert {word.split('==')[0] for word in words} == set(tested) and f"torch=={tested['torch']}" in words
+    content = packages.read()
+    assert content['tool']['uv']['package'] is False, 'flat scripts, no package'
+    torch = [content['project']['optional-dependencies'][extra] for extra in ('cpu', 'cu128')]
+    assert torch == [[f"torch=={tested['torch']}"]] * 2
+    used = re.search(r'groups=\((.*)\)', (REPO / 'runs' / 'test.sh').read_text())[1].split()
+    used += re.search(r'groups\+=\((.*)\)', (REPO / 'runs' / 'test.sh').read_text())[1].split()
+    assert set(used) == set(content['dependency-groups'])
 
 
 def test_quickstart_sh_is_the_commands_of_the_page(tmp_path):
     """With a python that only writes down what it is asked to run."""
     (tmp_path / 'runs').mkdir()
-    (tmp_path / 'runs' / 'quickstart.sh').write_bytes((REPO / 'runs' / 'quickstart.sh').read_bytes())
+    for name in ('quickstart.sh', 'venv.sh'):
+        (tmp_path / 'runs' / name).write_bytes((REPO / 'runs' / name).read_bytes())
     (tmp_path / '.venv' / 'bin').mkdir(parents=True)
     fake = tmp_path / '.venv' / 'bin' / 'python'
-    fake.write_text('#!/bin/sh\nfor word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
+    fake.write_text('#!/bin/sh\n[ "$1" = -c ] && exit\n'
+                    'for word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
     os.chmod(fake, 0o755)
+    (tmp_path / '.venv' / 'bin' / 'activate').write_text('PATH="$PWD/.venv/bin:$PATH"\n')
     done = subprocess.run(['bash', 'runs/quickstart.sh', '--n_layer=6'], cwd=tmp_path, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
@@ -171,8 +183,36 @@ def test_quickstart_sh_is_the_commands_of_the_page(tmp_path):
     by_hand[1] += ['--init_from=auto', '--n_layer=6']
     assert asked[0][:3] == ['-m', 'pip', 'install'] and asked[0][-2:] == ['-r', 'requirements.txt']
     assert asked[1:] == by_hand
+    assert done.stdout.splitlines()[-3:] == ['its curve:  out-quickstart/loss.png',
+                                             'its report: out-quickstart/report.md',
+                                             'to go on:   source .venv/bin/activate']
 
 
+def test_a_venv_of_an_old_python_is_made_anew(tmp_path):
+    """With pythons that only say how old they are."""
+    def python(path, status):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {status}\n[ "$1" = --version ] && echo Python 3.9.1 && exit\n'
+                        'echo "$0 $@" >> asked\nmkdir -p .venv/bin; echo echo activated > .venv/bin/activate\n')
+        os.chmod(path, 0o755)
+        return str(path)
+    old, new = python(tmp_path / 'old' / 'python3', 1), python(tmp_path / 'new' / 'python3.12', 0)
+    python(tmp_path / '.venv' / 'bin' / 'python', 1)
+    bare = f"{tmp_path / 'old'}:{tmp_path / 'tools'}"
+    (tmp_path / 'tools').mkdir()
+    for tool in ('sh', 'mkdir', 'bash'):
+        os.symlink(f'/bin/{tool}', tmp_path / 'tools' / tool)
+
+    def source(path):
+        return subprocess.run(['/bin/bash', REPO / 'runs' / 'venv.sh'], cwd=tmp_path, capture_output=True, text=True,
+                              env={'PATH': path})
+    done = source(bare)
+    assert done.returncode == 2 and done.stderr.startswith('error: no Python that is new enough (Python 3.9.1). ')
+    done = source(f"{bare}:{tmp_path / 'new'}")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, 'activated'), (done.stdout, done.stderr)
+    assert (tmp_path / 'asked').read_text() == f'{new} -m venv --clear .venv\n' and 'made anew' in done.stdout
+    python(tmp_path / '.venv' / 'bin' / 'python', 0)
+    assert source(bare).stdout == 'activated\n', 'this one is new enough'
 def test_the_quick_start_has_one_loss():
     record = (REPO / 'dev' / 'records' / 'quickstart.md').read_text(encoding='utf-8')
     loss = re.findall(r'best validation loss (\d\.\d{4})', record)[-1]
