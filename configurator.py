@@ -67,9 +67,9 @@ def configure(script, positional=None, like=None):
         others, their_kinds = knobs_of(like)
         knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
         script.update(knobs)
-    from support.errors import explain_missing_package
-    explain_missing_package(script.get('__file__', ''))
     script_dir = os.path.dirname(script.get('__file__', ''))
+    from support.errors import explain_missing_package
+    explain_missing_package(script_dir)
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional, script_dir)
     if problems:
         fail(*problems)

@@ -5,8 +5,9 @@ if ! .venv/bin/python -c "$new_enough" 2>/dev/null; then
     if [ -n "$python" ] && "$python" -c "$new_enough" 2>/dev/null; then break; fi
   done
   if [ -z "$python" ]; then
-    echo "error: no Python that is new enough ($("${PYTHON:-python3}" --version 2>&1 || true)). install 3.11 or newer," \
-      "or name it: PYTHON=/path/to/python3.12 bash $0" >&2
+    found=$("${PYTHON:-python3}" --version 2>&1 || true)
+    echo "error: no Python that is new enough ($found). install 3.11 or newer, or name it:" \
+      "PYTHON=/path/to/python3.12 bash $0" >&2
     exit 2
   fi
   if [ -d .venv ]; then echo "note: .venv has another Python and is made anew"; fi

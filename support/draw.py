@@ -107,7 +107,7 @@ def draw_one(ax, line, marks, y):
     if best:
         side = 'right' if best[0] > 0.8 * ax.get_xlim()[1] else 'center'
         box = dict(facecolor='white', edgecolor='none', alpha=0.75, pad=0.8)
-        ax.annotate(f'{best[1]:.4g}', best, textcoords='offset points', xytext=(0, -13), ha=side,
+        ax.annotate(f'{best[1]:.4f}', best, textcoords='offset points', xytext=(0, -13), ha=side,
                     fontsize=9, color=color, zorder=4, bbox=box)
 
 
@@ -116,7 +116,7 @@ def draw_many(ax, curves, names, y):
     for i, ((line, marks), name) in enumerate(zip(curves, names)):
         color, best = COLORS[i % len(COLORS)], best_of(marks, y)
         if best:
-            name = f'{name}: {best[1]:.4g}'
+            name = f'{name}: {best[1]:.4f}'
         if line:
             draw_line(ax, line, color, name)
         if marks:

@@ -43,14 +43,10 @@ def explain_lost_data(rescue=lambda: ''):
     sys.excepthook = hook
 
 
-def explain_missing_package(script):
-    """In place of a traceback by an import of torch or numpy."""
-    folder = os.path.dirname(script)
-    remedy = f"pip install -r {os.path.join(folder, 'requirements.txt')}"
-    for activate in ('.venv/bin/activate', '.venv/Scripts/activate'):
-        path = os.path.join(folder, activate)
-        if os.path.exists(path):
-            remedy = f"source {path}"
+def explain_missing_package(folder):
+    """In place of a traceback by an import of torch or numpy. folder: the scripts', perhaps with a .venv."""
+    activate, needed = (os.path.join(folder, path) for path in ('.venv/bin/activate', 'requirements.txt'))
+    remedy = f"source {activate}" if os.path.exists(activate) else f"pip install -r {needed}"
     explain("^No module named '(torch|numpy)'$", f"a package is missing in {sys.executable}", remedy, 2)
 
 

@@ -27,17 +27,6 @@ def in_interval(it, interval):
     return it == round(interval * (growth ** k - 1) / (growth - 1))
 
 
-def next_in_interval(it, interval):
-    """The next iteration after `it` at which an interval ends."""
-    (gap, growth), k, end = parse_interval(interval), 0, 0
-    if growth == 1:
-        return (it // gap + 1) * gap
-    while end <= it:
-        k += 1
-        end = round(gap * (growth ** k - 1) / (growth - 1))
-    return end
-
-
 class Evaluator:
     """Runs what is due. evaluated: {name: (interval, function(it) -> {metric: number})}."""
 
@@ -119,6 +108,6 @@ def samples(run, model, dist, autocast, stop):
     out_dir = None if k['eval_only'] else k['out_dir']
 
     def next_after(it):
-        return min(next_in_interval(it, k['sample_interval']), k['max_iters'])
+        return min(samples.next_in_interval(it, k['sample_interval']), k['max_iters'])
     return samples.in_loop(out_dir, run.data.tokenizer(), k['sample_prompts'], k['sample_tokens'], k['seed'],
                            model, dist, autocast, stop.asks_to_stop, next_after)

@@ -12,6 +12,7 @@ import torch
 from configurator import fail, warn
 from dataset import SAMPLES, hash_seed
 from support.evaluate import eval_mode
+from support.evaluations import parse_interval
 from support.files import write_whole
 from support.prompts import prompts_in
 from support.tokenizer import empty_prompt
@@ -62,6 +63,17 @@ def style_problems(sample_tokens):
                 "you like, temperature (0 or more), top_k, top_p (up to 1) and prompts, as in "
                 "'64 temperature=1 top_p=0.8 prompts=1'"]
     return []
+
+
+def next_in_interval(it, interval):
+    """The next iteration after `it` at which an interval ends."""
+    (gap, growth), k, end = parse_interval(interval), 0, 0
+    if growth == 1:
+        return (it // gap + 1) * gap
+    while end <= it:
+        k += 1
+        end = round(gap * (growth ** k - 1) / (growth - 1))
+    return end
 
 
 def choose(prompts, n, it, seed):
