@@ -83,14 +83,15 @@ def show(some, given):
     for knob in some:
         value, text = knob.default, knob.comment
         if knob.name in given:
-            value, text = repr(given[knob.name]), f"{text} [default: {knob.default}]".strip()
+            value, text = repr(given[knob.name]), f"{text} [default:\xa0{knob.default}]".strip()
         begin = f"  --{knob.name}={value}"
         if len(begin) >= column or not text:
             print(begin)
             begin = ''
         if text:
-            print(textwrap.fill(text, most, initial_indent=begin.ljust(column), break_long_words=False,
-                                subsequent_indent=' ' * column, break_on_hyphens=False))
+            text = textwrap.fill(text, most, initial_indent=begin.ljust(column), break_long_words=False,
+                                 subsequent_indent=' ' * column, break_on_hyphens=False)
+            print(text.replace('\xa0', ' '))  # [default: 3] is not torn
 
 
 def read_block(path, knobs):

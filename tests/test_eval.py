@@ -105,7 +105,9 @@ def test_loss_and_bits_per_byte_are_those_of_transformers(script, run, tmp_path,
 
 
 def test_no_batch_size_changes_it(script, run):
-    script('eval.py', *flags(run, 'modern'))
+    result = script('eval.py', *flags(run, 'modern'))
+    sample = json.loads((run / 'modern' / 'eval.json').read_text())['sample']
+    assert '\nit writes\n| ' in result.out and len(sample) == 100
     want = told(run, 'modern')
     for batch_size in (1, 3, 1000, 100_000_000):  # the last one has no room but for what there is
         script('eval.py', *flags(run, 'modern', f'--batch_size={batch_size}'))
