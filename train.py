@@ -41,7 +41,7 @@ mlp_width: int = None  # hidden size of the MLP. None: 4 * n_embd, or 8/3 * n_em
 dropout = 0.0  # 0 for pretraining; for small data and finetuning try 0.1 or more
 bias = False  # in Linear and LayerNorm
 # parts of arch
-norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (no gains). None here and below: by arch
+norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (no gains). None here and below: as arch
 mlp: str = None  # 'gelu', 'gelu_tanh', 'relu2', 'swiglu'
 positions: str = None  # 'learned', 'rope'
 rope_theta: float = None  # larger for longer contexts
@@ -81,8 +81,8 @@ tasks = ''  # benchmarks, as for eval.py: 'hellaswag,core'
 tasks_interval = 0  # iterations between them, and at the end; 0: never
 max_per_task = 500  # examples of each task; of HellaSwag always all 10,042
 sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
-sample_prompts: str = None  # file with a prompt per line. None: three without a prompt
-sample_tokens: int | str = 200  # length of each; or '64 temperature=1 top_p=0.8 prompts=1'
+sample_prompts: str = None  # file with a prompt per line. None: three without
+sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8 prompts=1'
 overfit_batch = False  # True: one batch only. If its loss stays far from 0, something is broken
 log_interval = 1  # iterations between lines on the console and in log.csv
 wandb_log = False

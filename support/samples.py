@@ -50,8 +50,8 @@ def parse_style(sample_tokens):
     for name, value in style.items():
         if value is not None and not (value > 0 or (name == 'temperature' and value == 0)):
             raise ValueError(name)
-    if style['top_p'] is not None and style['top_p'] > 1:
-        raise ValueError('top_p')
+    if style['tokens'] > 10**6 or (style['top_p'] or 0) > 1:
+        raise ValueError(sample_tokens)
     return style
 
 
@@ -59,8 +59,8 @@ def style_problems(sample_tokens):
     try:
         parse_style(sample_tokens)
     except ValueError:
-        return [f"sample_tokens is out of range ({sample_tokens}). use a number above 0, and behind it, if "
-                "you like, temperature (0 or more), top_k, top_p (up to 1) and prompts, as in "
+        return [f"sample_tokens is out of range ({sample_tokens}). use a million or less but above 0, and "
+                "behind it, if you like, temperature (0 or more), top_k, top_p (up to 1) and prompts, as in "
                 "'64 temperature=1 top_p=0.8 prompts=1'"]
     return []
 

@@ -82,8 +82,6 @@ def knob_problems(run):
     problems = out_of_range(knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
     problems += [f"{name} is out of range ({knobs[name]:g}). use a number below 1e15" for name in BELOW_1E15
                  if (knobs[name] or 0) >= 1e15]
-    if k.sample_tokens > 10**6:
-        problems.append(f"sample_tokens is out of range ({k.sample_tokens}). use a million or less")
     if not 0 < k.decay_fraction <= 1:
         problems.append(f"decay_fraction is out of range ({k.decay_fraction}). use a number in (0, 1]")
     try:
