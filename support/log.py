@@ -110,7 +110,7 @@ class Logger:
                  'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
                  'epoch': f"epoch {epoch:.2f}", 'data': f"data {100 * clock.data_wait:.1f}%",
                  'eta': self.time_left(it, ms)}
-        smooth = self.smooth(measured['loss'])
+        smooth = smooth_loss(self.loss_sum, measured['loss'])
         self.print_iteration({name: part for name, part in parts.items() if part}, tokens, smooth)
         note = self.pace.note(ms)
         if note and self.dist.device.type == 'cpu':
@@ -131,14 +131,6 @@ class Logger:
         from support import live_line
         self.dist.print(live_line.fit(parts))
         self.clock.note = live_line.note(smooth, tokens, self.run.tokens_before)
-
-    def smooth(self, loss):
-        """The mean of the logged losses up to this one: each weighs 0.9 of the one after it."""
-        if math.isfinite(loss):
-            total, weight = self.loss_sum
-            self.loss_sum = [0.9 * total + loss, 0.9 * weight + 1]
-        total, weight = self.loss_sum
-        return total / weight if weight else None
 
     def time_left(self, it, ms):
         if it >= self.run.start_iter + 5:  # the first iterations are slower
@@ -165,7 +157,7 @@ class Logger:
             self.wandb.log(row)
 
     def state(self):
-        return {'wandb_run_id': self.wandb_run_id, 'loss_sum': self.loss_sum}
+        return {'wandb_run_id': self.wandb_run_id, 'loss_sum': list(self.loss_sum)}
 
     def close(self, it, saver, stop):
         """The last line of a run that ended at pass `it`, its report. Returns the exit status."""
@@ -203,6 +195,14 @@ class Logger:
             self.dist.print('\n'.join(report.write(out_dir)))
         except Exception as e:  # a picture is no reason to end otherwise than the run did
             warn(f"no report ({type(e).__name__}: {e}). python plot.py {out_dir} --report=True makes it")
+
+
+def smooth_loss(loss_sum, loss):
+    """The mean of the logged losses up to this one, each with 0.9 of the weight of the one after it.
+    loss_sum: their weighted sum and the sum of the weights, which are brought up to date."""
+    if math.isfinite(loss):
+        loss_sum[:] = 0.9 * loss_sum[0] + loss, 0.9 * loss_sum[1] + 1
+    return loss_sum[0] / loss_sum[1] if loss_sum[1] else None
 
 
 def facts(run):

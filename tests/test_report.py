@@ -80,7 +80,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
 
 def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
     script('train.py', *tiny)
-    log = rows(tmp_path / 'out')
+    log, losses = rows(tmp_path / 'out'), []
     for row in log:
         if row['val_loss']:
             loss = float(row['val_loss'])
@@ -91,6 +91,10 @@ def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
         if row['loss']:
             assert float(row['progress']) == pytest.approx((int(row['iter']) + 1) / 6)
             assert row['tokens_total'] == row['tokens']
+            losses = [float(row['loss']), *losses]
+            weights = [0.9 ** n for n in range(len(losses))]
+            mean = sum(a * b for a, b in zip(losses, weights)) / sum(weights)
+            assert float(row['loss_smooth']) == pytest.approx(mean)
             assert 0 <= float(row['data']) <= 100 and 0.01 < float(row['memory_gb']) < 100
     evaluations = [float(row['eval_seconds']) for row in log if row['eval_seconds']]
     assert evaluations == sorted(evaluations) and len(evaluations) == 3
