@@ -195,7 +195,7 @@ def encode_files():
         if not draft.resume():
             tok = choose_tokenizer(tokenizer, all_files, documents)  # all parts choose the same one
             if not overwrite:
-                check_replacement(folder, tok, same_bytes=name in AS_NANOGPT)
+                check_replacement(dataset_dir, tok, same_bytes=name in AS_NANOGPT)
             draft.start(tok)
         return complete(draft, encode(draft), limit, source, more)
 
