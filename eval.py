@@ -170,7 +170,8 @@ def save():
     if all(before.get(key) == result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):
         merged = {**before, **result}
         for key in ('texts', 'tasks'):
-            merged[key] = {**before[key], **result[key]}
+            earlier = before.get(key)
+            merged[key] = {**(earlier if isinstance(earlier, dict) else {}), **result[key]}
     written = file
     try:
         os.makedirs(to, exist_ok=True)

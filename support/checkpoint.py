@@ -10,6 +10,7 @@ checked, renamed.
     out_dir/ckpt_best.pt       a link to the one with the lowest validation loss
 """
 
+import contextlib
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from support.guard import MAX_IN_A_ROW
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 VERSION = 1  # of the keys in a checkpoint
+WHOLE, NOT_BEST, NOT_SAVED = 0, 1, 2  # how a save ended; NOT_BEST: ckpt_best.pt could not be renewed
 # what a new run removes
 RUN_FILES = ('log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
 
@@ -58,53 +60,76 @@ def newest(out_dir):
 
 
 def save(out_dir, state, links, keep):
-    """Write `state` as the checkpoint of its iter_num, whole or not at all; let `links` (of 'ckpt.pt',
-    'ckpt_best.pt') name it; keep the newest `keep` (None: all of them). Raises NotSaved if the disk does
-    not take it."""
+    """Write `state` as the checkpoint of its iter_num, whole or not at all; keep the newest `keep`
+    (None: all of them); let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it. Raises NotSaved if the disk does
+    not take it. Returns what failed once it was in place: {what: error}."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
-        with open(path + '.tmp', 'wb') as f:  # a file, not a path: with a path torch hides the system's error
-            torch.save(state, f)
-            f.flush()
-            os.fsync(f.fileno())
-        verify_checksums(path + '.tmp')  # what cannot be read back must not replace what can
-        os.replace(path + '.tmp', path)
-        for name in links:
-            link(path, os.path.join(out_dir, name))
-        files.sync_folder(out_dir)  # the names, too, have to reach the disk before older files go
-        for old in numbered(out_dir)[:-keep] if keep else ():
-            os.remove(old)
+        with files.removed_on_error(path + '.tmp'):
+            # a file, not a path: with a path torch hides the system's error
+            with files.create(path + '.tmp') as f:
+                torch.save(state, f)
+                f.flush()
+                os.fsync(f.fileno())
+            verify_records(path + '.tmp')  # what cannot be read back must not replace what can
+            os.replace(path + '.tmp', path)
     except (OSError, RuntimeError, Damaged) as e:
         # torch hides the system's error behind its own
         error = e.__context__ if isinstance(e, RuntimeError) else e
         if not isinstance(error, (OSError, Damaged)):
             raise
-        if os.path.exists(path + '.tmp'):
-            os.remove(path + '.tmp')
         raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+    return tidy(out_dir, path, links, keep)
 
 
-def verify_checksums(path):
-    """Raise Damaged unless every record of the file has the checksum it was written with: torch.load does not
-    look."""
+def tidy(out_dir, path, links, keep):
+    """The rest of save(). Nothing in it makes the checkpoint `path` worse, so each step is tried."""
+    # the name has to reach the disk before older files go; these go before a link, which may be a copy and
+    # want their room
+    steps = [('flush its name to the disk', files.sync_folder, (out_dir,))]
+    old = numbered(out_dir)[:-keep] if keep else ()
+    steps += [('remove an older one', os.remove, (file,)) for file in old]
+    steps += [(f'renew {name}', link, (path, os.path.join(out_dir, name))) for name in links]
+    failed = {}
+    for what, function, args in steps:
+        try:
+            function(*args)
+        except OSError as e:
+            failed[what] = e
+            if function is files.sync_folder:
+                break  # the older ones stay
+    return failed
+
+
+def verify_records(path, checksums=True):
+    """Raise Damaged unless the file's records are stored as they are (torch would map a compressed one as if
+    it were not, and one of a megabyte may unpack to gigabytes) and, with `checksums`, have those they were
+    written with: torch.load does not look."""
     try:
         with zipfile.ZipFile(path) as records:
-            wrong = records.testzip()
+            items = records.infolist()
+            packed = [item.filename for item in items if item.compress_type != zipfile.ZIP_STORED]
+            wrong = records.testzip() if checksums and not packed else None
     except Exception as e:  # a damaged table of contents may lead zipfile anywhere
-        raise Damaged(f"is damaged ({str(e).strip().splitlines()[0][:120]})") from e
+        raise Damaged(f"is damaged ({(str(e).strip() or type(e).__name__).splitlines()[0][:120]})") from e
+    if packed:
+        raise Damaged(f"is no checkpoint that torch wrote ({packed[0][:60]} is compressed)")
     if wrong is not None:
         raise Damaged(f"is damaged (the checksum of {wrong} is wrong)")
 
 
 def link(path, name):
     """Let `name` be another name of the file `path`, or a copy where the file system has no hard links."""
-    if os.path.exists(name + '.tmp'):
+    if os.path.exists(name) and os.path.samefile(path, name):
+        return
+    with contextlib.suppress(FileNotFoundError):
         os.remove(name + '.tmp')
-    try:
-        os.link(path, name + '.tmp')
-    except OSError:
-        shutil.copyfile(path, name + '.tmp')
-    os.replace(name + '.tmp', name)
+    with files.removed_on_error(name + '.tmp'):
+        try:
+            os.link(path, name + '.tmp')
+        except OSError:
+            shutil.copyfile(path, name + '.tmp')
+        os.replace(name + '.tmp', name)
 
 
 class Writer:
@@ -112,21 +137,29 @@ class Writer:
     is_async, longest = False, 0.0
 
     def __init__(self, on_failure):
-        self.on_failure, self.whole = on_failure, True
+        self.on_failure, self.status, self.told = on_failure, WHOLE, set()
 
     def start(self, *args):
         try:
-            save(*args)
+            failed = save(*args)
         except NotSaved as e:
-            self.whole = False
+            self.status = NOT_SAVED
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
                  "were")
             self.on_failure()
+            return
+        if 'renew ckpt_best.pt' in failed:
+            self.status = NOT_BEST
+        for what, error in failed.items():
+            if (what, error.errno) not in self.told:  # once, as it will be the same next time
+                self.told.add((what, error.errno))
+                warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
+                     "run continues")
 
     def finish(self):
-        """Whether the last checkpoint that was begun could be written; waits for it."""
-        whole, self.whole = self.whole, True
-        return whole
+        """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
+        status, self.status = self.status, WHOLE
+        return status
 
 
 # -----------------------------------------------------------------------------
@@ -182,6 +215,9 @@ class Saver:
         self.lock = lock(self.out_dir) if dist.is_main and self.writes else None
         if dist.is_main and self.writes:
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
+            if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):
+                from support.keep_original import keep_original
+                keep_original(run.ckpt['path'], run.start_iter, dist.print)
 
     def due(self, it, request):
         interval = self.knobs['save_interval']
@@ -241,9 +277,10 @@ class Saver:
 
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""
-        self.whole = not self.dist.all_reduce_max(not self.writer.finish())
+        status = self.dist.all_reduce_max(self.writer.finish())
+        self.whole = status != NOT_SAVED
         self.stop.save_seconds = self.writer.longest
-        if self.whole:
+        if status == WHOLE:
             self.best_on_disk = self.best_val_loss
         else:
             self.best_val_loss = self.best_on_disk

@@ -1,8 +1,10 @@
 """The numbers of a run's log.csv: its curves, and what in them a person should not overlook."""
 
+import contextlib
 import csv
 import math
 import os
+import re
 import statistics
 
 from support.files import read_json
@@ -20,9 +22,12 @@ def read_log(out_dir):
     evaluation and iteration N becomes two: the evaluation came first, when N iterations were made. A row
     without a loss is an evaluation's alone."""
     with open(os.path.join(out_dir, 'log.csv'), newline='', encoding='utf-8', errors='replace') as f:
-        found = [row for row in csv.DictReader(f) if (row.get('iter') or '').isdecimal()]
+        found = [row for row in rows_of(f) if re.fullmatch('[0-9]{1,15}', row.get('iter') or '')]
     columns = [name for name in found[0] if name] if found else []
     found = [{name: number(row[name]) for name in columns} for row in found]
+    for row in found:
+        for name in {'tokens', 'seconds'} & row.keys():
+            row[name] = row[name] if math.isfinite(row[name] or 0) else None
     evaluated = evaluation_columns(found, columns)
     rows = []
     for row in found:
@@ -39,6 +44,12 @@ def read_log(out_dir):
         if name in columns:
             fill(rows, name)
     return {name: [row.get(name) for row in rows] for name in columns}
+
+
+def rows_of(file):
+    """The rows of an open csv file, up to one that is damaged."""
+    with contextlib.suppress(csv.Error):
+        yield from csv.DictReader(file)
 
 
 def number(text):
@@ -179,9 +190,9 @@ def remarks_on_waiting(log):
 
 def difference(runs):
     """A name for each run: the knobs in which they differ, or its folder's name where that does not help."""
-    knobs = [read_json(os.path.join(run, 'run.json')).get('knobs', {}) for run in runs]
+    knobs = [read_json(os.path.join(run, 'run.json')).get('knobs') for run in runs]
     folders = [os.path.basename(os.path.abspath(run)) for run in runs]
-    if len(runs) == 1 or not all(knobs):
+    if len(runs) == 1 or not all(each and isinstance(each, dict) for each in knobs):
         return folders
     every = {name for each in knobs for name in each} - ASIDE
     differ = sorted(name for name in every if any(each.get(name) != knobs[0].get(name) for each in knobs))

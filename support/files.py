@@ -1,31 +1,57 @@
 """Files that are written whole or not at all, locks on folders, JSON."""
 
+import contextlib
 import errno
 import json
 import math
 import os
 
-from configurator import fail
+from configurator import fail, say
 
 
 def write_whole(path, content):
     """Write `content` (bytes) to `path`, whole or not at all: a temporary file, flushed to the disk, then
     renamed."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with open(path + '.tmp', 'wb') as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + '.tmp', path)
+    with removed_on_error(path + '.tmp'):
+        with create(path + '.tmp') as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(path + '.tmp', path)
     sync_folder(os.path.dirname(path) or '.')
 
 
+def create(path, mode='xb', **kwargs):
+    """A new file, open: not one that is there, which may be a link to anywhere."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    return open(path, mode, **kwargs)
+
+
+@contextlib.contextmanager
+def removed_on_error(path):
+    """Remove the file `path`, half written, if this block fails; the error goes on."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        raise
+
+
 def sync_folder(path):
-    """Flush the names in a folder to the disk, where the system can do that."""
+    """Flush the names in a folder to the disk, where the system can do that: network mounts may answer
+    EINVAL or EBADF, which PostgreSQL and SQLite ignore as well."""
     if hasattr(os, 'O_DIRECTORY'):
         fd = os.open(path, os.O_DIRECTORY)
-        os.fsync(fd)
-        os.close(fd)
+        try:
+            os.fsync(fd)
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.EBADF):
+                raise
+        finally:
+            os.close(fd)
 
 
 def lock(folder, who):
@@ -34,7 +60,8 @@ def lock(folder, who):
     try:
         import fcntl
     except ImportError:
-        print(f"note: this system has no file locks. take care that no second {who} writes into {folder}")
+        say(f"note: this system has no file locks. take care that no second {who} writes into {folder}",
+            'stdout')
         return None
     file = open(os.path.join(folder, '.lock'), 'a')
     try:
@@ -42,13 +69,15 @@ def lock(folder, who):
     except OSError as e:
         if e.errno in (errno.EACCES, errno.EAGAIN):
             fail(f"another {who} is writing into {folder}. wait until it ends, or name another folder")
-        print(f"note: {folder} cannot be locked ({e.strerror}). take care that no second {who} uses it")
+        say(f"note: {folder} cannot be locked ({e.strerror}). take care that no second {who} uses it",
+            'stdout')
     return file
 
 
 def write_json(path, value):
     """Write `value` as JSON, whole or not at all. JSON has no nan and no infinity: they become null."""
-    write_whole(path, json.dumps(without_nan(value), indent=1, ensure_ascii=False).encode())
+    text = json.dumps(without_nan(value), indent=1, ensure_ascii=False)
+    write_whole(path, text.encode('utf-8', 'backslashreplace'))  # half a surrogate pair: as JSON writes it
 
 
 def without_nan(value):
@@ -67,5 +96,5 @@ def read_json(path):
         with open(path, encoding='utf-8') as f:
             value = json.load(f)
         return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}

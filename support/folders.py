@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 
-from support.checkpoint import newest, numbered
+from support.checkpoint import numbered
 
 
 def existing_parent(out_dir):
@@ -32,7 +32,7 @@ def space_problems(out_dir, size, keep):
     """The problem if the disk has no room for checkpoints of `size` bytes: those kept, the best, one being
     written."""
     there = 0
-    for path in set([*numbered(out_dir), newest(out_dir)]) - {None}:  # what will be replaced
+    for path in numbered(out_dir):  # what will be replaced
         # another run, which lock() will tell of, may be removing it
         with contextlib.suppress(FileNotFoundError):
             there += os.path.getsize(path)

@@ -5,14 +5,15 @@ import contextlib
 import os
 import pickle
 import re
+import reprlib
 import warnings
 
 import torch
 
 import dataset
 from configurator import fail
-from model import GPT, GPTConfig
-from support.checkpoint import VERSION, Damaged, newest, numbered, verify_checksums
+from model import GPT, GPTConfig, rope_table
+from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import read_meta, read_tokenizer_state
 from support.hf_download import is_folder, is_hub_name
 from support.tokenizer import make_tokenizer
@@ -81,6 +82,33 @@ def newest_whole(out_dir, tell=print):
 def unpack(path, verify=True):
     """What the checkpoint file `path` holds, its checksums verified. Nothing in it is executed. Raises
     Damaged."""
+    # a run may replace it meanwhile, and torch opens it twice: once for the table of contents, once for the
+    # numbers. Those of two files give weights that are wrong, and finite
+    for _ in range(100):
+        before, found, damaged = identity(path), None, None
+        try:
+            found = unpack_once(path, verify)
+        except Damaged as e:
+            damaged = e
+        if identity(path) == before:
+            break
+    else:
+        damaged = Damaged('is replaced faster than it can be read')
+    if damaged:
+        raise damaged
+    return found
+
+
+def identity(path):
+    """What differs between two files that had the same name, one after the other."""
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def unpack_once(path, verify):
     if not os.path.isfile(path):
         raise Damaged('is no file')
     try:
@@ -91,8 +119,8 @@ def unpack(path, verify=True):
     if not magic:
         raise Damaged('is damaged (it is empty)')
     zipped = magic == b'PK\3\4'  # older ones of torch are not, and have no checksums
-    if zipped and verify:
-        verify_checksums(path)
+    if zipped:
+        verify_records(path, checksums=verify)
     try:
         with warnings.catch_warnings(action='ignore'):  # about files that are refused below
             return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
@@ -156,7 +184,7 @@ def checked(ckpt, path):
     check_model_args(args, weights)
     ckpt = {name: value for name, value in ckpt.items() if value is not None or name not in OPTIONAL}
     for name in OPTIONAL.keys() & ckpt.keys():
-        assert isinstance(ckpt[name], OPTIONAL[name]), f'{name} is {ckpt[name]!r:.60}'
+        assert isinstance(ckpt[name], OPTIONAL[name]), f'{name} is {reprlib.repr(ckpt[name])[:60]}'
     if 'tokenizer' in ckpt:
         check_tokenizer_state(ckpt['tokenizer'])
     it = int(ckpt.get('iter_num', 0))
@@ -200,6 +228,8 @@ def build(ckpt, dropout=0.0, **changes):
         config.block_size = ckpt['model_args']['block_size']
     with torch.device('meta'):  # no time for random numbers that are overwritten at once
         model = GPT(config)
+    if model.rope is not None:  # checkpoints do not store it
+        model.rope = rope_table(config)
     if any(buffer.is_meta for buffer in model.buffers()):  # a table that you added; no checkpoint brings it
         model = GPT(config)
     # the causal mask of nanoGPT's early days is no weight; copied, as the file may be replaced while it is
@@ -228,7 +258,7 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     name = dataset_name or str(ckpt['config'].get('dataset', ''))
     folder = os.path.join(data_dir or dataset.DATA_DIR, name)
     # a name, never a path: the file may be a stranger's
-    if name and name == os.path.basename(name) and os.path.isdir(folder):
+    if name == os.path.basename(name) and name not in ('', '.', '..') and os.path.isdir(folder):
         meta = read_meta(folder)
         if meta['vocab_size'] <= vocab_size < meta['vocab_size'] + 64:
             return read_tokenizer_state(folder, meta)

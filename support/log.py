@@ -2,12 +2,13 @@
 
 import contextlib
 import csv
+import io
 import math
 import os
 import time
 
 from configurator import fail, warn
-from support import devices, shared_cpu
+from support import devices, files, shared_cpu
 from support.console import format_duration
 from support.run_json import RunRecord
 
@@ -216,19 +217,20 @@ def facts(run):
 
 class CsvLog:
     """log.csv: a row per logged or evaluated iteration. A resume at `start` first drops the rows from there
-    on: they are written again, once."""
+    on: they are written again, once. What a full disk does not take waits."""
 
     def __init__(self, path, start):
-        self.path, self.columns, self.warned, rows = path, list(COLUMNS), False, []
+        self.path, self.columns, rows = path, list(COLUMNS), []
+        self.waiting, self.unwritten, self.warned = [], b'', False  # rows, the rest of a row
         try:
             if os.path.exists(path):
-                rows = [row for row in self.read() if row['iter'].isdecimal() and int(row['iter']) < start]
-            self.rewrite(rows)
+                rows = [row for row in self.read() if int(row['iter']) < start]
+            self.rewrite(rows, self.columns)
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
-            fail(f"{path} is not the log of a run ({type(e).__name__}: {e}). move it away, and a new one "
-                 "starts")
+            fail(f"{path} is not the log of a run ({type(e).__name__}: {str(e)[:80]}). move it away, and a "
+                 "new one starts")
 
     def read(self):
         """Its whole rows. Columns that are not ours stay."""
@@ -238,29 +240,43 @@ class CsvLog:
             self.columns += [name for name in reader.fieldnames or () if name not in self.columns]
         return rows
 
-    def rewrite(self, rows):
-        with open(self.path + '.tmp', 'w', newline='', encoding='utf-8') as f:
-            writer = csv.DictWriter(f, self.columns, lineterminator='\n')
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(self.path + '.tmp', self.path)
-        self.file = open(self.path, 'a', newline='', encoding='utf-8')
-        self.writer = csv.DictWriter(self.file, self.columns, lineterminator='\n')
+    def rewrite(self, rows, columns):
+        content = as_csv(columns, dict(zip(columns, columns)), *rows)
+        with files.removed_on_error(self.path + '.tmp'):
+            with files.create(self.path + '.tmp') as f:
+                f.write(content)
+            os.replace(self.path + '.tmp', self.path)
+        self.columns = columns
+        self.file = open(self.path, 'ab', buffering=0)  # so that it is known what the disk has taken
 
     def write(self, row):
         """row: {column: number}"""
+        self.waiting.append(row)
         try:
-            if new := [name for name in row if name not in self.columns]:
-                self.columns += new
-                self.rewrite(self.read())
-            self.writer.writerow(row)
-            self.file.flush()
-        # a full disk must not end a run; what the file did not take waits for the next row
-        except OSError as e:
+            self.flush()
+            self.warned = False
+        except (OSError, ValueError, csv.Error) as e:  # no reason to end a run
             if not self.warned:
-                warn(f"log.csv could not be written ({e.strerror}), the run continues")
+                warn(f"log.csv could not be written ({getattr(e, 'strerror', None) or e}), the run "
+                     "continues; its rows wait")
             self.warned = True
+
+    def flush(self):
+        while self.unwritten or self.waiting:
+            if not self.unwritten:
+                if new := [name for name in self.waiting[0] if name not in self.columns]:
+                    self.rewrite(self.read(), self.columns + new)
+                self.unwritten = as_csv(self.columns, self.waiting.pop(0))
+            self.unwritten = self.unwritten[self.file.write(self.unwritten):]
 
     def close(self):
         with contextlib.suppress(OSError):
             self.file.close()
+        if self.waiting or self.unwritten:
+            warn(f"log.csv lacks its last {len(self.waiting) + bool(self.unwritten):,} rows")
+
+
+def as_csv(columns, *rows):
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator='\n').writerows(rows)
+    return text.getvalue().encode()

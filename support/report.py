@@ -29,7 +29,7 @@ def write(out_dir):
     log = read_log(out_dir)
     lines = page(out_dir, log, picture=told == f" and {picture}")
     path = os.path.join(out_dir, 'report.md')
-    write_whole(path, '\n'.join(lines).encode())
+    write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *(f"note: {remark}" for remark in remarks_on_validation(log))]
 
 
@@ -38,7 +38,7 @@ def page(out_dir, log, picture):
     run = read_json(os.path.join(out_dir, 'run.json'))
     seconds = run.get('seconds', last(log, 'seconds') or 0)
     yield from [f"# {os.path.basename(os.path.abspath(out_dir))}", '']
-    yield from summary(run, log, seconds)
+    yield from section('run.json or log.csv', summary, run, log, seconds)
     if picture:
         yield from ["![The loss](loss.png)", '']
     notes = remarks(log)
@@ -46,9 +46,17 @@ def page(out_dir, log, picture):
         yield from ["## Remarks", '', *(f"- {note}" for note in notes), '']
     yield from latest_samples(os.path.join(out_dir, 'samples.md'))
     yield from evaluations(log)
-    yield from eval_results(read_json(os.path.join(out_dir, 'eval.json')))
-    yield from settings(run, log, seconds)
-    yield from sessions(run.get('sessions', []))
+    yield from section('eval.json', eval_results, read_json(os.path.join(out_dir, 'eval.json')))
+    yield from section('run.json', settings, run, log, seconds)
+    yield from section('run.json', sessions, run.get('sessions', []))
+
+
+def section(file, function, *args):
+    """The lines of function(*args), or one that says that `file` is no help."""
+    try:
+        return list(function(*args))
+    except Exception as e:  # a file may say anything
+        return [f"(This part is missing, as {file} cannot be understood: {type(e).__name__}.)", '']
 
 
 def last(log, name):

@@ -24,7 +24,8 @@ class RunRecord:
         self.path = os.path.join(out_dir, 'run.json') if enabled else None
         if not enabled:
             return
-        earlier = read_json(self.path).get('sessions', []) if continued else []
+        earlier = read_json(self.path).get('sessions') if continued else []
+        earlier = earlier if isinstance(earlier, list) else []  # a file may say anything
         sessions = [*earlier, describe_session(iter_num)]
         self.content = {**facts, 'knobs': knobs, 'outcome': None, 'sessions': sessions}
         self.write()

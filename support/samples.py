@@ -138,24 +138,22 @@ def continuation(tokenizer, ids, new):
 def append(out_dir, it, texts):
     """Add a section for iteration `it` to samples.md, in place of those of this and later iterations that an
     interrupted run may have left."""
-    path = os.path.join(out_dir, 'samples.md')
-    old = ''
+    path, old, content = os.path.join(out_dir, 'samples.md'), '', '# Samples\n\n'
     if os.path.exists(path):
-        with open(path, encoding='utf-8') as f:
+        # somebody may have written into it; bytes that are not UTF-8 stay as they are
+        with open(path, encoding='utf-8', errors='surrogateescape') as f:
             old = f.read()
-    content = '# Samples\n\n'
-    for section in re.split(r'(?m)^(?=## after [\d,]+ iterations$)', old):
-        heading = re.match(r'## after ([\d,]+) ', section)
-        if heading and int(heading[1].replace(',', '')) < it:
+    for section in re.split(r'(?m)^(?=## after [0-9][0-9,]{0,20} iterations$)', old)[1:]:
+        if int(section.split()[2].replace(',', '')) < it:
             content += section
-    content += f"## after {it:,} iterations\n\n"
+    new = f"## after {it:,} iterations\n\n"
     for prompt, text in texts:
         ticks = re.findall('`+', prompt + text)
         fence = '`' * max(3, 1 + max(map(len, ticks), default=0))  # longer than any in the text
         if prompt:
-            content += f"{prompt!r} continues:\n\n"
-        content += f"{fence}text\n{text}\n{fence}\n\n"
-    write_whole(path, content.encode('utf-8', 'replace'))
+            new += f"{prompt!r} continues:\n\n"
+        new += f"{fence}text\n{text}\n{fence}\n\n"
+    write_whole(path, content.encode('utf-8', 'surrogateescape') + new.encode('utf-8', 'replace'))
 
 
 def tell(it, prompt, text, dist, following):
