@@ -26,18 +26,28 @@ def fail(*problems, everywhere=False):
     met."""
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         for problem in problems:
-            print('error:', ' '.join(problem.splitlines()), file=sys.stderr, flush=True)
+            say('error: ' + ' '.join(problem.splitlines()))
+        if 'TORCHELASTIC_ERROR_FILE' in os.environ:
+            from support.torchrun_error import tell_torchrun
+            tell_torchrun(problems)
     else:
         time.sleep(3)  # torchrun ends all as soon as one has ended: let the one that prints be the first
     sys.exit(2)
 
 
 def warn(what):
-    """A line on standard error; not being able to write it is no reason to stop."""
+    say(f'warning: {what}')
+
+
+def say(line, stream='stderr'):
+    """A line on standard error or 'stdout', if that is still there."""
+    if not line.isprintable():  # a name from a file may hold commands to a terminal
+        from support.streaming import escape_control_characters
+        line = escape_control_characters(line)
     try:
-        print(f'warning: {what}', file=sys.stderr, flush=True)
-    except OSError:
-        pass
+        print(line, file=getattr(sys, stream), flush=True)
+    except OSError:  # a closed pipe. At the end Python would try again, and change the exit status
+        setattr(sys, stream, open(os.devnull, 'w'))
 
 
 if sys.version_info < (3, 11):  # what comes next would be a traceback
@@ -52,6 +62,9 @@ def configure(script, positional=None, like=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
     sets. like: the path of another script, whose knobs are taken as well. Returns (all knobs, the ones that
     were given), two dicts; every mistake found is reported at once, with status 2."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # started with >&- or the like
+        from support.closed_streams import open_closed_streams
+        open_closed_streams()
     if threading.current_thread() is threading.main_thread():  # Ctrl-C: no traceback. Some ask for more
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
@@ -86,6 +99,8 @@ def parse_args(argv, knobs, kinds, positional, script_dir):
     for i, arg in enumerate(argv):
         if value_of_previous:
             value_of_previous = False
+        elif any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
+            problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
         elif arg.startswith('-'):
             following = argv[i + 1] if i + 1 < len(argv) and not argv[i + 1].startswith('-') else None
             name, value, problem = parse_flag(arg, following, knobs, kinds)
@@ -96,7 +111,7 @@ def parse_args(argv, knobs, kinds, positional, script_dir):
             if list in kinds[name]:  # it collects
                 value = [*(given[name] if name in flags else []), value]
             elif name in flags and os.environ.get('LOCAL_RANK', '0') == '0':
-                print(f"note: --{name} is given twice, the last one counts ({value!r})")
+                say(f"note: --{name} is given twice, the last one counts ({value!r})", 'stdout')
             flags.add(name)
             given[name] = value
         elif arg.endswith('.py'):

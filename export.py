@@ -28,6 +28,10 @@ knobs, given = configure(globals())
 import os
 import tempfile
 
+from support.lasting_output import make_output_last
+
+make_output_last()
+
 problems = out_of_range(knobs, above_zero='shard_gb')
 if not to:
     problems.append("nowhere to write. name a folder: --to=FOLDER")

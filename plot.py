@@ -12,6 +12,7 @@ from typing import Literal
 
 from configurator import configure, fail
 from support import curves, draw
+from support.lasting_output import make_output_last
 from support.report import write
 
 # -----------------------------------------------------------------------------
@@ -24,6 +25,7 @@ report = False  # True: instead of one picture of all, report.md and loss.png in
 runs = [arg for arg in sys.argv[1:] if not arg.startswith('-') and not arg.endswith('.py')]
 sys.argv[1:] = [arg for arg in sys.argv[1:] if arg not in runs]
 knobs, given = configure(globals())
+make_output_last()
 
 problems = []
 if not runs:

@@ -61,6 +61,7 @@ from support.choose_tokenizer import check_replacement, choose_tokenizer
 from support.dataset_meta import read_tokenizer_state
 from support.missing_dataset import KNOWN
 from support.files import read_json
+from support.lasting_output import make_output_last
 from support.progress_bar import ProgressBar
 from support.tokenizer import END_OF_TEXT, make_tokenizer
 from support.unread import output_may_end
@@ -144,6 +145,7 @@ def main():
             fail(f"no dataset {name} in {os.path.dirname(folder)}. make it: python prepare.py {name} "
                  "--input=FILE_OR_FOLDER")
         sys.exit(0 if show_dataset(folder) else 1)
+    make_output_last()
     # tidies up, unlike what the system does by default
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -39,12 +39,18 @@ class Distributed:
 
     def print(self, *words):
         """On the main process. A full disk or a closed pipe does not end the run: log.csv has the numbers."""
-        if self.is_main:
-            try:
-                print(*words, flush=True)
-            except OSError as e:
-                sys.stdout = open(os.devnull, 'w')
-                warn(f"standard output is gone ({e.strerror}), the run continues without it")
+        if not self.is_main:
+            return
+        text = ' '.join(map(str, words))
+        if not text.replace('
+', '').isprintable():  # a name from a file may hold commands to a terminal
+            from support.streaming import escape_control_characters
+            text = escape_control_characters(text)
+        try:
+            print(text, flush=True)
+        except OSError as e:
+            sys.stdout = open(os.devnull, 'w')
+            warn(f"standard output is gone ({e.strerror}), the run continues without it")
 
     def progress(self, what, start=0):
         """tick(done, n, note=''), to be called as work advances: shows how far it is on a terminal's last

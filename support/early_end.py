@@ -1,7 +1,6 @@
 """The last line of a run that ends before it is done."""
 
-import sys
-
+from configurator import say
 from support import checkpoint, commands
 
 
@@ -12,8 +11,8 @@ def last_line(run, it, saver, stop):
         return f"gave up: {stop.gave_up}"
     if not saver.whole:
         if run.dist.is_main:
-            print(f"error: the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} "
-                  f"is the newest). make room, then: {commands.resume(run, 'auto')}", file=sys.stderr)
+            say(f"error: the last checkpoint could not be written ({checkpoint.newest(out_dir) or 'none'} "
+                f"is the newest). make room, then: {commands.resume(run, 'auto')}")
         return 'ended without its last checkpoint'
     saved = f"saved in {out_dir}. to continue: {commands.resume(run)}"
     if it == run.start_iter and not run.resuming:

@@ -5,6 +5,8 @@ import re
 import sys
 import threading
 
+from configurator import say
+
 
 def explain(pattern, what, remedy, status):
     """From now on an uncaught error whose text matches `pattern` ends this process with one line and
@@ -16,7 +18,7 @@ def explain(pattern, what, remedy, status):
             return before(kind, error, traceback)
         from support.error_line import shorten
         advice = remedy() if callable(remedy) else remedy
-        print(f"error: {what} ({shorten(str(error))}). {advice}", file=sys.stderr, flush=True)
+        say(f"error: {what} ({shorten(str(error))}). {advice}")
         for thread in threading.enumerate():  # a checkpoint that is being written
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

@@ -1,9 +1,8 @@
 """Updates whose loss or gradient is not finite are skipped; after ten in a row the run gives up."""
 
-import sys
-
 import torch
 
+from configurator import say
 from optim import to_local
 
 MAX_IN_A_ROW = 10
@@ -77,7 +76,7 @@ class Guard:
         if self.dist.is_main:
             from support.give_up import advice
             first = self.it + 1 - int(self.in_a_row)  # the weights of this iteration made the first bad loss
-            print(f"error: {why}. {advice(self.run, first)}", file=sys.stderr)
+            say(f"error: {why}. {advice(self.run, first)}")
         self.stop.give_up(why)
 
     def state(self):

@@ -1,7 +1,7 @@
 """
-What is asked of a run while it trains. SIGTERM, SIGINT (Ctrl-C), SIGUSR1, the end of max_minutes, the death
-of torchrun: save and stop. SIGUSR2: save and continue. A handler only takes a note, as it may interrupt
-anything; the loop asks poll().
+What is asked of a run while it trains. SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGHUP (a terminal that is closed),
+SIGQUIT, the end of max_minutes, the death of torchrun: save and stop. SIGUSR2: save and continue. A handler
+only takes a note, as it may interrupt anything; the loop asks poll().
 """
 
 import os
@@ -9,6 +9,8 @@ import signal
 import time
 
 SAVE, OUT_OF_TIME = 1, 256 + 128 + signal.SIGTERM
+TO_STOP = ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGHUP', 'SIGQUIT')
+PATIENCE = 2  # seconds in which a second signal is the same request once more
 started, parent = time.monotonic(), os.getppid()  # near enough to the start of the process, for max_minutes
 
 
@@ -24,18 +26,22 @@ class Stop:
         self.first_signal = None  # when it came
         self.save_again_at = float('inf')
         self.last_poll, self.longest_iteration, self.save_seconds = None, 0.0, 0.0
-        for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2'):
-            if hasattr(signal, name):  # Windows lacks the last two
-                signal.signal(getattr(signal, name), self.on_save if name == 'SIGUSR2' else self.on_stop)
+        for name in (*TO_STOP, 'SIGUSR2'):
+            if hasattr(signal, name):  # Windows lacks most of them
+                self.handle(name, getattr(signal, name))
+
+    def handle(self, name, number):
+        if name in ('SIGHUP', 'SIGQUIT') and signal.getsignal(number) == signal.SIG_IGN:
+            return  # under nohup, or in the background of a script
+        signal.signal(number, self.on_save if name == 'SIGUSR2' else self.on_stop)
 
     def on_save(self, number, frame):
         self.wants_save = True
 
     def on_stop(self, number, frame):
-        # the second one ends at once. But a cluster may signal torchrun and us together, and torchrun passes
-        # its own on
-        patience = 2 if self.dist.is_distributed else 0
-        if self.first_signal and time.monotonic() > self.first_signal + patience:
+        # a second one ends at once. But shell and terminal may both send theirs when a terminal is closed,
+        # and a cluster may signal torchrun and us together, and torchrun passes its own on
+        if self.first_signal and time.monotonic() > self.first_signal + PATIENCE:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.wants_stop = self.wants_stop or 128 + number

@@ -23,6 +23,9 @@ NO_PICTURES = str(REPO / 'tests' / 'no_matplotlib')  # reports without a picture
 TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
 
 
+HANDLED = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGQUIT')]
+
+
 class Result:
     def __init__(self, status, out, err, script=None):
         self.status, self.out, self.err, self.globals = status, out, err, script or {}
@@ -51,7 +54,7 @@ def script(capsys, monkeypatch):
     def run(name, *args, pictures=False):
         monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
         excepthook = sys.excepthook
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+        handlers = {n: signal.getsignal(n) for n in HANDLED}
         capsys.readouterr()
         status, found = 0, None
         try:

@@ -14,12 +14,14 @@ REPO = Path(__file__).resolve().parent.parent
 
 
 class File:
-    """A file descriptor that travels into another process."""
+    """A file descriptor that travels into another process; None: a closed one."""
 
     def __init__(self, fd):
         self.fd = fd
 
     def __reduce__(self):
+        if self.fd is None:
+            return File, (None,)
         return open_again, (DupFd(self.fd),)
 
 
@@ -30,8 +32,9 @@ def open_again(dup):
 def main(name, args, env, files, repo):
     """What the new process does."""
     for number, file in enumerate(files):
-        os.dup2(file.fd, number)
-    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate('rww'))
+        os.close(number) if file.fd is None else os.dup2(file.fd, number)
+    sys.stdin, sys.stdout, sys.stderr = (None if file.fd is None else open(fd, mode, closefd=False)
+                                         for fd, (file, mode) in enumerate(zip(files, 'rww')))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(env)
     os.chdir(repo)
@@ -42,19 +45,20 @@ def main(name, args, env, files, repo):
 
 class Process:
     """`python NAME ARGS` in the folder `repo`. Its output comes through the pipe `stdout`; or `terminal`, a
-    file descriptor, is its standard input and output."""
+    file descriptor, is its standard input and output; or `files` are its three file descriptors."""
 
-    def __init__(self, name, *args, terminal=None, env={}, repo=REPO):
+    def __init__(self, name, *args, terminal=None, files=None, env={}, repo=REPO):
         context = multiprocessing.get_context('forkserver')
         context.set_forkserver_preload(['torch', 'torch._dynamo', 'warm'])
         self.errors = tempfile.TemporaryFile()
         self.stdout, ours = None, []
-        files = [terminal, terminal, self.errors.fileno()]
-        if terminal is None:
+        if files is None and terminal is None:
             out, end = os.pipe()
             ours = [os.open(os.devnull, os.O_RDONLY), end]
-            files = [*ours, self.errors.fileno()]
             self.stdout = open(out, 'rb', buffering=0)
+            files = [*ours, self.errors.fileno()]
+        elif files is None:
+            files = [terminal, terminal, self.errors.fileno()]
         work = name, [str(arg) for arg in args], env, [File(fd) for fd in files], repo
         self.process = context.Process(target=main, args=work, daemon=True)
         self.process.start()
