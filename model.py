@@ -99,8 +99,7 @@ def rope_table(config):
     """cos and sin of the angle by which position t rotates pair i of a head's channels, (2, T, D/2)
     float32."""
     D = config.n_embd // config.n_head
-    # on the CPU even where modules are built without memory ('meta'): checkpoints do not store it
-    exponents = torch.arange(0, D, 2, dtype=torch.float32, device='cpu') / D
+    exponents = torch.arange(0, D, 2, dtype=torch.float32) / D
     inv_freq = 1.0 / config.rope_theta ** exponents  # (D/2)
     scaling = parse_rope_scaling(config.rope_scaling)
     if len(scaling) == 1:  # linear: squeeze the positions
@@ -109,7 +108,7 @@ def rope_table(config):
         factor, low, high, original = scaling
         keep = ((original * inv_freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
         inv_freq = (1 - keep) * inv_freq / factor + keep * inv_freq
-    t = torch.arange(config.block_size, dtype=torch.float32, device='cpu')
+    t = torch.arange(config.block_size, dtype=torch.float32)
     angles = torch.outer(t, inv_freq)  # (T, D/2)
     return torch.stack((angles.cos(), angles.sin()))
 

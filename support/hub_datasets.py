@@ -7,6 +7,7 @@ conversion is read instead.
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import time
@@ -71,7 +72,10 @@ def ask_hub(spec, endpoint, api, errors):
 
 
 def as_file(found, repo, revision):
-    checksum = found.lfs.sha256 if found.lfs else found.blob_id
+    checksum = str(found.lfs.sha256 if found.lfs else found.blob_id)
+    # it becomes part of a file's name, and a mirror may answer anything
+    if not re.fullmatch('[0-9a-f]{40}|[0-9a-f]{64}', checksum) or not isinstance(found.size, int):
+        raise ValueError(f"{found.path[:60]} has no checksum or size that can be ({checksum[:20]!r})")
     return File(found.path, found.size, checksum, repo, revision)
 
 
@@ -182,10 +186,24 @@ def download_rest(file, path):
     from huggingface_hub.file_download import http_get
     url = huggingface_hub.hf_hub_url(file.repo, file.path, repo_type='dataset', revision=file.revision)
     headers = huggingface_hub.utils.build_hf_headers()
-    with open(path, 'ab') as f:
+    with Announced(path, file.size) as f:
         if f.tell() > file.size:
             f.truncate(0)
         http_get(url, f, resume_size=f.tell(), headers=headers, expected_size=file.size)
+
+
+class Announced(io.BufferedWriter):
+    """A file that is appended to, up to the size that was announced: whoever sends more could fill the
+    disk."""
+
+    def __init__(self, path, size):
+        super().__init__(io.FileIO(path, 'a'))
+        self.size = size
+
+    def write(self, data):
+        if self.tell() + len(data) > self.size:
+            raise ValueError(f"more than the {self.size:,} bytes that were announced")
+        return super().write(data)
 
 
 def checksum(path, file):

@@ -200,6 +200,10 @@ def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.
     for name, text in texts.items():
         with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
             f.write(text.rstrip('\n') + '\n')
+    # safetensors makes its files for their owner alone; those just written have what the umask says
+    mode = os.stat(os.path.join(folder, 'config.json')).st_mode
+    for name in os.listdir(folder):
+        os.chmod(os.path.join(folder, name), mode)
     return theirs['architectures'][0]
 
 

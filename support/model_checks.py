@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import reprlib
 
 WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'),
          'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
 # a file may say anything, and even what has no weights takes time and memory to build
-LARGEST = {'n_layer': 10_000, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24}
-ABOVE_ZERO = (*LARGEST, 'n_head', 'n_kv_head', 'norm_eps', 'rope_theta')
+LARGEST = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24,
+           'n_head': 2**20, 'n_kv_head': 2**20}
+LARGEST_TABLE = 2**30  # numbers in the table of rotations: 4 GB
+ABOVE_ZERO = (*LARGEST, 'norm_eps', 'rope_theta')
 FROM_ZERO = ('dropout', 'softcap')
 
 
@@ -27,11 +30,16 @@ def config_problems(config, presets):
     """What cannot be built, or makes no sense, as lines `what (value). what to do`. The values may come from
     a file."""
     if config.arch not in presets:
-        return [f"no such arch ({config.arch}). use {', '.join(presets)}"]
+        return [f"no such arch ({short(config.arch)}). use {', '.join(presets)}"]
     problems = []
     for field in dataclasses.fields(config):
         problems += field_problems(field, getattr(config, field.name))
     return problems or shape_problems(config) + part_problems(config)
+
+
+def short(value):
+    """What `value` looks like, in short: all of a nested list may take for ever."""
+    return value if isinstance(value, str) else reprlib.repr(value)[:60]
 
 
 def field_problems(field, value):
@@ -39,7 +47,7 @@ def field_problems(field, value):
     if kind not in (bool, int, float, str) or (value is None and field.default is None):
         return []  # a field that was added to GPTConfig; the parts of a preset are never None here
     if type(value) is not kind and not (kind is float and type(value) is int):
-        return [f"{name} is {value!r}. use a value of the type {kind.__name__}"]
+        return [f"{name} is {short(value)}. use a value of the type {kind.__name__}"]
     if name in WORDS and value not in WORDS[name]:
         return [f"no such {name} ({value}). use {', '.join(WORDS[name])}"]
     if kind in (int, float):
@@ -63,6 +71,9 @@ def shape_problems(config):
         problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
     if config.positions == 'rope' and C % H == 0 and C // H % 2:
         problems.append(f"rope rotates pairs of channels, and a head has {C // H}. use --n_embd={C + H}")
+    if config.positions == 'rope' and config.block_size * C // H > LARGEST_TABLE:
+        problems.append(f"rope's table for block_size={config.block_size} and heads of {C // H} channels is "
+                        f"out of range. use --block_size={LARGEST_TABLE * H // C} or less, or more heads")
     return problems
 
 

@@ -30,7 +30,7 @@ def translate(saved):
     saved = {name: value for name, value in saved.items() if isinstance(name, str)}
     units = {'max_tokens': 'tokens', 'max_epochs': 'epochs', 'tokens_per_param': 'tokens_per_param'}
     for name, unit in units.items():
-        if saved.get(name) is not None:
+        if isinstance(saved.get(name), (int, float)):
             saved['budget'] = f"{saved[name]} {unit}"
     intervals = {name: saved.get(f'{name}_interval') for name in ('hellaswag', 'core')}
     names = [name for name, interval in intervals.items() if isinstance(interval, int) and interval > 0]
@@ -39,8 +39,9 @@ def translate(saved):
         saved.setdefault('tasks_interval', min(intervals[name] for name in names))
         saved.setdefault('max_per_task', saved.get('core_max_per_task'))
     growth = saved.get('sample_growth')
-    if isinstance(growth, float) and growth > 1:
-        saved['sample_interval'] = f"{saved.get('sample_interval', 0)}x{growth:g}"
+    interval = saved.get('sample_interval', 0)
+    if isinstance(growth, float) and growth > 1 and isinstance(interval, int):
+        saved['sample_interval'] = f"{interval}x{growth:g}"
     return saved
 
 

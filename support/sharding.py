@@ -16,9 +16,9 @@ def shard_problems(shard, world_size, deterministic, device, dtype='auto'):
         problems.append(f"shard={shard} with one process: there is nobody to share with. launch with "
                         "torchrun --nproc_per_node=N, or leave it out")
     elif shard and world_size % shard:
-        sizes = [str(size) for size in range(2, world_size + 1) if world_size % size == 0]
+        sizes = [str(size) for size in range(2, min(world_size, 1024) + 1) if world_size % size == 0]
         problems.append(f"shard={shard} does not divide {world_size} processes into equal groups. use "
-                        f"--shard=0 (all), {', '.join(sizes)}")
+                        f"--shard={', '.join(['0 (all)', *sizes])}")
     if deterministic:
         problems.append("deterministic=True with shard: FSDP's sums have no fixed order. leave one of them "
                         "out")

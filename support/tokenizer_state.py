@@ -14,7 +14,7 @@ def check_tokenizer_state(state):
     assert isinstance(state, dict) and isinstance(state.get('kind'), str), 'no kind of tokenizer'
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
     for name, kind in KINDS[state['kind']].items():
-        assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {state.get(name)!r:.60}"
+        assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {type(state.get(name))}"
 
 
 def token_bytes(state, vocab_size):

@@ -224,6 +224,10 @@ def no_compiler(place, monkeypatch):
 row(36, '--n_embd=30 --n_head=4', 'n_embd=30', '28', '32')
 row(36, '--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=2')
 row(36, '--arch=llama --n_embd=6', 'rope')
+# these took minutes, or all memory
+row(36, '--arch=llama --n_head=1000000000000000000 --n_kv_head=1000000000000', 'n_head', 'n_kv_head', 'below 1,048,576', lines=2)
+row(36, '--n_layer=9999', 'n_layer', 'below 1,024')
+row(36, '--arch=llama --block_size=8000000 --n_embd=4096 --n_head=1', "rope's table for block_size=8000000", '--block_size=262144')
 row(36, '--matrix_optimizer=muon', 'muon', '--arch=llama')
 row(37, '--block_size=0', 'block_size', 'above 0')
 row(37, '--block_size=-16', 'block_size', 'above 0')
@@ -483,6 +487,12 @@ row(60, '', 'holds iteration 99999999', 'ckpt_99999999.pt', given=run(iter_num=t
 row(60, '', 'holds iteration 5', 'ckpt_00000005.pt', given=run(lambda state: {**state, 'iter_num': 5}), what='a checkpoint with another number')
 for content in (b'\xff\xfe', b'x,y\n1,2\n', b'iter\n' + b'1' * 200_000):
     row(60, '--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True, what=f'log.csv is {content[:9]}')
+NESTED = [1]
+for _ in range(60):  # all of it would be 2^60 words
+    NESTED = [NESTED, NESTED]
+for what, state in {'seconds': dict(seconds=NESTED), 'a tokenizer': dict(tokenizer={'kind': 'char', 'chars': {5: NESTED}}), 'model_args': dict(model_args={'n_embd': NESTED}),
+                    'arch': dict(model_args={'arch': NESTED})}.items():
+    row(60, '', 'ckpt_00000006.pt', given=run(**state), what=f'nested lists in {what}')
 for tokenizer in ({'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {5: 6}):
     row(60, '', 'tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
 for tokenizer in ({'kind': 'byte'}, {'kind': 'char', 'chars': []}):

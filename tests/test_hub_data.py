@@ -284,3 +284,28 @@ def test_what_the_hub_refuses_is_one_line(hub, script, tmp_path, monkeypatch):
         assert result.status == 2 and result.err.count('\n') == 1, result.err
         assert all(word in result.err for word in words), result.err
         assert not (tmp_path / 'data' / 'mine').exists()
+
+
+class Found:
+    """A file as a hostile mirror describes it."""
+
+    def __init__(self, oid, size=1000):
+        self.path, self.size, self.lfs, self.blob_id = 'train.jsonl', size, None, oid
+
+
+@pytest.mark.parametrize('oid, size', [('../../../evil', 1000), ('/tmp/evil', 1000), ('a' * 50, 1000), ('', 1000), (None, 1000),
+                                       ('a' * 40 + '/..', 1000), ('a' * 40, None)])
+def test_a_checksum_that_is_none_becomes_no_path(oid, size):
+    with pytest.raises(ValueError, match='no checksum or size that can be'):
+        hub_datasets.as_file(Found(oid, size), 'a/b', 'main')
+    assert hub_datasets.as_file(Found('0' * 64), 'a/b', 'main').stamp == '0' * 64
+
+
+def test_more_than_was_announced_is_not_written(tmp_path):
+    path = tmp_path / 'file'
+    with hub_datasets.Announced(str(path), 1000) as f:
+        f.write(bytes(600))
+        with pytest.raises(ValueError, match='more than the 1,000 bytes'):
+            for _ in range(100):
+                f.write(bytes(300))
+    assert path.stat().st_size <= 1000

@@ -362,6 +362,8 @@ CONFIG_CHANGES = {
     'a flag': ({'tie_word_embeddings': 0}, ['tie is 0']),
     'size': ({'max_position_embeddings': 10**12}, ['block_size']),
     'layers': ({'num_hidden_layers': 10**9}, ['n_layer']),
+    'many layers': ({'num_hidden_layers': 9999}, ['n_layer']),
+    'a large table': ({'max_position_embeddings': 8_000_000, 'hidden_size': 4096, 'num_attention_heads': 1, 'num_key_value_heads': 1}, ["rope's table"]),
     'nan': ({'rms_norm_eps': float('nan')}, ['norm_eps']),
     'two lines': ({'intermediate_size': [1, 2]}, ['cannot be read']),
 }
@@ -460,6 +462,10 @@ def test_export_writes_all_or_nothing_and_in_pieces(tiny, tmp_path, script):
     assert done.status == 0 and 'NanoChatForCausalLM' in done.out and 'identical' in done.out, done.err
     files = list(to.glob('*.safetensors'))
     assert len(files) > 1 and (to / 'model.safetensors.index.json').exists()
+    (tmp_path / 'mine').touch()
+    modes = {file.stat().st_mode for file in to.iterdir()}
+    assert modes == {(tmp_path / 'mine').stat().st_mode}, 'readable by whom the umask says'
+    (tmp_path / 'mine').unlink()
     assert all(file.stat().st_size < 2.2e4 for file in files)
     net, tok = load.model_and_tokenizer(str(tmp_path / 'out'))
     again, _ = load.model_and_tokenizer(str(to))

@@ -87,6 +87,11 @@ def test_70b_is_planned_within_seconds_where_it_could_never_run(script, tmp_path
     assert gb(result.out, 'weights') == pytest.approx(4 * 69.28 / 512, abs=0.02)
 
 
+def test_a_number_of_processes_beyond_all_is_answered_at_once(script, tiny):
+    result = script('plan.py', *tiny, '--world_size=1000000000000', '--shard=7', '--gpu_memory=80')
+    assert result.status == 2 and "--shard=0 (all), 2, 4, 5, 8" in result.err and len(result.err) < 1000, result.err
+
+
 def test_what_does_not_fit_gets_flags_that_do(script):
     small = [*LLAMA_70B[:2], '--world_size=32', '--gpu_memory=80', '--activation_checkpointing=False']
     result = script('plan.py', *small)

@@ -1,6 +1,7 @@
 """Faults on one machine, and what has to hold."""
 
 import errno
+import hashlib
 import os
 import random
 import re
@@ -160,6 +161,30 @@ def whole_ones(out):
     for path in paths:
         load.unpack(path)  # raises Damaged
     return paths
+
+
+@case()
+def read_while_it_is_saved(quick):
+    """ckpt.pt read again and again while a run saves after each update"""
+    child = Child(*RUN, '--max_iters=100000', '--eval_interval=0', '--log_interval=0')
+    path, seen, end = child.out / 'ckpt.pt', {}, time.time() + (3 if quick else 60)
+    reads = 0
+    while time.time() < end:
+        if not path.exists():
+            continue
+        state = load.unpack(str(path))
+        reads += 1
+        # the bits of an iteration are always the same ones
+        weights = b''.join(p.numpy().tobytes() for p in state['model'].values())
+        moments = state['optimizer']['state'].values()
+        step = {own['step'].item() for own in moments if 'step' in own}
+        assert step == {float(state['iter_num'])}, (step, state['iter_num'])
+        digest = hashlib.sha256(weights).hexdigest()
+        assert seen.setdefault(state['iter_num'], digest) == digest, state['iter_num']
+        assert all(torch.isfinite(p).all() for p in state['model'].values())
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 143 and len(seen) > 3, len(seen)
+    return f"{reads} reads of {len(seen)} checkpoints: each of one iteration, weights and moments"
 
 
 # -----------------------------------------------------------------------------
