@@ -39,15 +39,18 @@ def warn(what):
     say(f'warning: {what}')
 
 
-def say(line, stream='stderr'):
-    """A line on standard error or 'stdout', if that is still there."""
-    if not line.isprintable():  # a name from a file may hold commands to a terminal
+def say(text, stream='stderr'):
+    """Print on standard error or 'stdout'. That it is gone (a closed pipe, a full disk) is no reason to
+    stop."""
+    if not text.replace('\n', '').isprintable():  # a name from a file may hold commands to a terminal
         from support.streaming import escape_control_characters
-        line = escape_control_characters(line)
+        text = escape_control_characters(text)
     try:
-        print(line, file=getattr(sys, stream), flush=True)
-    except OSError:  # a closed pipe. At the end Python would try again, and change the exit status
+        print(text, file=getattr(sys, stream), flush=True)
+    except OSError as e:  # at its end Python would try again, and change the exit status
         setattr(sys, stream, open(os.devnull, 'w'))
+        if stream == 'stdout':
+            warn(f"standard output is gone ({e.strerror}), the work continues without it")
 
 
 if sys.version_info < (3, 11):  # what comes next would be a traceback

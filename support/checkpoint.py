@@ -19,7 +19,7 @@ import zipfile
 
 import torch
 
-from configurator import fail, warn
+from configurator import fail
 from support import files
 from support.errors import explain_lost_data
 from support.guard import MAX_IN_A_ROW
@@ -74,11 +74,8 @@ def save(out_dir, state, links, keep):
             verify_records(path + '.tmp')  # what cannot be read back must not replace what can
             os.replace(path + '.tmp', path)
     except (OSError, RuntimeError, Damaged) as e:
-        # torch hides the system's error behind its own
-        error = e.__context__ if isinstance(e, RuntimeError) else e
-        if not isinstance(error, (OSError, Damaged)):
-            raise
-        raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+        from support.failed_save import not_saved
+        raise not_saved(path, e) from e
     return tidy(out_dir, path, links, keep)
 
 
@@ -143,18 +140,13 @@ class Writer:
         try:
             failed = save(*args)
         except NotSaved as e:
-            self.status = NOT_SAVED
-            warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
-                 "were")
+            self.status, failed = NOT_SAVED, {e: e}
             self.on_failure()
-            return
         if 'renew ckpt_best.pt' in failed:
             self.status = NOT_BEST
-        for what, error in failed.items():
-            if (what, error.errno) not in self.told:  # once, as it will be the same next time
-                self.told.add((what, error.errno))
-                warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
-                     "run continues")
+        if failed:
+            from support.failed_save import tell
+            tell(failed, self.told)
 
     def finish(self):
         """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
@@ -173,8 +165,7 @@ def lock(out_dir):
         os.makedirs(out_dir, exist_ok=True)
         return files.lock(out_dir, 'run')
     except (OSError, ValueError) as e:
-        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
-             "--out_dir", everywhere=True)
+        cannot_write(out_dir, e)
 
 
 def clear(out_dir, start, overwrite):
@@ -192,8 +183,12 @@ def clear(out_dir, start, overwrite):
                 from support.load import put_aside
                 put_aside(path)
     except (OSError, ValueError) as e:
-        fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
-             "--out_dir", everywhere=True)
+        cannot_write(out_dir, e)
+
+
+def cannot_write(out_dir, e):
+    fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
+         "--out_dir", everywhere=True)
 
 
 class Saver:

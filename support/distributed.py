@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from configurator import fail, warn
+from configurator import fail, say
 from support.devices import choose_device
 
 
@@ -39,18 +39,8 @@ class Distributed:
 
     def print(self, *words):
         """On the main process. A full disk or a closed pipe does not end the run: log.csv has the numbers."""
-        if not self.is_main:
-            return
-        text = ' '.join(map(str, words))
-        if not text.replace('
-', '').isprintable():  # a name from a file may hold commands to a terminal
-            from support.streaming import escape_control_characters
-            text = escape_control_characters(text)
-        try:
-            print(text, flush=True)
-        except OSError as e:
-            sys.stdout = open(os.devnull, 'w')
-            warn(f"standard output is gone ({e.strerror}), the run continues without it")
+        if self.is_main:
+            say(' '.join(map(str, words)), 'stdout')
 
     def progress(self, what, start=0):
         """tick(done, n, note=''), to be called as work advances: shows how far it is on a terminal's last

@@ -11,8 +11,6 @@ import time
 from configurator import warn
 from support.files import read_json, write_json
 
-# what describes a run, beside its checkpoints and log.csv; a new run in the folder removes it
-FILES = ('run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
 PACKAGES = ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb')
 
 
