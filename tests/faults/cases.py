@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 # before torch, which it gives one thread
-from harness import (PLACE, REPO, RUN, SCRATCH, Child, case, die_at, fingerprint, log_without_times,
+from harness import (PATIENCE, PLACE, REPO, RUN, SCRATCH, Child, case, die_at, fingerprint, log_without_times,
                      make_dataset, newest_state, resume, same_as_through, slowly, some_run,
                      stop_at, stopped_at, through, train)
 
@@ -283,7 +283,7 @@ def disk_is_full(quick):
     """a small tmpfs fills up while it trains, is emptied again, and stays full until the end"""
     script = REPO / 'tests' / 'faults' / 'run.py'
     done = subprocess.run(['unshare', '-rm', sys.executable, script, '--inside=on_a_small_disk'],
-                          capture_output=True, text=True, timeout=200)
+                          capture_output=True, text=True, timeout=200 * PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip().splitlines()[-1]
 
@@ -384,7 +384,7 @@ def paste(text):
     words = shlex.split(line)
     assert words[0] in ('python', 'torchrun'), line
     words[:1] = [sys.executable] if words[0] == 'python' else [sys.executable, '-m', 'torch.distributed.run']
-    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=100 * PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

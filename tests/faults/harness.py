@@ -39,6 +39,8 @@ RUN = [*PLACE, '--dataset=tiny', '--block_size=16', '--batch_size=2', '--gradien
        '--dropout=0.1', '--max_iters=32', '--warmup_iters=5', '--eval_interval=7', '--eval_iters=2',
        '--save_interval=1', '--learning_rate=1e-2']
 
+# on a busy machine: PATIENCE=5 python tests/faults/run.py waits five times as long for what has to come
+PATIENCE = float(os.environ.get('PATIENCE', 1))
 CASES = {}  # name: (function, marks)
 
 
@@ -118,6 +120,7 @@ class Child:
         """The exit status (of the first process): negative for the signal that killed it."""
         if self.statuses is not None:
             return self.statuses[0]
+        limit *= PATIENCE
         end, statuses = time.time() + limit, {}
         while len(statuses) < len(self.pids):
             for pid in set(self.pids) - set(statuses):
@@ -135,7 +138,7 @@ class Child:
 
     def until(self, words, limit=60):
         """Wait until the console shows `words`."""
-        end = time.time() + limit
+        end = time.time() + PATIENCE * limit
         while words not in self.text():
             if time.time() > end:
                 self.signal(signal.SIGKILL)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 # before torch, which it gives one thread
-from harness import REPO, RUN, SCRATCH, case, fingerprint, newest_state, through, train
+from harness import PATIENCE, REPO, RUN, SCRATCH, case, fingerprint, newest_state, through, train
 
 from support import checkpoint
 
@@ -36,7 +36,7 @@ class Torchrun:
 
     def until(self, words, limit=90):
         """Wait until the console shows `words`."""
-        end = time.time() + limit
+        end = time.time() + PATIENCE * limit
         while words not in self.text():
             here = time.time() < end and self.p.poll() is None
             assert here, f"{words!r} did not show up:\n{self.text()[-3000:]}"
@@ -59,7 +59,7 @@ class Torchrun:
 
     def wait(self, limit=120):
         try:
-            return self.p.wait(limit)
+            return self.p.wait(PATIENCE * limit)
         except subprocess.TimeoutExpired:
             os.killpg(self.p.pid, signal.SIGKILL)
             said = self.text()[-3000:]
