@@ -11,7 +11,7 @@ models with different tokenizers.
 
 from typing import Literal
 
-from configurator import configure, fail, out_of_range
+from configurator import configure, fail, out_of_range, say
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
@@ -210,8 +210,8 @@ def evaluate_text():
                       tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
-            print(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
-                  "--dtype=float32, else an older checkpoint", file=sys.stderr)
+            say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
+                "--dtype=float32, else an older checkpoint")
         sys.exit(3)
     checksum = data.meta['splits'].get(split, {}).get('sha256')
     result['texts'][name] = {**found, 'stride': stride or block_size, 'sha256': checksum}

@@ -10,7 +10,7 @@ Generate text with a trained model. The checkpoint has all that is needed, the t
 A single sample is printed while it is generated. Ctrl-C ends it and keeps the text.
 """
 
-from configurator import configure, fail, out_of_range
+from configurator import configure, fail, out_of_range, say
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
@@ -145,7 +145,7 @@ if compiling and (compile is True or chatting or n_steps > 10_000):
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
                          mode='reduce-overhead', dynamic=False)
     static = note is None
-    print(note or 'compiled', file=sys.stderr)
+    say(note or 'compiled')
 
 # -----------------------------------------------------------------------------
 # generating
@@ -191,7 +191,7 @@ def generate(batch, live):
         model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop_ids or None,
                        generator, static=static, on_token=on_token)
     except FloatingPointError as e:
-        print(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint", file=sys.stderr)
+        say(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint")
         sys.exit(3)
     except RuntimeError as e:
         if 'memory' not in str(e):

@@ -39,7 +39,7 @@ def explain_lost_data(rescue=lambda: ''):
     def hook(kind, error, traceback):
         if not issubclass(kind, DataLost):
             return before(kind, error, traceback)
-        print(f"error: {error}{rescue()}", file=sys.stderr, flush=True)
+        say(f"error: {error}{rescue()}")
         os._exit(2)
 
     sys.excepthook = hook

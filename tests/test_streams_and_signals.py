@@ -75,7 +75,7 @@ def test_a_reader_that_ends_does_not_end_the_work(trained, no_reader, name, outc
 
 
 def test_without_a_reader_a_run_that_gives_up_still_says_so_in_run_json(trained, no_reader):
-    flags = ['--max_iters=60', '--learning_rate=1e30', '--grad_clip=0', '--eval_interval=0']
+    flags = ['--max_iters=60', '--learning_rate=1e14', '--grad_clip=0', '--eval_interval=0']
     with open(os.devnull) as nothing:
         assert status_of('train.py', trained, [nothing.fileno(), no_reader, no_reader], *flags) == 3
     assert json.loads((trained / 'another' / 'run.json').read_text())['outcome'].startswith('gave up')
