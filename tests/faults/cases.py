@@ -122,7 +122,7 @@ def killed_at_random_instants(quick):
     out, inside = Path(tempfile.mkdtemp(dir=SCRATCH if quick else None)), 0
     for i in range(kills):
         child = Child(*RUN, *flags, '--max_iters=100000', '--init_from=auto', out=out)
-        time.sleep(0.15 + random.random() * 0.5)
+        time.sleep(PATIENCE * (0.15 + random.random() * 0.5))
         child.signal(signal.SIGKILL)
         status = child.wait()
         assert status == -9, f"it ended before kill {i + 1}: {status}\n{child.text()[-1500:]}"
