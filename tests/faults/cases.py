@@ -393,8 +393,8 @@ def signals_that_stop(quick):
     """SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGQUIT"""
     for name in ('SIGHUP',) if quick else ('SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP', 'SIGQUIT'):
         number = getattr(signal, name)
-        child = Child(*RUN, '--max_iters=150', '--save_interval=1000').until('iter 20:')
-        child.signal(number)
+        child = Child(*RUN, '--max_iters=150', '--save_interval=1000', sabotage=slowly(0.02))
+        child.until('iter 20:').signal(number)
         assert child.wait() == 128 + number, child.text()[-1000:]
         assert f'stopped by {name} after' in child.text(), child.text()[-1000:]
         paste(child.text())

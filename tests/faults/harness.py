@@ -220,10 +220,11 @@ def die_at(module, function, when, nth):
             calls[0] += 1
             if calls[0] == nth and when == 'before':
                 die()
-            result = real(*args, **kwargs)
-            if calls[0] == nth and when == 'after':
-                die()
-            return result
+            try:
+                return real(*args, **kwargs)
+            finally:  # also after an error, such as that of a file that is not there
+                if calls[0] == nth and when == 'after':
+                    die()
         setattr(module, function, wrapped)
     return sabotage
 
