@@ -93,6 +93,7 @@ if measure:
     show(trial.lines(found, run, model, peak))
     if is_distributed:
         show([trial.bandwidth_line(dist)])
+        torch.distributed.destroy_process_group()
 else:
     from support import estimate
     setup = planned_run.memory_setup(run, memory)

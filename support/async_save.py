@@ -4,6 +4,7 @@ import threading
 import time
 
 from support.checkpoint import Writer
+from support.errors import CHECKPOINT_WRITER
 
 
 class AsyncWriter(Writer):
@@ -17,7 +18,7 @@ class AsyncWriter(Writer):
 
     def start(self, *args):
         # no daemon: an ending process waits for it
-        self.thread = threading.Thread(target=self.work, args=args)
+        self.thread = threading.Thread(target=self.work, args=args, name=CHECKPOINT_WRITER)
         self.thread.start()
 
     def work(self, *args):
@@ -27,6 +28,11 @@ class AsyncWriter(Writer):
         except BaseException as e:  # for whoever waits
             self.error = e
         self.longest = max(self.longest, time.monotonic() - t0)
+
+    def is_busy(self):
+        if self.thread is not None:
+            self.thread.join(timeout=1)
+        return self.thread is not None and self.thread.is_alive()
 
     def finish(self):
         if self.thread is not None:

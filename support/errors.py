@@ -1,11 +1,26 @@
 """Errors that come from below and mean something to the user: one line instead of a traceback."""
 
+import contextlib
 import os
 import re
 import sys
 import threading
 
 from configurator import say
+
+CHECKPOINT_WRITER = 'checkpoint writer'  # a thread's name
+
+
+def end(status):
+    """End this process now; only a checkpoint that is being written is waited for. On Python's own way out
+    other threads, NCCL's and torch.compile's among them, may wait for ever."""
+    for thread in threading.enumerate():
+        if thread.name == CHECKPOINT_WRITER:
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stay
+            stream.flush()
+    os._exit(status)
 
 
 def explain(pattern, what, remedy, status):
@@ -19,10 +34,7 @@ def explain(pattern, what, remedy, status):
         from support.error_line import shorten
         advice = remedy() if callable(remedy) else remedy
         say(f"error: {what} ({shorten(str(error))}). {advice}")
-        for thread in threading.enumerate():  # a checkpoint that is being written
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        os._exit(status)  # from here Python would make it 1
+        end(status)  # from here Python would make it 1
 
     sys.excepthook = hook
 

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from configurator import fail
 from support.devices import choose_device
 from support.distributed import Distributed, map_tensors
-from support.errors import explain
+from support.errors import end, explain
 
 
 def join(device, backend, timeout):
@@ -30,10 +31,8 @@ def join(device, backend, timeout):
         fail(f"backend={backend}, but this torch was built without it. use --backend=auto, nccl (GPUs) or "
              "gloo (CPUs)")
     init_process_group(backend, timedelta(seconds=timeout))
+    end_alone()
     explain_lost_contact()
-    # a process that ends early, with one line, leaves the group first: gloo's threads would abort some of
-    # them
-    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return ProcessGroup(rank, local_rank, world_size, device, why_device)
 
 
@@ -52,6 +51,20 @@ def init_process_group(backend, timeout):
         fail(f"the processes do not find each other ({reason}). launch with torchrun, see docs/cluster.md, "
              "each with node 0's address and the number of nodes, within "
              f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
+
+
+def end_alone():
+    """From now on a process that fails ends at once. To leave the group first would take the others, who
+    wait for it elsewhere: NCCL would wait for them, and torchrun would not learn of the failure."""
+    before = sys.excepthook
+
+    def hook(kind, error, traceback):
+        before(kind, error, traceback)
+        end(1)
+
+    sys.excepthook = hook
+    # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
+    atexit.register(lambda: dist.is_initialized() and end(2))
 
 
 def explain_lost_contact():
@@ -139,6 +152,7 @@ class ProcessGroup(Distributed):
 
     def close(self):
         # DDP, which is a cycle, has to go before the process group: otherwise some processes abort
+        gc.unfreeze()  # see compile_for_training
         gc.collect()
         dist.barrier()  # nobody leaves while another still talks
         dist.destroy_process_group()

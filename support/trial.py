@@ -87,6 +87,7 @@ def run_trial(train_py, knobs, dist):
         hook.remove()
         if dist.rank == 0:
             shutil.rmtree(out_dir, ignore_errors=True)
+    gc.unfreeze()  # see compile_for_training
     gc.collect()  # DDP, which is a cycle, has to go before its process group
     trial.notes = [line for line in output.getvalue().splitlines() if line.startswith('note:')]
     return trial

@@ -3,16 +3,21 @@
 import csv
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import torchrun
+from conftest import REPO, torchrun
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import Child, free_port, newest_state, train
+
+from support import checkpoint
+from support.async_save import AsyncWriter
 
 
 def losses(folder):
@@ -75,6 +80,34 @@ def test_launching_mistakes_are_one_line(tiny, tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
+ALONE = """
+import sys, threading, time
+import torch.distributed
+from configurator import fail
+from support import process_group
+from support.errors import explain_out_of_memory
+process_group.join('cpu', 'gloo', 60)
+explain_out_of_memory(2, 32)
+torch.distributed.destroy_process_group = lambda: time.sleep(600)  # as NCCL's does while others wait for us
+print('joined', flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize('line, status, says', [
+    ("fail('it has failed (x). use y', everywhere=True)", 2, 'error: it has failed (x). use y'),
+    ("1 / 0", 1, 'ZeroDivisionError: division by zero'),
+    # beside a thread that does not end, as torch.compile leaves one
+    ("threading.Thread(target=time.sleep, args=(600,)).start(); raise RuntimeError('CUDA out of memory')", 2,
+     'error: out of memory (CUDA out of memory)')])
+def test_a_process_that_fails_alone_ends_at_once(line, status, says):
+    env = dict(os.environ, RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', LOCAL_WORLD_SIZE='1',
+               MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
+    done = subprocess.run([sys.executable, '-c', ALONE.format(line)], env=env, cwd=REPO, capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == status and says in done.stderr and done.stdout == 'joined\n', done.stderr
+
+
 def test_who_is_not_found_is_one_line_in_bounded_time(tiny, tmp_path):
     """Without torchrun's own meeting before it, as under mpirun: a port where nobody listens, a process that
     never comes."""
@@ -88,3 +121,14 @@ def test_who_is_not_found_is_one_line_in_bounded_time(tiny, tmp_path):
         line, = errors(child.text())
         assert words in line and 'Traceback' not in child.text(), child.text()
     assert not (tmp_path / 'out').exists()
+
+
+def test_nobody_waits_for_a_long_write_for_more_than_a_second(monkeypatch):
+    """The others wait in all_reduce_max, which gives up after ddp_timeout."""
+    monkeypatch.setattr(checkpoint, 'save', lambda: time.sleep(1.5))
+    asked = []
+    dist = SimpleNamespace(all_reduce_max=lambda number: asked.append(number) or number)
+    saver = SimpleNamespace(dist=dist, writer=AsyncWriter(None), stop=SimpleNamespace(), best_val_loss=2.0)
+    saver.writer.start()
+    checkpoint.Saver.finish(saver)
+    assert asked == [True, False, False] and saver.whole  # asked while it writes, and twice at the end
