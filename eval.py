@@ -146,7 +146,7 @@ loaded = load_tasks() if names else {}  # what is wrong with them is said before
 # -----------------------------------------------------------------------------
 # the model
 
-torch.set_float32_matmul_precision('high')
+torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
 model = load.build(state, block_size=block_size).to(device).eval()
 iter_num = state['iter_num']
 state = None  # frees its memory

@@ -9,6 +9,7 @@ import math
 import torch
 
 from support import cpu_kernels
+from support.devices import has_bfloat16
 
 MUON_LR = 0.02  # Keller Jordan's; in a unit of its own, not AdamW's
 
@@ -23,10 +24,11 @@ def role_of(name, p):
 
 
 def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_optimizer='adamw', matrix_lr=None,
-                     embedding_lr=None, head_lr=None, matrix_weight_decay=None, momentum=0.95):
+                     embedding_lr=None, head_lr=None, matrix_weight_decay=None, momentum=0.95,
+                     dtype='bfloat16'):
     """One optimizer for all parameters of a GPT. Learning rates that are None are learning_rate (MUON_LR for
     Muon); weight decay is for what has two dimensions or more. group['lr_scale'] is a group's share of
-    learning_rate."""
+    learning_rate. dtype: that of matrix products; with 'float32' Muon's are float32 as well."""
     muon = matrix_optimizer == 'muon'
     if muon and matrix_lr is None:
         matrix_lr = MUON_LR
@@ -48,14 +50,18 @@ def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_opti
         elif params[role]:
             groups.append({'params': params[role], **options, 'momentum': momentum})
     # fused: one kernel for all tensors; on a CPU, too, it saves the memory traffic of a dozen small steps
-    fused = model.lm_head.weight.device.type in ('cuda', 'cpu')
+    device = model.lm_head.weight.device
     kind = MuonAdamW if muon else torch.optim.AdamW
-    return kind(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+    optimizer = kind(groups, lr=learning_rate, betas=betas, eps=eps, fused=device.type in ('cuda', 'cpu'))
+    if muon and dtype != 'float32' and has_bfloat16(device):
+        optimizer.dtype = torch.bfloat16
+    return optimizer
 
 
 class MuonAdamW(torch.optim.AdamW):
     """AdamW, but the groups with muon=True get Muon's update (https://kellerjordan.github.io/posts/muon/):
     the momentum, orthogonalized, so that every direction of a matrix moves at the same speed."""
+    dtype = torch.float32  # of the products that orthogonalize; bfloat16 is enough
 
     def __setstate__(self, state):  # AdamW's expects its own moments in every group
         torch.optim.Optimizer.__setstate__(self, state)
@@ -90,11 +96,11 @@ class MuonAdamW(torch.optim.AdamW):
             keep, step_size = torch.where(skip, 1.0, keep), torch.where(skip, 0.0, step_size)
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov's look ahead
-        if n_shards(params[0]) == 1:
-            updates = zeropower_via_newtonschulz(torch.stack(updates))
+        if n_sharers(params[0]) == 1:
+            updates = zeropower_via_newtonschulz(torch.stack(updates).to(self.dtype))
         else:
-            from support.sharded_muon import orthogonalize_shards
-            updates = orthogonalize_shards(updates, params[0], zeropower_via_newtonschulz)
+            from support.shared_muon import orthogonalize_together
+            updates = orthogonalize_together(updates, params[0], zeropower_via_newtonschulz, self.dtype)
         weights = [to_local(p) for p in params]
         torch._foreach_mul_(weights, keep)
         torch._foreach_add_(weights, [update.to(weights[0].dtype) * step_size for update in updates])
@@ -109,20 +115,16 @@ def batches_of(params):
             by_shape.setdefault(p.shape, []).append(p)
     for shape, alike in by_shape.items():
         elements = 2 ** (19 if cpu_kernels.used_on(alike[0].device) else 26)
-        n = max(2, elements // shape.numel()) * n_shards(alike[0])
+        n = max(2, elements // shape.numel()) * n_sharers(alike[0])
         yield from (alike[i:i + n] for i in range(0, len(alike), n))
 
 
 def zeropower_via_newtonschulz(G, steps=5):
     """The matrices G (n, rows, columns) with their singular values moved near one by a Newton-Schulz
     iteration: a polynomial of the matrix, so it is all matrix products. These coefficients reach 0.7 to 1.2
-    in five steps, which is near enough. bfloat16 where the hardware has it: the iteration forgives
-    rounding."""
-    from support.devices import has_bfloat16
+    in five steps, which is near enough."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    X = G.to(torch.bfloat16 if has_bfloat16(G.device) else torch.float32)
-    if G.size(-2) > G.size(-1):
-        X = X.mT
+    X = G.mT if G.size(-2) > G.size(-1) else G
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
     for _ in range(steps):
         A = X @ X.mT
@@ -135,6 +137,6 @@ def to_local(tensor):
     return tensor.to_local() if hasattr(tensor, 'to_local') else tensor
 
 
-def n_shards(p):
-    """Over how many processes a parameter is sharded."""
-    return p.device_mesh.size(-1) if hasattr(p, 'to_local') else 1
+def n_sharers(p):
+    """How many processes share Muon's work on a parameter: those that have its shards or, with DDP, all."""
+    return p.device_mesh.size(-1) if hasattr(p, 'to_local') else getattr(p, 'n_replicas', 1)

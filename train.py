@@ -151,14 +151,14 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 # model and optimizer
 
 torch.manual_seed(seed)
-torch.set_float32_matmul_precision('high')  # TF32 where a GPU has it
+torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = run.model_of_checkpoint() if ckpt else GPT(config)
 model.set_memory_saving(activation_checkpointing, run.loss_chunk_size(model))  # if logits are large
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)
 scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
-                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay)
+                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, dtype=dtype)
 if run.resuming:  # else ckpt, if there is one, has only given its weights
     run.load_optimizer_state(optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop

@@ -116,16 +116,21 @@ def traffic(setup):
     world_size, n = setup.world_size, setup.n_shards
     in_blocks, others = setup.n_params
     gradients = 4 * (in_blocks + others)
-    if setup.shard == 1:
-        return {'of gradients': 2 * (world_size - 1) / world_size * gradients}
-    ring = (n - 1) / n  # of what is shared, the part that passes each process
     width = 4 if setup.dtype == 'float32' else 2
+    matrices = sum(shape.numel() for shape in setup.shapes[0] if len(shape) > 1) * setup.config.n_layer
+    muon = setup.matrix_optimizer == 'muon'
+    if setup.shard == 1:
+        ring = (world_size - 1) / world_size
+        found = {'of gradients': 2 * ring * gradients}
+        if muon:  # from the process that makes them orthogonal
+            found['for Muon'] = ring * width * matrices
+        return found
+    ring = (n - 1) / n  # of what is shared, the part that passes each process
     # the blocks once more for the backward pass
     weights = setup.grad_accum_steps * ring * (2 * width * in_blocks + 4 * others)
     times = 1 if setup.keeps_whole_gradients else setup.grad_accum_steps
     between_copies = 2 * (1 - n / world_size) * gradients / n
     found = {'of weights': weights, 'of gradients': times * (ring * gradients + between_copies)}
-    if setup.matrix_optimizer == 'muon':  # to the process that makes them orthogonal, and back
-        matrices = sum(shape.numel() for shape in setup.shapes[0] if len(shape) > 1)
-        found['for Muon'] = 2 * ring * 2 * setup.config.n_layer * matrices / n
+    if muon:  # to the process that makes them orthogonal, and back
+        found['for Muon'] = 2 * ring * width * matrices / n
     return found

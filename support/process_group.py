@@ -122,6 +122,8 @@ class ProcessGroup(Distributed):
         if self.sharded or deterministic:
             return model
         from torch.nn.parallel import DistributedDataParallel as DDP
+        for p in model.parameters():
+            p.n_replicas = self.world_size  # for Muon, whose work they divide
         # do not broadcast the only buffer, a table that is the same everywhere, before every forward pass
         DDP._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
         device_ids = [self.device.index] if self.device.type == 'cuda' else None

@@ -47,7 +47,7 @@ def test_a_support_file_imports_no_script_and_takes_nobodys_globals(path):
 
 def test_train_py_stays_a_story():
     lines, n_bytes = size.size([REPO / 'train.py'])
-    assert lines <= 310 and n_bytes <= 15_000
+    assert lines <= 310 and n_bytes <= 15_500
     loop = next(node for node in TREES[REPO / 'train.py'].body if isinstance(node, ast.For))
     assert size.length(loop) <= 60 and size.decisions(loop) <= 15
     assert len(size.knobs()) <= 75

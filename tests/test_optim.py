@@ -74,6 +74,18 @@ def test_muon_is_torchs_muon_on_the_matrices_of_the_blocks_and_adamw_on_the_rest
         assert moved > 0.003 and (p - q).abs().max().item() < (0.03 if name.startswith('transformer.h.') else 1e-4) * moved, name  # bfloat16 inside
 
 
+@pytest.mark.parametrize('dtype, error', [('float32', 3e-6), ('bfloat16', 3e-2)])
+def test_muon_works_in_the_dtype_of_the_run(dtype, error):
+    net = small('llama')
+    optimizer = optim.create_optimizer(net, 1e-2, 0.0, (0.9, 0.95), 1e-8, 'muon', matrix_lr=1.0, dtype=dtype)
+    p = net.transformer.h[0].attn.c_q.weight
+    before = p.detach().clone()
+    step(net, optimizer, 0)
+    exact = optim.zeropower_via_newtonschulz(p.grad[None].double())[0]
+    worst = (before - p - exact).abs().max().item()
+    assert error / 100 < worst < error
+
+
 def test_orthogonal_moves_all_singular_values_near_one():
     for shape in ((3, 32, 32), (2, 64, 16), (2, 16, 64)):
         values = torch.linalg.svdvals(optim.zeropower_via_newtonschulz(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float())
