@@ -200,7 +200,8 @@ def evaluate_text():
     if compiling:
         zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
         with torch.no_grad(), autocast:
-            note = compile_model(model, lambda: model(zeros, zeros, reduction='none'), compile)
+            note = compile_model(model, lambda: model(zeros, zeros, reduction='none', return_logits=False),
+                                 compile)
         dist.print(note or 'compiled')
     name = f"{data.name}/{split}"
     t0 = time.perf_counter()

@@ -162,8 +162,9 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
             mask = cache.mask
+        causal = True if mask is None and T == k.size(2) else False  # a bool, where a compiled T is a symbol
         # this one line is the attention, on every device, in training and with a cache
-        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T == k.size(2),
+        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                          dropout_p=self.dropout if self.training else 0.0,
                                          enable_gqa=self.n_kv_head < self.n_head)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
@@ -273,12 +274,12 @@ class GPT(nn.Module):
             elif name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None, full_logits=False, reduction='mean', cache=None):
+    def forward(self, idx, targets=None, full_logits=False, reduction='mean', cache=None, return_logits=True):
         """
         idx (B, T) token ids; targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, loss):
         the mean loss in nats, or with reduction='none' that of each of the B * T targets. Without targets the
         loss is None and the logits are the last position's, (B, 1, V), unless full_logits. With a cache, idx
-        continues what is in it.
+        continues what is in it. Who needs no logits beside a loss saves memory and time without them.
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
@@ -295,7 +296,10 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
-        targets = targets.reshape(-1)
+        return self.loss(x, targets.reshape(-1), reduction, return_logits)
+
+    def loss(self, x, targets, reduction='mean', return_logits=True):
+        """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""
         if self.loss_chunk_size:  # the same loss without the logits; train.py checks that it is
             from support.chunked_loss import chunked_loss
             return None, chunked_loss(x.flatten(0, 1), self.lm_head, targets, self.config.softcap, reduction,
@@ -303,6 +307,8 @@ class GPT(nn.Module):
         logits = self.logits(x)
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         flat = logits.float().view(-1, logits.size(-1))  # (B * T, V)
+        if not return_logits:  # torch.compile would compute a gradient for them, of zeros
+            logits = None
         return logits, F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
 
     def logits(self, x):

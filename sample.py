@@ -139,7 +139,7 @@ generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed 
 static = False
 # compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)
 n_steps = len(samples) / batch_size * max_new_tokens
-if compiling and (compile is True or chatting or n_steps > 10_000):
+if compiling and (compile != 'auto' or chatting or n_steps > 10_000):
     n_rows = 1 if chatting else min(len(samples), batch_size)
     idx = torch.zeros(n_rows, 1, dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,

@@ -91,7 +91,7 @@ wandb_run_name = 'gpt2'
 # system
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a GradScaler)
-compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there
+compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there; or one of its modes
 backend = 'auto'  # 'nccl', 'gloo'
 ddp_timeout = 600  # seconds a process waits for the others
 shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them (FSDP); 8: hybrid
@@ -244,7 +244,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         dist.set_grad_sync(ddp_model, micro_step == grad_accum_steps - 1)  # must be set before forward
         x, y = next(batches)
         with autocast:
-            micro_loss = ddp_model(x, y)[1] / grad_accum_steps
+            micro_loss = ddp_model(x, y, return_logits=False)[1] / grad_accum_steps
         scaler.scale(micro_loss).backward()
         loss_total.add(micro_loss)
     loss = loss_total.mean()  # the same in every process

@@ -28,7 +28,11 @@ class ChunkedLoss(torch.autograd.Function):
                 logp = F.log_softmax(logits.float(), dim=-1)  # (chunk_size, V)
                 total = total - (logp.gather(1, target) * keep).sum()
                 # the gradient of the logits: probabilities, less one for the target
-                d = logp.exp_().scatter_add_(1, target, torch.full_like(logp[:, :1], -1.0))
+                d = logp.exp_()
+                if torch.compiler.is_compiling():  # it would not fuse a scatter with what is around
+                    d = d - (torch.arange(len(w), device=w.device) == target).float()
+                else:
+                    d.scatter_add_(1, target, torch.full_like(d[:, :1], -1.0))
                 if softcap:
                     d = d * (1 - (logits / softcap).square())
                 d = d.to(dtype)

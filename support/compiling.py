@@ -1,58 +1,94 @@
 """torch.compile, and what to do if it fails."""
 
+import contextlib
+import gc
 import time
 
 import torch
 
 from configurator import fail
+from support.evaluate import eval_mode
 
 
-def compiled_parts(model):
-    """What is compiled: all of it, or, where FSDP gathers blocks before they compute, each of these."""
-    return model.transformer.h if hasattr(model, 'set_requires_gradient_sync') else [model]
+def is_sharded(model):
+    return hasattr(model, 'set_requires_gradient_sync')
+
+
+def compile_parts(model, **options):
+    """Compile `model` in place (its parameters keep their names): all of it or, where FSDP gathers weights
+    before they compute, each block and, as one, head and loss."""
+    if not is_sharded(model):
+        return model.compile(**options)
+    for block in model.transformer.h:
+        block.compile(**options)
+    model.loss = torch.compile(model.loss, **options)
 
 
 def uncompile(model, why):
-    for part in compiled_parts(model):
-        part._compiled_call_impl = None
+    for module in model.modules():
+        module._compiled_call_impl = None
+    vars(model).pop('loss', None)
     return f'note: compile is off after all, {why}'
 
 
-def compile_model(model, step, must, **options):
-    """Compile `model` in place (its parameters keep their names) and prove it by step(), a first call.
-    Returns a note if it runs eagerly after all; with `must` a failure is an error. None if all is well."""
-    for part in compiled_parts(model):
-        part.compile(**options)
+@contextlib.contextmanager
+def uncompiled(model):
+    """Inside, modules run as they are written: for passes of ever new shapes, each of which would be
+    compiled."""
+    compiled = {module: module._compiled_call_impl for module in model.modules()}
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module in compiled:
+            module._compiled_call_impl = compiled[module]
+
+
+def compile_model(model, step, wish, **options):
+    """Compile `model` in place and prove it by step(), a first call. wish: what the knob was. Returns a note
+    if it runs eagerly after all; unless that was left open ('auto') a failure is an error. None if all is
+    well."""
+    if wish not in (True, 'auto'):
+        options['mode'] = wish
+    compile_parts(model, **options)
     try:
         step()
     except Exception as e:  # the compiler's failures have no common class
         if isinstance(e, torch.OutOfMemoryError):
             raise
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        if must:
-            fail(f"compile=True, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ "
+        if wish != 'auto':
+            fail(f"compile={wish}, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ "
                  "compiler (apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
         model.zero_grad(set_to_none=True)  # it may have failed half-way through backward
         return uncompile(model, f'torch.compile failed ({reason})')
 
 
 def compile_for_training(model, ddp_model, batch, autocast, dist, run):
-    """Compile the model of a training run, with a first step on `batch`; returns the ddp_model to train
-    with."""
-    def first_step():
-        # if it fails in one process, the others must not wait for it; but FSDP would keep what it does not
-        # reduce
-        dist.set_grad_sync(ddp_model, dist.sharded)
-        x, y = (tokens.contiguous().to(dist.device) for tokens in batch)
-        with autocast:
-            loss = ddp_model(x, y)[1]
-        loss.backward()
-        model.zero_grad(set_to_none=True)
+    """Compile the model of a training run, with first steps on `batch`: of the training, and of the
+    evaluation, which is another graph. Returns the ddp_model to train with."""
+    x, y = (tokens.contiguous().to(dist.device) for tokens in batch)
+
+    def first_steps():
+        if not run.knobs['eval_only']:
+            # if it fails in one process, the others must not wait for it; but FSDP would keep what it does
+            # not reduce
+            dist.set_grad_sync(ddp_model, dist.sharded)
+            with autocast:
+                loss = ddp_model(x, y, return_logits=False)[1]
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+        with eval_mode(model), autocast:
+            model(x, y, reduction='none', return_logits=False)
 
     t0 = time.perf_counter()
-    note = compile_model(model, first_step, must=run.asked['compile'] is True)
+    note = compile_model(model, first_steps, run.asked['compile'])
     if dist.all_reduce_max(note is not None) and not note:
         note = uncompile(model, 'it failed in another process')
     dist.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
+    # the compiler leaves a million objects, which Python would go through again and again for garbage
+    gc.collect()
+    gc.freeze()
     # anew: the failed step may have left DDP in the middle of something
     return dist.wrap(model, run.knobs['deterministic']) if note else ddp_model

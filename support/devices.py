@@ -14,6 +14,10 @@ if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
 
 
+# not the ones with CUDA graphs: there a micro-batch would overwrite the loss of the one before
+COMPILE_MODES = ('default', 'max-autotune-no-cudagraphs')
+
+
 def choose_device(device, local_rank=0, is_distributed=False):
     """(torch.device, why) for 'auto', 'cpu', 'cuda', 'cuda:1', 'mps'. Under torchrun each process takes its
     own GPU."""
@@ -61,11 +65,13 @@ def choose_dtype(dtype, device):
 
 
 def choose_compile(wish, device):
-    """(True or False, why). 'auto' compiles on GPUs if Triton and a C compiler are there."""
-    if wish not in (True, False, 'auto'):
-        fail(f"no such value of compile ({wish}). use --compile=auto, True or False")
+    """(True or False, why). 'auto' compiles on GPUs if Triton and a C compiler are there; a mode of
+    torch.compile compiles, too."""
+    if wish not in (True, False, 'auto', *COMPILE_MODES):
+        fail(f"no such value of compile ({wish}). use --compile=auto, True, False or "
+             f"{' or '.join(COMPILE_MODES)}")
     if wish != 'auto':
-        return wish, 'as asked'
+        return bool(wish), 'as asked'
     if device.type != 'cuda':
         return False, f'it seldom pays on {device.type}'
     from support.gpus import can_compile

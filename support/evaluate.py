@@ -55,7 +55,8 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
             x, y = read_batch(tokens, rows, block_size, batch_size)
             y = y.to(device)
             with autocast:
-                nats = model(x.to(device), y, reduction='none')[1].float().view(y.shape)  # (B, T)
+                nats = model(x.to(device), y, reduction='none', return_logits=False)[1]
+                nats = nats.float().view(y.shape)  # (B, T)
             if at < n:
                 counted = y >= 0
                 size = sizes[y.clamp(min=0)] * counted

@@ -3,8 +3,11 @@
 import torch
 from torch.nn import functional as F
 
+from support.varying_shapes import varying_shapes
+
 
 @torch.no_grad()
+@varying_shapes()
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None,
              stop=None, generator=None, use_cache=True, static=False, on_token=None):
     """

@@ -27,17 +27,15 @@ class Guard:
         processes."""
         self.it = it
         bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= MAX_IN_A_ROW)
-        if self.scaler.is_enabled():  # it skips by itself, now and then, while it looks for its scale
-            if self.in_a_row < MAX_IN_A_ROW:
-                self.scaler.step(self.optimizer)
-            self.scaler.update()
-            bad &= self.scaler.get_scale() < 1
-        elif self.optimizer.defaults.get('fused'):
+        if self.optimizer.defaults.get('fused'):
             # torch's fused optimizers, and Muon, skip what has this set
             self.optimizer.found_inf = bad.float()
             self.optimizer.step()
         elif not bad.item():
             self.optimizer.step()
+        if self.scaler.is_enabled():  # float16: skipping is normal while it looks for its scale
+            self.scaler.update()
+            bad &= self.scaler._get_scale_async() < 1  # get_scale() would wait for the device
         self.in_a_row = (self.in_a_row + 1) * bad
         first = torch.stack([bad.float(), torch.full_like(norm, it), loss, norm])
         self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen + self.one_more * bad)

@@ -11,6 +11,7 @@ import torch
 
 from configurator import fail, warn
 from dataset import SAMPLES, hash_seed
+from support.compiling import uncompiled
 from support.evaluate import eval_mode
 from support.evaluations import parse_interval
 from support.files import write_whole
@@ -93,7 +94,7 @@ def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)  # sampling needs cumsum: not deterministic on CUDA
     try:
-        with eval_mode(model):
+        with eval_mode(model), uncompiled(model):
             # as many rounds in every process: is_stopping() and a sharded model need all of them
             for first in range(0, len(prompts), dist.world_size):
                 if is_stopping():

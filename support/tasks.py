@@ -29,7 +29,9 @@ from torch.nn import functional as F
 
 from configurator import fail
 from dataset import DATA_DIR
+from support.compiling import uncompiled
 from support.evaluate import eval_mode
+from support.varying_shapes import varying_shapes
 
 HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
 BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'
@@ -229,7 +231,7 @@ def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False, 
     likely ones; (rows, 3) in float64, the same in all processes. None if is_stopping()."""
     scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
     batches = make_batches(task.rows, batch_tokens)
-    with eval_mode(model):
+    with eval_mode(model), uncompiled(model), varying_shapes():
         # as many rounds in every process: is_stopping() and a sharded model need all of them
         for first in range(0, len(batches), dist.world_size):
             if is_stopping():
@@ -266,10 +268,8 @@ def score_batch(model, rows, dist, autocast):
         in_answer[r, start:len(row)] = True
     ids = torch.from_numpy(ids).to(device)  # (B, T)
     in_answer = torch.from_numpy(in_answer[:, 1:]).to(device)  # (B, T - 1)
-    # forward, not a call: there are many shapes, and torch.compile would compile each
-    forward = model if dist.sharded else model.forward
     with autocast:
-        logits = forward(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
+        logits = model(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
     targets = ids[:, 1:][in_answer]
     nats, likeliest = torch.zeros(2, *in_answer.shape, device=device)
     nats[in_answer] = F.cross_entropy(logits, targets, reduction='none')

@@ -123,6 +123,8 @@ def test_mfu_is_the_share_of_the_named_peak(monkeypatch):
     class OnGpu:
         device = torch.device('cuda')
     for name, peak in [('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12), ('NVIDIA H200', 989e12),
+                       ('NVIDIA H200 NVL', 835e12), ('NVIDIA H20', 148e12), ('NVIDIA B300 SXM6 AC', 2.25e15), ('AMD Instinct MI355X', 2516e12),
+                       ('NVIDIA RTX PRO 6000 Blackwell Workstation Edition', 503.8e12), ('NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition', None),
                        ('Tesla T4', 65e12), ('NVIDIA GeForce RTX 4090', 165.2e12), ('NVIDIA RTX A4000', None), ('NVIDIA A10G', 70e12)]:
         monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device, name=name: name)
         monkeypatch.setattr(net.lm_head, '_parameters', {'weight': OnGpu})

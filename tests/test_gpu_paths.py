@@ -1,0 +1,258 @@
+"""
+What only GPUs run, as far as a CPU can tell: one graph and one more for evaluations, no recompiles, no wait
+for the device, FSDP at sizes that nobody has at home. dev/gpuless.py looks at what needs torch's CUDA build.
+"""
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import optim
+from model import GPT, GPTConfig
+from support import compiling, devices, memory
+from support import guard as guarding
+from support.chunked_loss import ChunkedLoss
+from support.distributed import Distributed
+
+PRESETS = ('gpt2', 'llama', 'modern')
+AUTOCAST = torch.autocast('cpu', torch.bfloat16)
+
+
+def network(arch, n_layer=2, **args):
+    torch.manual_seed(0)
+    return GPT(GPTConfig(block_size=32, vocab_size=96, n_layer=n_layer, n_head=2, n_embd=32, arch=arch, **args))
+
+
+def tokens(T=32):
+    ids = torch.randint(96, (2, T + 1), generator=torch.Generator().manual_seed(1))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def train_step(net, x, y):
+    with AUTOCAST:
+        loss = net(x, y, return_logits=False)[1]
+    loss.backward()
+    net.zero_grad()
+
+
+def evaluate(net, x, y):
+    net.eval()
+    with torch.no_grad(), AUTOCAST:
+        net(x, y, reduction='none', return_logits=False)
+    net.train()
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+@pytest.mark.parametrize('saves_memory', [False, True])
+def test_training_is_one_graph_and_evaluating_another(arch, saves_memory):
+    torch._dynamo.reset()
+    net, counter = network(arch, dropout=0.1), CompileCounterWithBackend('eager')
+    net.set_memory_saving(saves_memory, 7 * saves_memory)
+    net.compile(backend=counter, fullgraph=True)
+    graphs = []
+    for pass_ in (train_step, train_step, evaluate, train_step, evaluate):
+        pass_(net, *tokens())
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize('arch', ['gpt2', 'modern'])
+def test_backward_gets_a_gradient_of_the_loss_alone(arch):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    tangents = []
+
+    def backward(graph, example):
+        tangents.append([n for n in graph.graph.nodes if n.op == 'placeholder' and 'tangent' in n.name])
+        return make_boxed_func(graph.forward)
+
+    for return_logits in (False, True):
+        torch._dynamo.reset()
+        net = network(arch)
+        net.compile(backend=aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+                                         bw_compiler=backward))
+        with AUTOCAST:
+            logits, loss = net(*tokens(), return_logits=return_logits)
+        loss.backward()
+        assert (logits is not None) == return_logits
+    assert list(map(len, tangents)) == [1, 2]
+
+
+def test_an_unknown_length_is_no_obstacle():
+    torch._dynamo.reset()
+    net, counter = network('modern').eval(), CompileCounterWithBackend('eager')
+    for block in net.transformer.h:
+        block.compile(backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for T in (9, 17, 21, 30):
+            net(tokens(T)[0], full_logits=True)
+    assert counter.frame_count == 2  # a length; any length
+
+
+def test_the_chunked_loss_is_made_of_what_a_compiler_can_fuse():
+    torch._dynamo.reset()
+    x, w = torch.randn(8, 4, requires_grad=True), torch.randn(11, 4, requires_grad=True)
+    y, seen = torch.randint(11, (8,)), []
+
+    def show(graph, example):
+        seen.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    def loss():
+        return ChunkedLoss.apply(x, w, y, 15.0, 4)
+
+    found = [torch.autograd.grad(f(), (x, w)) for f in (loss, torch.compile(loss, backend=show))]
+    assert 'log_softmax' in seen[0] and 'scatter' not in seen[0]
+    for eager, compiled in zip(*found):
+        assert torch.equal(eager, compiled)
+
+
+class NobodyWaits(TorchDispatchMode):
+    """Reading a number makes the host wait for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+@pytest.mark.parametrize('scaled', [False, True])
+def test_an_update_waits_for_nobody_and_skips_what_is_not_finite(optimizer, scaled):
+    net = network('llama')
+    optimizer = optim.create_optimizer(net, 1e-2, 0.1, (0.9, 0.95), 1e-8, optimizer)
+    scaler = torch.amp.GradScaler('cpu', enabled=scaled, init_scale=4.0, growth_interval=2)
+    guard = guarding.Guard(optimizer, scaler, None, Distributed('cpu'), SimpleNamespace(resuming=False))
+    moved, scales, skipped = [], [], []
+    for it, bad in enumerate([False, True, True, True, False]):
+        scaler.scale(net(*tokens())[1]).backward()
+        if bad:
+            net.lm_head.weight.grad[0, 0] = torch.inf
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        before = net.lm_head.weight.clone()
+        with NobodyWaits():
+            guard.step(it, torch.tensor(1.0), norm)
+        optimizer.zero_grad()
+        moved.append(not torch.equal(before, net.lm_head.weight))
+        scales.append(scaler.get_scale())
+        skipped.append(guard.skipped()[0])
+    assert moved == [True, False, False, False, True]
+    # float16's scale is searched for in silence, as long as it is above one
+    assert skipped == ([0, 0, 0, 1, 0] if scaled else [0, 1, 1, 1, 0])
+    assert scales == ([4.0, 2.0, 1.0, 0.5, 0.5] if scaled else [1.0] * 5)
+
+
+# -----------------------------------------------------------------------------
+# torch.compile in a run
+
+
+def compile_it(monkeypatch, backend, wish='auto', eval_only=False):
+    torch._dynamo.reset()
+    net, notes, dist = network('gpt2'), [], Distributed('cpu')
+    dist.print = notes.append
+    monkeypatch.setattr(compiling, 'compile_parts', lambda model, **kw: model.compile(backend=backend, **kw))
+    run = SimpleNamespace(asked={'compile': wish}, knobs={'eval_only': eval_only, 'deterministic': False})
+    try:
+        compiling.compile_for_training(net, net, tokens(), AUTOCAST, dist, run)
+    finally:
+        frozen = gc.get_freeze_count()
+        gc.unfreeze()
+    assert frozen > 10_000  # what the compiler leaves is not gone through again
+    return net, notes
+
+
+def test_compile_is_proved_for_evaluations_as_well(monkeypatch):
+    def no_evaluation(graph, example):
+        assert torch.is_grad_enabled(), 'no evaluation here'
+        return graph.forward
+    net, notes = compile_it(monkeypatch, no_evaluation)
+    assert notes[0].startswith('note: compile is off after all, torch.compile failed'), notes
+    evaluate(net, *tokens())  # as it is written
+    with pytest.raises(SystemExit):
+        compile_it(monkeypatch, no_evaluation, wish=True)
+
+
+@pytest.mark.parametrize('eval_only, graphs', [(False, 2), (True, 1)])
+def test_only_what_will_run_is_compiled(monkeypatch, eval_only, graphs):
+    counter = CompileCounterWithBackend('eager')
+    net, notes = compile_it(monkeypatch, counter, eval_only=eval_only)
+    assert counter.frame_count == graphs and notes[0].startswith('compiled in ')
+    evaluate(net, *tokens())
+    with compiling.uncompiled(net):
+        net(tokens(9)[0])
+    assert counter.frame_count == graphs
+
+
+def test_a_mode_of_torch_compile_is_passed_on(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.nn.Module, 'compile', lambda self, **kw: asked.append(kw))
+    for wish in ('auto', True, 'max-autotune-no-cudagraphs'):
+        assert wish == 'auto' or devices.choose_compile(wish, torch.device('cpu'))[0] is True
+        assert compiling.compile_model(network('gpt2'), lambda: None, wish) is None
+    assert asked == [{}, {}, {'mode': 'max-autotune-no-cudagraphs'}]
+    with pytest.raises(SystemExit):
+        devices.choose_compile('reduce-overhead', torch.device('cpu'))
+
+
+def test_texts_of_any_length_leave_cudnn_alone():
+    seen = []
+    network('gpt2').eval().generate(tokens(3)[0], 2, on_token=lambda ids: seen.append(
+        torch.backends.cuda.cudnn_sdp_enabled()))
+    assert seen == [False, False] and torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# -----------------------------------------------------------------------------
+# FSDP, with a process group that pretends
+
+
+@pytest.fixture
+def pretended():
+    """Makes a model of rank 0 of n processes, `shard` of which share a copy."""
+    import torch.distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from support import sharding
+    from support.process_group import ProcessGroup
+
+    def make(net, n, shard):
+        torch.distributed.init_process_group('fake', rank=0, world_size=n, store=FakeStore())
+        dist = ProcessGroup(0, 0, n, torch.device('cpu'), '')
+        mesh = sharding.make_mesh(dist.device, shard, n)
+        dist.sharded, dist.keeps_whole_gradients = True, True
+        return sharding.fully_shard_model(net, mesh, 'bfloat16', dist.device), dist
+    yield make
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize('arch', ['llama', 'modern'])
+def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
+    torch._dynamo.reset()
+    net, dist = pretended(network(arch, n_layer=12), 2, 2)
+    counter = CompileCounterWithBackend('eager')
+    compiling.compile_parts(net, backend=counter, fullgraph=True)
+    graphs = []
+    for pass_ in (train_step, train_step, evaluate, train_step):
+        pass_(net, *tokens())
+        graphs.append(counter.frame_count)
+    # 12 layers are one graph: it is compiled for the first, and the others find it
+    assert graphs[0] == graphs[1] == 2 and graphs[2] == graphs[3] == 4
+    with compiling.uncompiled(net), torch.no_grad(), AUTOCAST:
+        net.eval().generate(tokens(3)[0], 4)
+        net(tokens(9)[0], full_logits=True)
+    assert counter.frame_count == 4
+    assert compiling.uncompile(net, 'why').endswith('off after all, why')
+    evaluate(net, *tokens())
+    assert counter.frame_count == 4
+
+
+@pytest.mark.parametrize('world_size, shard', [(8, 0), (64, 8)])
+def test_an_iteration_of_many_processes_runs(world_size, shard):
+    config = GPTConfig(block_size=64, vocab_size=512, n_layer=2, n_head=8, n_embd=256, arch='llama')
+    setup = memory.Setup(config, 'bfloat16', batch_size=2, grad_accum_steps=2, world_size=world_size,
+                         shard=shard, matrix_optimizer='muon')
+    stages = memory.run_iteration(setup)
+    assert stages['update', 0]['weights'] == pytest.approx(4 * sum(setup.n_params) / 8, rel=0.02)
