@@ -6,6 +6,11 @@ import re
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import END_OF_TEXT
 
+# Readers insist on an id that ends a text, and a vocabulary of characters has none. They are told the first
+# of these that it has, else its last character: transformers leaves that one out when it shows a text without
+# special tokens, so a new line would be a bad choice. generate() does not stop there.
+RARE = '\x00\x03\x04\x1a\x0c|~^`\\$@#&%*_=+<>{}[]'
+
 
 def to_tokenizer_json(tokenizer, block_size):
     """The texts of the two files."""
@@ -17,9 +22,11 @@ def to_tokenizer_json(tokenizer, block_size):
         raise ValueError("transformers has no such tokenizer: ids that are no text, or several characters "
                          "each")
     from tokenizers import AddedToken
-    special = {}
+    special, ends = {}, None
     if state['kind'] == 'char':
         out = char_tokenizer(tokenizer)
+        ends = next((c for c in RARE if c in tokenizer.chars), tokenizer.chars[-1])
+        out.add_tokens([AddedToken(ends, special=False, normalized=False)])
     elif state['kind'] == 'byte':
         special = {END_OF_TEXT: tokenizer.end_of_text}
         out = bpe_tokenizer({bytes([i]): i for i in range(256)}, special)
@@ -30,7 +37,9 @@ def to_tokenizer_json(tokenizer, block_size):
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': block_size,
                 'clean_up_tokenization_spaces': False}
     if END_OF_TEXT in special:
-        settings.update(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
+        ends = END_OF_TEXT
+    if ends:
+        settings.update(bos_token=ends, eos_token=ends, pad_token=ends)
     return out.to_str(pretty=True), json.dumps(settings, indent=2)
 
 
@@ -58,13 +67,16 @@ def bpe_tokenizer(ranks, special, pattern=None):
     out = Tokenizer(models.BPE({**vocab, **special}, merges, ignore_merges=True))
     steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     if pattern:
-        # In Oniguruma, the regular expressions of `tokenizers`, {1,3}+ repeats (it is not possessive) and $
-        # is the end of a line.
-        pattern = re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
-        steps.insert(0, pre_tokenizers.Split(Regex(pattern), 'isolated'))
+        steps.insert(0, pre_tokenizers.Split(Regex(oniguruma(pattern)), 'isolated'))
     out.pre_tokenizer = pre_tokenizers.Sequence(steps)
     out.decoder = decoders.ByteLevel()
     return out
+
+
+def oniguruma(pattern):
+    """A regular expression of tiktoken's for the package `tokenizers`, in whose dialect {1,3}+ repeats (it is
+    not possessive) and $ is the end of a line."""
+    return re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
 
 
 def merges_of(ranks):

@@ -99,7 +99,8 @@ def preset_of(config):
         wrong.append(f"n_kv_head={config.n_kv_head} (there: the same as n_head)")
     if wrong:
         raise ValueError(f"no architecture of transformers has these parts; the nearest, {CLASSES[arch]}, "
-                         f"differs in {', '.join(wrong)}")
+                         f"differs in {', '.join(wrong)}. train with one of the presets: --arch=gpt2, "
+                         "llama or modern")
     return arch
 
 
@@ -125,6 +126,7 @@ def to_config(config, tokenizer, dtype):
 def to_gpt2(config):
     return {
         'n_positions': config.block_size,
+        'n_ctx': config.block_size,  # the same, for llama.cpp's converter
         'n_embd': config.n_embd,
         'n_layer': config.n_layer,
         'n_head': config.n_head,

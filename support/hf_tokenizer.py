@@ -30,6 +30,7 @@ class HFTokenizer:
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
         self.n_vocab = max(self.vocab.values(), default=0) + 1
+        self.added = self.tokenizer.get_added_tokens_decoder()
         config = json.loads(state.get('config') or '{}')
         config = config if isinstance(config, dict) else {}
         bos, eos = self.id_of(config.get('bos_token')), self.id_of(config.get('eos_token'))
@@ -40,10 +41,12 @@ class HFTokenizer:
         self.split_at = 'words' if self.splits_at_words() else 'nowhere'
 
     def id_of(self, token):
-        """The id of a token as tokenizer_config.json names it, a string or a dict; None if there is none."""
+        """The id of a special token as tokenizer_config.json names it, a string or a dict; None if there is
+        none, or if it is part of the text, as the character that our exports name."""
         if isinstance(token, dict):
             token = token.get('content')
-        return self.vocab.get(token) if isinstance(token, str) else None
+        id = self.vocab.get(token) if isinstance(token, str) else None
+        return None if id in self.added and not self.added[id].special else id
 
     def splits_at_words(self):
         """Whether the ids of a text's pieces are the ids of the text. sentencepiece's, for one, put a space
@@ -77,11 +80,10 @@ class HFTokenizer:
     def token_bytes(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
-        added = self.tokenizer.get_added_tokens_decoder()
         for token, id in self.vocab.items():
-            if id in added and added[id].special:
+            if id in self.added and self.added[id].special:
                 lengths[id] = 0
-            elif byte_level and id not in added:  # these vocabularies write a character per byte
+            elif byte_level and id not in self.added:  # these vocabularies write a character per byte
                 lengths[id] = len(token)
             elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's odd bytes
                 lengths[id] = 1

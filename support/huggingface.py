@@ -181,10 +181,10 @@ def read_object(path):
 # writing
 
 
-def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.0):
+def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.0, card=''):
     """Write a model (our weights, its GPTConfig) and its tokenizer into `folder`, the weights in `dtype`, in
-    files of up to shard_gb * 10^9 bytes. Returns the name of its class in transformers; ValueError if it has
-    none."""
+    files of up to shard_gb * 10^9 bytes. card: the text of its README.md. Returns the name of its class in
+    transformers; ValueError if it has none."""
     from huggingface_hub import save_torch_state_dict
 
     from support.hf_export_tokenizer import to_tokenizer_json
@@ -194,6 +194,8 @@ def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.
     texts = {'config.json': json.dumps(theirs, indent=2),
              'generation_config.json': json.dumps(generation_config(config, tokenizer), indent=2),
              'tokenizer.json': content, 'tokenizer_config.json': settings}
+    if card:
+        texts['README.md'] = card
     os.makedirs(folder, exist_ok=True)
     save_torch_state_dict(their_weights(weights, config, getattr(torch, dtype)), folder,
                           max_shard_size=max(1, int(shard_gb * 1e9)), metadata={'format': 'pt'})
@@ -224,7 +226,7 @@ def generation_config(config, tokenizer):
     """generation_config.json, a dict: what transformers' generate() does by default."""
     stop = tokenizer.stop_ids or [None]
     out = {'bos_token_id': tokenizer.end_of_text, 'eos_token_id': stop if len(stop) > 1 else stop[0],
-           'pad_token_id': stop[0], 'max_length': config.block_size}
+           'pad_token_id': stop[0], 'max_new_tokens': max(1, config.block_size // 2)}
     if config.vocab_size > tokenizer.n_vocab:  # ids that only pad the vocabulary
         out['suppress_tokens'] = list(range(tokenizer.n_vocab, config.vocab_size))
     return out

@@ -1,10 +1,10 @@
 """A tokenizer of one's own: a byte-level BPE, learned from the text."""
 
 import base64
-import re
 
 from configurator import fail
 from support.encode_text import after_letter, cut_up
+from support.hf_export_tokenizer import oniguruma
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import END_OF_TEXT, make_tokenizer
 
@@ -22,12 +22,9 @@ def learn_bpe(n_vocab, texts):
     except ImportError:
         fail("to learn a tokenizer a package is needed that is not installed (tokenizers). "
              "pip install tokenizers")
-    # The regular expressions of tokenizers (Oniguruma) read {1,3}+ as "again and again", not as possessive,
-    # and $ as the end of a line
-    pattern = re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', PATTERN).replace('$', r'\z')
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), 'isolated'),
+        pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])
     alphabet = pre_tokenizers.ByteLevel.alphabet()

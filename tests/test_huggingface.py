@@ -1,8 +1,12 @@
 """An exported model is the same model to transformers: the same logits, loss, gradients, texts and tokens."""
 
+import base64
 import gzip
 import hashlib
 import json
+import logging
+import os
+import stat
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -150,6 +154,102 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(name, n, tmp_path, test_d
     assert not same_tokenizer(back.state(), {'kind': 'char', 'chars': 'abc'})
 
 
+CHARS = {'kind': 'char', 'chars': '\n abcdef|'}
+
+
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])
+@pytest.mark.parametrize('tokenizer', [BYTES, CHARS], ids=lambda state: state['kind'])
+def test_a_pipeline_opens_the_folder_without_a_warning(arch, tokenizer, tmp_path, caplog, recwarn):
+    net = random_model(dict(arch=arch, vocab_size=make_tokenizer(tokenizer).n_vocab, n_layer=1))
+    huggingface.write(str(tmp_path / 'hf'), net.state_dict(), net.config, tokenizer)
+    transformers.utils.logging.enable_propagation()  # to caplog
+    try:
+        pipe = transformers.pipeline('text-generation', str(tmp_path / 'hf'))
+        texts = [pipe('abc ')[0]['generated_text'],  # as much as it generates by default
+                 pipe('abc ', max_new_tokens=5)[0]['generated_text'],
+                 *(found[0]['generated_text'] for found in pipe(['a', 'bc\n'], max_new_tokens=5, batch_size=2))]
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert [text[:3] for text in texts] == ['abc', 'abc', texts[2][:3], 'bc\n'] and texts[2][0] == 'a'
+    assert len(texts[0]) <= len('abc ') + net.config.block_size // 2
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not told and not [str(w.message) for w in recwarn if 'transformers' in w.filename]
+
+
+def test_a_character_vocabulary_names_a_rare_character_as_end_of_text(tmp_path):
+    ours = make_tokenizer({'kind': 'char', 'chars': '\n $abc'})
+    theirs = auto_tokenizer(tmp_path / 'hf', ours)
+    text = 'ab\n\nc a\n'
+    assert theirs(text + '$')['input_ids'] == ours.encode(text + '$').tolist()
+    assert theirs.decode(ours.encode(text).tolist(), skip_special_tokens=True) == text
+    assert theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id == 2
+    assert len(theirs) == ours.n_vocab, 'no id is added'
+    generation = json.loads((tmp_path / 'hf' / 'generation_config.json').read_text())
+    assert generation['eos_token_id'] is None, 'no text ends there'
+    back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path / 'hf')))
+    assert back.end_of_text is None and back.stop_ids is None
+    other = auto_tokenizer(tmp_path / 'other', make_tokenizer({'kind': 'char', 'chars': '\nxyz'}))
+    assert other.eos_token == 'z', 'without a rare one, the last'
+
+
+def test_the_files_have_the_modes_that_the_umask_gives(tmp_path):
+    net, before = random_model(SHAPES['gpt2']), os.umask(0o027)
+    try:
+        huggingface.write(str(tmp_path / 'hf'), net.state_dict(), net.config, BYTES, shard_gb=2e-5)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / 'hf').iterdir()}
+    assert modes == {0o640} and len(list((tmp_path / 'hf').glob('*.safetensors'))) > 1
+    assert json.loads((tmp_path / 'hf' / 'config.json').read_text())['n_ctx'] == 128  # llama.cpp's converter
+
+
+def test_the_model_card_tells_data_training_evaluation_and_command(tiny, tmp_path, script):
+    out, to = f"--out_dir={tmp_path / 'out'}", tmp_path / 'hf'
+    assert script('train.py', *tiny).status == 0
+    assert script('eval.py', out, '--device=cpu', f"--data_dir={tmp_path / 'data'}").status == 0
+    done = script('export.py', out, f'--to={to}')
+    assert done.status == 0, done.err
+    net, _ = load.model_and_tokenizer(str(tmp_path / 'out'))
+    n_params = sum(p.numel() for p in net.parameters())
+    assert f'{n_params / 1e6:.2f}M parameters' in done.out
+    card = (to / 'README.md').read_text()
+    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())['texts']['tiny/val']
+    for words in (f'| parameters | {n_params:,} |', '| dataset | tiny |', '| iterations | 6 |',
+                  f"loss {found['loss']:.4f}", '--max_iters=6', 'License: not chosen', "pipeline('text-gen"):
+        assert words in card, words
+    # an evaluation of other weights is not told
+    path = tmp_path / 'out' / 'eval.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), 'iter': 3}))
+    assert script('export.py', out, f"--to={tmp_path / 'hf2'}").status == 0
+    assert f"loss {found['loss']:.4f}" not in (tmp_path / 'hf2' / 'README.md').read_text()
+    # what was imported from a folder says so
+    assert script('export.py', f'--init_from={to}', f"--to={tmp_path / 'hf3'}").status == 0
+    assert 'The weights were read from hf.' in (tmp_path / 'hf3' / 'README.md').read_text()
+
+
+def test_push_uploads_what_the_dry_run_lists(hub, tiny, tmp_path, script, monkeypatch):
+    assert script('train.py', *tiny).status == 0
+    export = [f"--out_dir={tmp_path / 'out'}", '--push=me/tiny']
+    done = script('export.py', *export, f"--to={tmp_path / 'dry'}", '--dry_run')
+    assert done.status == 0 and not hub.requests, done.err
+    listed = {line.split()[2]: int(line.split()[0].replace(',', '')) for line in done.out.splitlines()
+              if ' bytes  ' in line}
+    monkeypatch.delenv('HF_TOKEN', raising=False)
+    hub.patch(HF_TOKEN_PATH=str(tmp_path / 'no_token'))
+    to = tmp_path / 'hf'
+    assert_refused(script('export.py', *export, f'--to={to}'), ['logged in', 'hf auth login'])
+    monkeypatch.setenv('HF_TOKEN', 'hf_of_someone_else')
+    assert_refused(script('export.py', *export, f'--to={to}'), ['does not accept your token'])
+    assert_refused(script('export.py', export[0], '--push=tiny', f'--to={to}'), ['OWNER/NAME'])
+    assert not to.exists() and not hub.uploaded
+    monkeypatch.setenv('HF_TOKEN', 'hf_of_this_test')
+    done = script('export.py', *export, f'--to={to}')
+    assert done.status == 0 and f'uploaded to {hub.url}/me/tiny' in done.out, done.err
+    files = {path.name: path.read_bytes() for path in to.iterdir()}
+    assert hub.uploaded == files and hub.created['visibility'] == 'private'
+    assert {name: len(content) for name, content in files.items()} == listed
+
+
 def sentencepiece_like(folder):
     """A folder like Llama 2's: a vocabulary that marks spaces and puts one first, <s> before a prompt, bytes
     for characters that it lacks. Returns its model."""
@@ -204,6 +304,7 @@ class Hub:
 
     def __init__(self, tmp_path, monkeypatch):
         self.folder, self.cache, self.requests = tmp_path / 'hub', tmp_path / 'cache', []
+        self.created, self.large, self.uploaded = None, {}, {}
         self.server = ThreadingHTTPServer(('127.0.0.1', 0), self.handler())
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         self.url, self.monkeypatch = f'http://127.0.0.1:{self.server.server_port}', monkeypatch
@@ -217,10 +318,37 @@ class Hub:
         for name, value in constants.items():
             self.monkeypatch.setattr(huggingface_hub.constants, name, value)
 
+    def answer_upload(self, path, body):
+        """What the Hub answers when a folder is uploaded; the files end up in self.uploaded."""
+        if path.startswith('/large/'):
+            self.large[path.removeprefix('/large/')] = body
+        elif path == '/api/repos/create':
+            self.created = json.loads(body)
+            return {'url': f"{self.url}/{self.created['organization']}/{self.created['name']}"}
+        elif '/preupload/' in path:
+            return {'files': [{'path': file['path'], 'shouldIgnore': False,
+                               'uploadMode': 'lfs' if file['path'].endswith('.safetensors') else 'regular'}
+                              for file in json.loads(body)['files']]}
+        elif path.endswith('/info/lfs/objects/batch'):
+            return {'transfer': 'basic', 'objects': [
+                {**file, 'actions': {'upload': {'href': f"{self.url}/large/{file['oid']}"}}}
+                for file in json.loads(body)['objects']]}
+        elif '/commit/' in path:
+            for line in map(json.loads, body.splitlines()):
+                value = line['value']
+                if line['key'] == 'file':
+                    self.uploaded[value['path']] = base64.b64decode(value['content'])
+                if line['key'] == 'lfsFile':
+                    self.uploaded[value['path']] = self.large[value['oid']]
+            return {'commitUrl': f'{self.url}/me/tiny/commit/abc', 'commitOid': 'abc'}
+        return {}
+
     def handler(hub):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 hub.requests.append((self.command, self.path))
+                if self.path == '/api/whoami-v2':
+                    return self.who_am_i()
                 repo, _, rest = self.path.lstrip('/').partition('/resolve/')
                 path = hub.folder / repo / rest.partition('/')[2]
                 if path.is_file():
@@ -238,6 +366,26 @@ class Hub:
                     self.wfile.write(content)
 
             do_HEAD = do_GET
+
+            def who_am_i(self):
+                known = self.headers.get('Authorization') == 'Bearer hf_of_this_test'
+                content = b'{"name": "me"}'
+                self.send_response(200 if known else 401)
+                self.send_header('Content-Length', str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+                hub.requests.append((self.command, self.path))
+                answer = json.dumps(hub.answer_upload(self.path, body)).encode()
+                self.send_response(200)
+                self.send_header('Content-Type', 'application/json')
+                self.send_header('Content-Length', str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_PUT = do_POST
 
             def log_message(self, *args):
                 pass
