@@ -36,8 +36,9 @@ def to_tokenizer_json(tokenizer, block_size):
     out.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': block_size,
                 'clean_up_tokenization_spaces': False}
-    if END_OF_TEXT in special:
-        ends = END_OF_TEXT
+    for text, id in special.items():
+        if id == tokenizer.end_of_text:
+            ends = text
     if ends:
         settings.update(bos_token=ends, eos_token=ends, pad_token=ends)
     return out.to_str(pretty=True), json.dumps(settings, indent=2)

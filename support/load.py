@@ -41,6 +41,9 @@ def find(source, hub=True):
     if path is None and is_folder(source):
         return source
     if path is None:
+        from support import foreign
+        path = foreign.newest(source)
+    if path is None:
         from support.missing_run import runs
         fail(f"no checkpoint in {source}{runs()}. train first, or name another folder with --out_dir or "
              "--init_from")
@@ -126,6 +129,10 @@ def unpack_once(path, verify):
             return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as e:
         wants = re.search(r'GLOBAL ([\w.]+)', str(e))
+        if zipped and wants and wants[1].endswith('Config'):
+            from support import foreign
+            if (found := foreign.unpack(path)) is not None:
+                return found
         if zipped or wants:
             fail(f"{path} holds more than tensors and plain "
                  f"values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it would run "
@@ -165,6 +172,9 @@ def read(path, verify=True):
         fail(f"{path} was written by a newer flatgpt (version {version}, this one reads {VERSION}). update "
              "this one")
     try:
+        if isinstance(ckpt, dict) and 'model_args' not in ckpt:
+            from support import foreign
+            ckpt = foreign.as_ours(ckpt, path)
         return checked(ckpt, path)
     except Exception as e:  # a file may say anything
         fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that "

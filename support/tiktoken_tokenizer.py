@@ -12,6 +12,7 @@ from configurator import fail
 from support.tokenizer import END_OF_TEXT
 
 GPT2_FILES = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
+SEPARATORS = (END_OF_TEXT, '<|bos|>')  # what stands before each document; the second: nanochat's
 GPT2_URLS = [GPT2_FILES + name for name in ('vocab.bpe', 'encoder.json')]
 
 
@@ -20,7 +21,9 @@ class TiktokenTokenizer:
 
     def __init__(self, encoding):
         self.encoding, self.n_vocab = encoding, encoding.n_vocab
-        self.end_of_text = encoding._special_tokens.get(END_OF_TEXT)
+        special = encoding._special_tokens
+        self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
+        self.end_of_text = special.get(self.separator)
         self.stop_ids = None if self.end_of_text is None else [self.end_of_text]
 
     def encode(self, text):
@@ -28,7 +31,7 @@ class TiktokenTokenizer:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_prompt(self, text):
-        return self.encoding.encode(text, allowed_special={END_OF_TEXT}, disallowed_special=())
+        return self.encoding.encode(text, allowed_special={self.separator}, disallowed_special=())
 
     def decode(self, ids):
         try:
