@@ -1,4 +1,5 @@
-"""Checkpoints of build-nanogpt and nanochat, written here as they write them: the same network, and nothing in them is executed."""
+"""Checkpoints of build-nanogpt and nanochat, written here as they write them: the same network, and nothing
+in them is executed."""
 
 import dataclasses
 import json
@@ -58,9 +59,18 @@ def build_nanogpt_weights():
     shapes = {'transformer.wte.weight': (257, C), 'transformer.wpe.weight': (32, C)}
     for i in range(2):
         h = f'transformer.h.{i}.'
-        shapes.update({h + 'attn.c_attn.weight': (3 * C, C), h + 'attn.c_attn.bias': (3 * C,), h + 'attn.c_proj.weight': (C, C),
-                       h + 'attn.c_proj.bias': (C,), h + 'mlp.c_fc.weight': (4 * C, C), h + 'mlp.c_fc.bias': (4 * C,),
-                       h + 'mlp.c_proj.weight': (C, 4 * C), h + 'mlp.c_proj.bias': (C,)})
+        shapes.update(
+            {
+                h + 'attn.c_attn.weight': (3 * C, C),
+                h + 'attn.c_attn.bias': (3 * C,),
+                h + 'attn.c_proj.weight': (C, C),
+                h + 'attn.c_proj.bias': (C,),
+                h + 'mlp.c_fc.weight': (4 * C, C),
+                h + 'mlp.c_fc.bias': (4 * C,),
+                h + 'mlp.c_proj.weight': (C, 4 * C),
+                h + 'mlp.c_proj.bias': (C,),
+            }
+        )
         shapes.update({h + f'ln_{j}.{kind}': (C,) for j in (1, 2) for kind in ('weight', 'bias')})
     shapes.update({'transformer.ln_f.weight': (C,), 'transformer.ln_f.bias': (C,)})
     weights = random_weights(shapes)
@@ -69,6 +79,7 @@ def build_nanogpt_weights():
 
 def build_nanogpt_logits(w, idx):
     """Its network, written down once more."""
+
     def norm(x, name):
         return F.layer_norm(x, (32,), w[name + '.weight'], w[name + '.bias'])
 
@@ -79,10 +90,15 @@ def build_nanogpt_logits(w, idx):
     x = w['transformer.wte.weight'][idx] + w['transformer.wpe.weight'][:T]
     for i in range(2):
         h = f'transformer.h.{i}.'
-        q, k, v = (part.view(B, T, 4, 8).transpose(1, 2) for part in linear(norm(x, h + 'ln_1'), h + 'attn.c_attn').split(32, 2))
+        q, k, v = (
+            part.view(B, T, 4, 8).transpose(1, 2)
+            for part in linear(norm(x, h + 'ln_1'), h + 'attn.c_attn').split(32, 2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, 32)
         x = x + linear(y, h + 'attn.c_proj')
-        x = x + linear(F.gelu(linear(norm(x, h + 'ln_2'), h + 'mlp.c_fc'), approximate='tanh'), h + 'mlp.c_proj')
+        x = x + linear(
+            F.gelu(linear(norm(x, h + 'ln_2'), h + 'mlp.c_fc'), approximate='tanh'), h + 'mlp.c_proj'
+        )
     return F.linear(norm(x, 'transformer.ln_f'), w['lm_head.weight'])
 
 
@@ -99,36 +115,66 @@ def build_nanogpt(tmp_path, their_script, monkeypatch):
 @pytest.fixture
 def byte_data(tmp_path):
     folder = make_dataset(tmp_path / 'data', 'bytes', text='ab\n' * 2000)
-    meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16', 'splits': {}}
+    meta = {
+        'tokenizer': {'kind': 'byte'},
+        'vocab_size': 257,
+        'end_of_text': 256,
+        'dtype': 'uint16',
+        'splits': {},
+    }
     (folder / 'meta.json').write_text(json.dumps(meta))
     return [f"--data_dir={tmp_path / 'data'}", '--dataset=bytes']
 
 
-def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(build_nanogpt, byte_data, tmp_path, script):
+def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(
+    build_nanogpt, byte_data, tmp_path, script
+):
     path, weights = build_nanogpt
     state = load.read(str(path))
     assert state['iter_num'] == 250 and state['best_val_loss'] == 3.25
     net, idx = load.build(state).eval(), torch.randint(257, (2, 24))
     with torch.no_grad():
-        torch.testing.assert_close(net(idx, full_logits=True)[0], build_nanogpt_logits(weights, idx), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            net(idx, full_logits=True)[0], build_nanogpt_logits(weights, idx), atol=1e-5, rtol=1e-5
+        )
     for source in (path, path.parent):
-        done = script('sample.py', f'--init_from={source}', *FLAGS, *byte_data, '--max_new_tokens=4', '--num_samples=1')
+        done = script(
+            'sample.py',
+            f'--init_from={source}',
+            *FLAGS,
+            *byte_data,
+            '--max_new_tokens=4',
+            '--num_samples=1',
+        )
         assert done.status == 0, done.err
     done = script('eval.py', f'--init_from={path}', *FLAGS, *byte_data, f"--to={tmp_path / 'eval'}")
     assert done.status == 0 and 'after 250 iterations: gpt2' in done.out, done.err
-    train = [f"--out_dir={tmp_path / 'out'}", *FLAGS, *byte_data, '--max_iters=2', '--warmup_iters=0', '--batch_size=2',
-             '--block_size=16', '--gradient_accumulation_steps=1', '--eval_iters=1', '--learning_rate=1e-3']
+    train = [
+        f"--out_dir={tmp_path / 'out'}",
+        *FLAGS,
+        *byte_data,
+        '--max_iters=2',
+        '--warmup_iters=0',
+        '--batch_size=2',
+        '--block_size=16',
+        '--gradient_accumulation_steps=1',
+        '--eval_iters=1',
+        '--learning_rate=1e-3',
+    ]
     done = script('train.py', f'--init_from={path}', *train)
     assert done.status == 0, done.err
     tuned = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert tuned['model_args']['mlp'] == 'gelu_tanh' and tuned['model_args']['bias']
     # there is no optimizer in it to continue with
-    assert_refused(script('train.py', f'--init_from=resume:{path}', *train[1:], f"--out_dir={tmp_path / 'o'}"),
-                   ['weights only', f'--init_from={path}'])
+    assert_refused(
+        script('train.py', f'--init_from=resume:{path}', *train[1:], f"--out_dir={tmp_path / 'o'}"),
+        ['weights only', f'--init_from={path}'],
+    )
 
 
 class Evil:
     """A pickle of it creates the file `path` when it is loaded the usual way."""
+
     def __init__(self, path):
         self.path = path
 
@@ -142,8 +188,11 @@ class EvilConfig(Evil):
 
 def test_what_wants_to_run_code_is_refused_also_beside_a_config(tmp_path, their_script, capsys):
     made, path = str(tmp_path / 'made'), tmp_path / 'model_00001.pt'
-    for ckpt in ({'config': GPTConfig(), 'model': {}, 'step': Evil(made)}, {'config': Evil(made)},
-                 {'config': EvilConfig(made)}):
+    for ckpt in (
+        {'config': GPTConfig(), 'model': {}, 'step': Evil(made)},
+        {'config': Evil(made)},
+        {'config': EvilConfig(made)},
+    ):
         torch.save(ckpt, path)
         with pytest.raises(SystemExit):
             load.read(str(path))
@@ -159,7 +208,11 @@ def test_a_config_of_another_network_or_of_other_sizes_is_refused(tmp_path, thei
     path, weights = tmp_path / 'model_00001.pt', build_nanogpt_weights()
     other = GPTConfig()
     other.n_experts = 8
-    for config, word in ((other, 'n_experts'), (GPTConfig(n_layer=3), 'n_layer is 3'), (GPTConfig(block_size=64), 'block_size')):
+    for config, word in (
+        (other, 'n_experts'),
+        (GPTConfig(n_layer=3), 'n_layer is 3'),
+        (GPTConfig(block_size=64), 'block_size'),
+    ):
         torch.save({'model': weights, 'config': config, 'step': 1}, path)
         with pytest.raises(SystemExit):
             load.read(str(path))
@@ -175,13 +228,22 @@ def nanochat_weights(n_kv_head=2, rows=320):
     shapes = {'transformer.wte.weight': (rows, C), 'lm_head.weight': (rows, C)}
     for i in range(2):
         h = f'transformer.h.{i}.'
-        shapes.update({h + 'attn.c_q.weight': (C, C), h + 'attn.c_k.weight': (KV, C), h + 'attn.c_v.weight': (KV, C),
-                       h + 'attn.c_proj.weight': (C, C), h + 'mlp.c_fc.weight': (4 * C, C), h + 'mlp.c_proj.weight': (C, 4 * C)})
+        shapes.update(
+            {
+                h + 'attn.c_q.weight': (C, C),
+                h + 'attn.c_k.weight': (KV, C),
+                h + 'attn.c_v.weight': (KV, C),
+                h + 'attn.c_proj.weight': (C, C),
+                h + 'mlp.c_fc.weight': (4 * C, C),
+                h + 'mlp.c_proj.weight': (C, 4 * C),
+            }
+        )
     return random_weights(shapes)
 
 
 def nanochat_logits(w, idx):
     """Its network of October 2025, written down once more."""
+
     def norm(x):
         return F.rms_norm(x, (x.size(-1),))
 
@@ -198,25 +260,41 @@ def nanochat_logits(w, idx):
         q, k, v = (F.linear(n, w[f'{h}attn.c_{name}.weight']).view(B, T, -1, 8) for name in 'qkv')
         q, k = norm(rotate(q, cos, sin)), norm(rotate(k, cos, sin))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).reshape(B, T, 32)
+        y = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            .transpose(1, 2)
+            .reshape(B, T, 32)
+        )
         x = x + F.linear(y, w[h + 'attn.c_proj.weight'])
-        x = x + F.linear(F.relu(F.linear(norm(x), w[h + 'mlp.c_fc.weight'])).square(), w[h + 'mlp.c_proj.weight'])
+        x = x + F.linear(
+            F.relu(F.linear(norm(x), w[h + 'mlp.c_fc.weight'])).square(), w[h + 'mlp.c_proj.weight']
+        )
     return 15 * torch.tanh(F.linear(norm(x), w['lm_head.weight']) / 15)
 
 
 def write_nanochat(base, weights, tokenizer=True, **config):
-    """base_checkpoints/d2/model_000050.pt, meta_000050.json, optim_000050_rank0.pt and tokenizer/tokenizer.pkl; returns d2."""
+    """base_checkpoints/d2/model_000050.pt and its companions, tokenizer/tokenizer.pkl; returns d2."""
     folder = base / 'base_checkpoints' / 'd2'
     folder.mkdir(parents=True)
     torch.save({'_orig_mod.' + name: p for name, p in weights.items()}, folder / 'model_000050.pt')
     torch.save({'state': {}}, folder / 'optim_000050_rank0.pt')
     sizes = dict(sequence_len=32, vocab_size=265, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **config)
-    (folder / 'meta_000050.json').write_text(json.dumps({'step': 50, 'val_bpb': 1.5, 'model_config': sizes}))
+    (folder / 'meta_000050.json').write_text(
+        json.dumps({'step': 50, 'val_bpb': 1.5, 'model_config': sizes})
+    )
     if tokenizer:
         import tiktoken
-        special = {name: 256 + i for i, name in enumerate(['<|bos|>', '<|user_start|>', *(f'<|{i}|>' for i in range(7))])}
-        encoding = tiktoken.Encoding('rustbpe', pat_str=r'\w+|\W', mergeable_ranks={bytes([i]): i for i in range(256)},
-                                     special_tokens=special)
+
+        special = {
+            name: 256 + i
+            for i, name in enumerate(['<|bos|>', '<|user_start|>', *(f'<|{i}|>' for i in range(7))])
+        }
+        encoding = tiktoken.Encoding(
+            'rustbpe',
+            pat_str=r'\w+|\W',
+            mergeable_ranks={bytes([i]): i for i in range(256)},
+            special_tokens=special,
+        )
         (base / 'tokenizer').mkdir()
         (base / 'tokenizer' / 'tokenizer.pkl').write_bytes(pickle.dumps(encoding))
     return folder
@@ -239,22 +317,42 @@ def test_nanochats_checkpoint_is_sampled_evaluated_finetuned_and_exported(tmp_pa
     text.write_text('some text\n' * 300)
     data = [f"--data_dir={tmp_path / 'data'}"]
     assert script('prepare.py', 'mine', f'--input={text}', f'--tokenizer=hf:{to}', *data).status == 0
-    train = [*FLAGS, *data, '--dataset=mine', '--max_iters=2', '--warmup_iters=0', '--batch_size=2', '--block_size=16',
-             '--gradient_accumulation_steps=1', '--eval_iters=1', '--learning_rate=1e-3']
+    train = [
+        *FLAGS,
+        *data,
+        '--dataset=mine',
+        '--max_iters=2',
+        '--warmup_iters=0',
+        '--batch_size=2',
+        '--block_size=16',
+        '--gradient_accumulation_steps=1',
+        '--eval_iters=1',
+        '--learning_rate=1e-3',
+    ]
     done = script('train.py', f'--init_from={folder}', f"--out_dir={tmp_path / 'out'}", *train)
     assert done.status == 0 and 'modern, 2 layers' in done.out, done.err
-    done = script('eval.py', f'--init_from={folder}', *FLAGS, *data, '--dataset=mine', f"--to={tmp_path / 'eval'}")
+    done = script(
+        'eval.py', f'--init_from={folder}', *FLAGS, *data, '--dataset=mine', f"--to={tmp_path / 'eval'}"
+    )
     assert done.status == 0 and 'after 50 iterations: modern' in done.out, done.err
 
 
 def test_a_nanochat_that_cannot_be_read_is_one_line(tmp_path, script):
     pytest.importorskip('tiktoken')
-    later = {'resid_lambdas': torch.ones(2), 'value_embeds.1.weight': torch.ones(320, 16),
-             'transformer.h.1.attn.ve_gate.weight': torch.ones(2, 12)}
+    later = {
+        'resid_lambdas': torch.ones(2),
+        'value_embeds.1.weight': torch.ones(320, 16),
+        'transformer.h.1.attn.ve_gate.weight': torch.ones(2, 12),
+    }
+
     def sample(folder):
         return script('sample.py', f'--init_from={folder}', *FLAGS, '--max_new_tokens=2')
+
     folder = write_nanochat(tmp_path / 'a', {**nanochat_weights(), **later}, window_pattern='SSSL')
-    assert_refused(sample(folder), ['resid_lambdas, value_embeds, ve_gate, window_pattern=SSSL', 'before January 2026'])
+    assert_refused(
+        sample(folder),
+        ['resid_lambdas, value_embeds, ve_gate, window_pattern=SSSL', 'before January 2026'],
+    )
     folder = write_nanochat(tmp_path / 'b', nanochat_weights())
     (folder / 'meta_000050.json').unlink()
     assert_refused(sample(folder), ['meta_000050.json'])

@@ -1,5 +1,5 @@
-"""A GGUF file holds the same network and the same tokenizer. Read here by the package gguf and by transformers; llama.cpp itself
-runs in dev/handover.py."""
+"""A GGUF file holds the same network and the same tokenizer. Read here by the packages gguf and transformers;
+llama.cpp itself runs in dev/handover.py."""
 
 import codecs
 import dataclasses
@@ -19,8 +19,13 @@ from support.learn_bpe import learn_bpe
 from support.tokenizer import make_tokenizer
 
 gguf = pytest.importorskip('gguf')
-READABLE = {name: SHAPES[name] for name in ('gpt2 with the tanh gelu', 'llama', 'llama grouped', 'llama tied, one key')}
-READABLE['gpt2 untied, without bias'] = dict(arch='gpt2', mlp='gelu_tanh', tie=False, bias=False, mlp_width=72)
+READABLE = {
+    name: SHAPES[name]
+    for name in ('gpt2 with the tanh gelu', 'llama', 'llama grouped', 'llama tied, one key')
+}
+READABLE['gpt2 untied, without bias'] = dict(
+    arch='gpt2', mlp='gelu_tanh', tie=False, bias=False, mlp_width=72
+)
 
 
 def written(net, path, tokenizer=BYTES, dtype='f32'):
@@ -36,23 +41,38 @@ def test_transformers_reads_the_file_as_the_same_network(shape, tmp_path):
     written(net, tmp_path / 'm.gguf')
     sizes = {}
     if net.config.arch == 'gpt2':  # it does not look for these in the file
-        sizes = dict(n_positions=net.config.block_size, n_inner=net.config.mlp_width, tie_word_embeddings=net.config.tie)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file='m.gguf', dtype=torch.float32, **sizes).eval()
+        sizes = dict(
+            n_positions=net.config.block_size,
+            n_inner=net.config.mlp_width,
+            tie_word_embeddings=net.config.tie,
+        )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file='m.gguf', dtype=torch.float32, **sizes
+    ).eval()
     idx = torch.randint(257, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        torch.testing.assert_close(theirs(idx).logits, net(idx, full_logits=True)[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            theirs(idx).logits, net(idx, full_logits=True)[0], atol=1e-4, rtol=1e-4
+        )
 
 
-@pytest.mark.parametrize('dtype, error', [('f32', 0.0), ('f16', 2**-11), ('bf16', 2**-8), ('q8_0', 1 / 127)])
+@pytest.mark.parametrize(
+    'dtype, error', [('f32', 0.0), ('f16', 2**-11), ('bf16', 2**-8), ('q8_0', 1 / 127)]
+)
 def test_matrices_have_the_dtype_that_was_asked_for_and_vectors_are_exact(dtype, error, tmp_path):
     net = random_model(dict(arch='gpt2', vocab_size=257, mlp_width=72))  # 72: no whole blocks of 32
     reader = written(net, tmp_path / 'm.gguf', dtype=dtype)
     found = {tensor.name: tensor for tensor in reader.tensors}
-    for ours, theirs, kind in (('transformer.wte.weight', 'token_embd.weight', dtype.upper()),
-                               ('transformer.wpe.weight', 'position_embd.weight', 'F32'),
-                               ('transformer.h.1.ln_2.bias', 'blk.1.ffn_norm.bias', 'F32'),
-                               ('transformer.h.1.mlp.c_proj.weight', 'blk.1.ffn_down.weight',
-                                'F16' if dtype == 'q8_0' else dtype.upper())):
+    for ours, theirs, kind in (
+        ('transformer.wte.weight', 'token_embd.weight', dtype.upper()),
+        ('transformer.wpe.weight', 'position_embd.weight', 'F32'),
+        ('transformer.h.1.ln_2.bias', 'blk.1.ffn_norm.bias', 'F32'),
+        (
+            'transformer.h.1.mlp.c_proj.weight',
+            'blk.1.ffn_down.weight',
+            'F16' if dtype == 'q8_0' else dtype.upper(),
+        ),
+    ):
         tensor, p = found[theirs], net.state_dict()[ours].numpy()
         assert tensor.tensor_type.name == kind
         back = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -66,7 +86,9 @@ def test_what_came_out_different_is_an_error(tmp_path):
     written(net, tmp_path / 'm.gguf', dtype='q8_0')
     keys = {'llama.block_count': 2, 'llama.attention.layer_norm_rms_epsilon': 1e-5}
     reader = gguf.GGUFReader(tmp_path / 'm.gguf')
-    meant = {t.name: (t.tensor_type, gguf.quants.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
+    meant = {
+        t.name: (t.tensor_type, gguf.quants.dequantize(t.data, t.tensor_type)) for t in reader.tensors
+    }
     gguf_file.compare(gguf, str(tmp_path / 'm.gguf'), keys, meant)
     kind, p = meant['blk.0.ffn_up.weight']
     wrong = p.copy()
@@ -74,7 +96,9 @@ def test_what_came_out_different_is_an_error(tmp_path):
     for changed in ({**keys, 'llama.block_count': 3}, meant['blk.0.ffn_up.weight']):
         other = meant if isinstance(changed, dict) else {**meant, 'blk.0.ffn_up.weight': (kind, wrong)}
         with pytest.raises(ValueError, match='came out different'):
-            gguf_file.compare(gguf, str(tmp_path / 'm.gguf'), changed if isinstance(changed, dict) else keys, other)
+            gguf_file.compare(
+                gguf, str(tmp_path / 'm.gguf'), changed if isinstance(changed, dict) else keys, other
+            )
     with pytest.raises(ValueError, match='other tensors'):
         gguf_file.compare(gguf, str(tmp_path / 'm.gguf'), keys, dict(list(meant.items())[1:]))
     with torch.no_grad():
@@ -86,10 +110,21 @@ def test_what_came_out_different_is_an_error(tmp_path):
 def test_scaled_rotations_are_those_of_transformers(tmp_path):
     rope = pytest.importorskip('transformers.modeling_rope_utils')
     from transformers import LlamaConfig
+
     net = random_model(dict(SHAPES['llama far'], vocab_size=257))
-    theirs = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=128, rope_parameters={
-        'rope_type': 'llama3', 'rope_theta': 500000.0, 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
-        'original_max_position_embeddings': 16})
+    theirs = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        rope_parameters={
+            'rope_type': 'llama3',
+            'rope_theta': 500000.0,
+            'factor': 8.0,
+            'low_freq_factor': 1.0,
+            'high_freq_factor': 4.0,
+            'original_max_position_embeddings': 16,
+        },
+    )
     inv_freq, _ = rope.ROPE_INIT_FUNCTIONS['llama3'](theirs, 'cpu')
     plain = 500000.0 ** -(torch.arange(0, 8, 2) / 8)
     torch.testing.assert_close(rope_factors(net.config), plain / inv_freq, rtol=1e-4, atol=0.0)
@@ -110,9 +145,10 @@ def through_tokenizer_json(state, folder):
 
 
 def encode(keys, text, split):
-    """The ids of a text by the vocabulary and merges in `keys`, as llama.cpp's BPE defines them; split: the regular expression of
-    its pre-tokenizer."""
+    """The ids of a text by the vocabulary and merges in `keys`, as llama.cpp's BPE defines them; split: the
+    regular expression of its pre-tokenizer."""
     import regex
+
     letters = {b: c for b, c in zip(range(256), keys_letters())}
     number = {token: i for i, token in enumerate(keys['tokenizer.ggml.tokens'])}
     rank = {tuple(merge.split(' ')): i for i, merge in enumerate(keys['tokenizer.ggml.merges'])}
@@ -124,27 +160,34 @@ def encode(keys, text, split):
             if best not in rank:
                 break
             i = next(i for i in range(len(parts) - 1) if (parts[i], parts[i + 1]) == best)
-            parts[i:i + 2] = [''.join(best)]
+            parts[i : i + 2] = [''.join(best)]
         ids += [number[part] for part in parts]
     return ids
 
 
 def keys_letters():
     from support.hf_tokenizer import bytes_to_unicode
+
     letters = bytes_to_unicode()
     return [letters[b] for b in range(256)]
 
 
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # llama.cpp's gpt-2
-LLAMA_SPLIT = (r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"  # its llama-bpe
-               r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+GPT2_SPLIT = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # llama.cpp's gpt-2
+)
+LLAMA_SPLIT = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @pytest.mark.parametrize('through_json', [False, True])
 @pytest.mark.parametrize('kind', ['gpt2', 'bpe', 'byte'])
 def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, request):
     pytest.importorskip('regex')
-    text = ("It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3) + TRICKY.strip()
+    text = (
+        "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3
+    ) + TRICKY.strip()
     if kind == 'gpt2':
         request.getfixturevalue('gpt2')
         ours = make_tokenizer({'kind': 'tiktoken', 'name': 'gpt2'})
@@ -160,8 +203,14 @@ def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, reques
     assert len(names) == len(types) == vocab_size == len(set(names))
     eot = ours.end_of_text
     assert keys['tokenizer.ggml.eos_token_id'] == keys['tokenizer.ggml.bos_token_id'] == eot
-    assert names[eot] == '<|endoftext|>' and types[eot] == 3 and keys['tokenizer.ggml.add_bos_token'] is False
-    assert types[ours.n_vocab:] == [5] * 7 and keys['tokenizer.ggml.suppress_tokens'] == list(range(ours.n_vocab, vocab_size))
+    assert (
+        names[eot] == '<|endoftext|>'
+        and types[eot] == 3
+        and keys['tokenizer.ggml.add_bos_token'] is False
+    )
+    assert types[ours.n_vocab :] == [5] * 7 and keys['tokenizer.ggml.suppress_tokens'] == list(
+        range(ours.n_vocab, vocab_size)
+    )
 
 
 @pytest.mark.parametrize('through_json', [False, True])
@@ -173,15 +222,20 @@ def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, t
     keys = vocabulary(state, len(chars) + 1)
     assert keys['tokenizer.ggml.model'] == 'rwkv' and not any('eos' in key for key in keys)
     words = keys['tokenizer.ggml.tokens']
-    back = [codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words]  # as RWKV's files are read
+    back = [
+        codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words
+    ]  # as RWKV's files are read
     assert back[:-1] == [c.encode() for c in chars]
-    assert all(word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words), 'it reads small digits only'
+    assert all(
+        word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words
+    ), 'it reads small digits only'
     with pytest.raises(UnicodeDecodeError):  # what only pads the vocabulary is no text
         back[-1].decode()
 
 
 def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(tmp_path):
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
     letters = {c: i for i, c in enumerate(keys_letters())}
     byte_level = pre_tokenizers.ByteLevel
 
@@ -198,8 +252,12 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
     llama3 = next(pattern for pattern in PRE if pattern.startswith("(?i:'s"))
     found = keys_of(pre_tokenizers.Split(Regex(llama3), 'isolated'), byte_level(False, use_regex=False))
     assert found['tokenizer.ggml.pre'] == 'llama-bpe' and found['tokenizer.ggml.merges'] == ['a b']
-    for steps in ([byte_level(True)], [pre_tokenizers.Digits(False), byte_level(False)], [pre_tokenizers.Whitespace()],
-                  [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)]):
+    for steps in (
+        [byte_level(True)],
+        [pre_tokenizers.Digits(False), byte_level(False)],
+        [pre_tokenizers.Whitespace()],
+        [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)],
+    ):
         with pytest.raises(ValueError, match='theirs.*convert_hf_to_gguf'):
             keys_of(*steps)
     with pytest.raises(ValueError, match='theirs'):
@@ -213,23 +271,38 @@ def test_export_writes_a_gguf_file_and_a_modelfile_or_nothing(tiny, tmp_path, sc
     assert script('train.py', *tiny).status == 0
     out, to = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf'
     done = script('export.py', out, f'--to={to}', '--gguf_dtype=bf16')
-    assert done.status == 0 and 'gpt2, 0.03M parameters in bf16' in done.out and 'tanh approximation' in done.out, done.err
+    assert (
+        done.status == 0
+        and 'gpt2, 0.03M parameters in bf16' in done.out
+        and 'tanh approximation' in done.out
+    ), done.err
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
     assert sorted(path.name for path in to.parent.iterdir()) == ['m.Modelfile', 'm.gguf']
     done = script('export.py', out, f'--to={to}')
-    assert done.status == 2 and 'm.gguf is there already' in done.err and 'm.Modelfile is there already' in done.err
+    assert (
+        done.status == 2
+        and 'm.gguf is there already' in done.err
+        and 'm.Modelfile is there already' in done.err
+    )
     x = f"--to={tmp_path / 'x.gguf'}"
     assert_refused(script('export.py', out, x, '--dtype=bfloat16'), ['--gguf_dtype='])
     assert_refused(script('export.py', out, x, '--push=me/tiny'), ['only folders', 'hf upload me/tiny'])
     assert_refused(script('export.py', out, f"--to={tmp_path / 'x'}", '--gguf_dtype=f32'), ['NAME.gguf'])
-    for flags, words in (([], ['NanoChat', '--arch=gpt2 or llama']), (['--softcap=0'], ['NanoChat']),
-                         (['--positions=learned'], ['positions=learned'])):
+    for flags, words in (
+        ([], ['NanoChat', '--arch=gpt2 or llama']),
+        (['--softcap=0'], ['NanoChat']),
+        (['--positions=learned'], ['positions=learned']),
+    ):
         assert script('train.py', *tiny, '--overwrite', '--arch=modern', *flags).status == 0
         assert_refused(script('export.py', out, x), words)
     assert script('train.py', *tiny, '--overwrite', '--mlp=relu2').status == 0
     assert_refused(script('export.py', out, x), ['--mlp=relu2', '--to=FOLDER', 'gelu_tanh'])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'made', 'out'], 'nothing half-written stays'
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'data',
+        'made',
+        'out',
+    ], 'nothing half-written stays'
 
 
 def test_the_modelfile_passes_the_prompt_as_it_is(tmp_path):
@@ -240,6 +313,8 @@ def test_the_modelfile_passes_the_prompt_as_it_is(tmp_path):
     template = re.search(r'TEMPLATE """(.*)"""', text)[1]
     prompt = 'def f(x):\n    return {{ x }}'
     assert template.replace('{{ .Prompt }}', prompt) == prompt
-    chars = gguf_file.modelfile('m.gguf', dataclasses.replace(config, vocab_size=5), {'kind': 'char', 'chars': 'abcde'})
+    chars = gguf_file.modelfile(
+        'm.gguf', dataclasses.replace(config, vocab_size=5), {'kind': 'char', 'chars': 'abcde'}
+    )
     assert 'stop' not in chars
     assert json.dumps(text).isascii()

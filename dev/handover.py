@@ -1,0 +1,227 @@
+"""
+Hand models over to other programs, for real: train small ones, export them, open each with transformers,
+lm-evaluation-harness and llama.cpp, and compare. Writes dev/records/handover.md.
+
+    $ python dev/handover.py --train_text=TRAIN.jsonl.gz --val_text=VAL.jsonl.gz
+    $ python dev/handover.py --env=FOLDER --work=FOLDER
+
+The first time it makes an environment for the readers, beside .venv; building llama.cpp takes half an hour on
+two cores. What is in the folder `work` already is not made again.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from configurator import configure
+
+# -----------------------------------------------------------------------------
+train_text: str = None  # .txt, or .jsonl.gz with a field 'text'. None: Python's standard library
+val_text: str = None  # the same; None: the end of train_text
+work = '/tmp/flatgpt-handover'  # runs, exports and results
+env = '.venv-handover'  # the environment of the readers
+llama_cpp: str = None  # a checkout of llama.cpp, whose convert_hf_to_gguf.py is tried as well
+iters = 200  # of the small networks
+long_iters = 1500  # of the one whose perplexity is compared
+to = 'dev/records/handover.md'  # the record
+# -----------------------------------------------------------------------------
+knobs, given = configure(globals())
+
+import gzip
+import itertools
+import json
+import random
+import string
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from common import REPO, machine, run_script, table
+
+PACKAGES = ['llama-cpp-python==0.3.36', 'lm_eval[hf]==0.4.13', 'transformers==5.23.0', 'tokenizers==0.23.3',
+            'safetensors==0.8.0', 'huggingface_hub==2.4.0', 'gguf==0.19.0', 'accelerate==1.15.0',
+            'sentencepiece']
+ARCHS = {'gpt2': ['--mlp=gelu_tanh', '--bias=True'], 'llama': ['--n_kv_head=2'], 'modern': ['--n_kv_head=2']}
+TOKENIZERS = ['byte', 'char', 'gpt2', 'bpe:1024']
+DTYPES = ['f32', 'f16', 'bf16', 'q8_0']
+SMALL = ['--n_layer=2', '--n_head=4', '--n_embd=64', '--block_size=256', '--batch_size=4']
+LONG = ['--n_layer=4', '--n_head=4', '--n_embd=128', '--block_size=256', '--batch_size=8']
+TRAIN = ['--gradient_accumulation_steps=1', '--learning_rate=3e-3', '--warmup_iters=20', '--eval_interval=0',
+         '--eval_iters=20', '--device=cpu', '--log_interval=100', '--dtype=float32', '--compile=False']
+INTRODUCTION = """Each network (2 layers of 64 channels, 256 positions) is trained for a moment, exported,
+opened by the reader, and compared with our own float32 network. *Texts*: three prompts, continued greedily by
+100 tokens, the same token by token. *Logits*: the largest difference; for llama.cpp divided by their standard
+deviation. *Ids*: of 20,000 characters of text. lm-evaluation-harness: the accuracy on 40 questions (which of
+four endings), in brackets that of our own network, and bits per byte of their contexts."""
+PROMPTS = ['The ', 'He said that', 'In 1812, ']
+
+
+def make_env():
+    """The Python of the readers' environment, made if it is not there."""
+    python = os.path.join(env, 'bin', 'python')
+    if os.path.exists(python):
+        return os.path.abspath(python)
+    subprocess.run([sys.executable, '-m', 'venv', env], check=True)
+    command = [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))']
+    site = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    Path(site, 'base.pth').write_text(sysconfig.get_path('purelib') + '\n')  # torch is large enough once
+    options = '-DLLAMA_BUILD_COMMON=OFF -DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF'
+    subprocess.run([python, '-m', 'pip', 'install', '-q', *PACKAGES], check=True,
+                   env={**os.environ, 'CMAKE_ARGS': options, 'CMAKE_BUILD_PARALLEL_LEVEL': '1'})
+    return os.path.abspath(python)
+
+
+def read_text(path, n):
+    """The first n characters of a text, the ones of ASCII: so a vocabulary of characters has them all."""
+    if path is None:
+        files = sorted(Path(sysconfig.get_path('stdlib')).glob('*.py'))
+        text = ''.join(file.read_text('utf-8', 'replace') for file in files)
+    elif path.endswith('.gz'):
+        with gzip.open(path, 'rt', encoding='utf-8') as f:
+            text = ''.join(json.loads(line)['text'] for line in itertools.islice(f, 200))
+    else:
+        text = Path(path).read_text('utf-8')
+    return ''.join(c for c in text if c in string.printable)[:n]
+
+
+def make_questions(text, path, n=40):
+    """Multiple choice: how does the passage go on?"""
+    rng = random.Random(1)
+    places = [i for i in range(300, len(text) - 300) if text[i] == ' ' and text[i - 1].isalpha()]
+    with open(path, 'w') as f:
+        for _ in range(n):
+            chosen = rng.sample(places, 4)
+            endings = [text[i:i + 40].rstrip() for i in chosen]
+            label = rng.randrange(4)
+            begin = text[chosen[label] - 100:chosen[label]].lstrip()
+            f.write(json.dumps({'context': begin, 'endings': endings, 'label': label}) + '\n')
+
+
+def make_model(name, arch, tokenizer, flags):
+    """Train and export in `work`/name; returns the job for its readers."""
+    folder = Path(work, name)
+    dataset, data = tokenizer.replace(':', '_'), f'--data_dir={work}/data'
+    out, hf = folder / 'out', folder / 'hf'
+    if not Path(work, 'data', dataset, 'meta.json').exists():
+        run_script(f'{REPO}/prepare.py', dataset, f'--input={work}/train.txt', f'--tokenizer={tokenizer}',
+                   data, fork=True)
+    if not (out / 'ckpt.pt').exists():
+        run_script(f'{REPO}/train.py', f'--dataset={dataset}', data, f'--out_dir={out}', f'--arch={arch}',
+                   *ARCHS[arch], *TRAIN, *flags, fork=True)
+    if not hf.exists():
+        run_script(f'{REPO}/export.py', f'--out_dir={out}', f'--to={hf}', fork=True)
+    job = {'name': name, 'out': str(out), 'folder': str(hf), 'prompts': PROMPTS, 'gguf': {},
+           'text': Path(work, 'val.txt').read_text()[:20_000].rstrip(),
+           'questions': f'{work}/questions.jsonl', 'val': f'{work}/val.txt', 'val_tokens': 50_000}
+    for dtype in DTYPES if arch != 'modern' else []:
+        path = folder / f'{dtype}.gguf'
+        if not path.exists():
+            run_script(f'{REPO}/export.py', f'--out_dir={out}', f'--to={path}', f'--gguf_dtype={dtype}',
+                       fork=True)
+        job['gguf'][dtype] = str(path)
+    (folder / 'job.json').write_text(json.dumps(job))
+    return job
+
+
+def read(python, reader, jobs):
+    """{name of a job: what the reader found, a dict}; {'error': ...} if it failed. What worked before is not
+    done again."""
+    paths = {job['name']: Path(work, job['name'], f'{reader}.json') for job in jobs}
+    todo = [path.with_name('job.json') for path in paths.values() if 'error' in found_in(path)]
+    offline = {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
+    if todo:
+        subprocess.run([python, f'{REPO}/dev/handover_read.py', reader, *todo], cwd=work,
+                       env={**os.environ, **offline})
+    return {name: found_in(path) for name, path in paths.items()}
+
+
+def found_in(path):
+    return json.loads(path.read_text()) if path.exists() else {'error': 'the reader wrote nothing'}
+
+
+def convert(python, job):
+    """What llama.cpp's own converter makes of the folder: 'works', or its last line."""
+    target = Path(job['folder']).parent / 'converted.gguf'
+    command = [python, f'{llama_cpp}/convert_hf_to_gguf.py', job['folder'], '--outfile', str(target)]
+    done = subprocess.run([*command, '--outtype', 'f32'], capture_output=True, text=True)
+    if done.returncode == 0:
+        return 'works'
+    return (done.stderr.strip().splitlines() or ['no output'])[-1][:90]
+
+
+def cell_transformers(found):
+    if 'error' in found:
+        return 'FAILED: ' + found['error']
+    ids = 'same ids' if found['ids'] else 'OTHER IDS'
+    told = 'no warning' if not found['warnings'] else f"WARNINGS {found['warnings'][0][:60]}"
+    return f"{found['greedy']} of {found['of']} texts, logits {found['logits']:.0e}, {ids}, {told}"
+
+
+def cells_llama(found):
+    if 'error' in found:
+        return ['FAILED: ' + found['error'], '']
+    ids = 'same ids' if found['ids'] else 'OTHER IDS'
+    text = 'same text' if found['text'] else 'OTHER TEXT'
+    return [f"{found['greedy']} of {found['of']} texts, {text}, {ids}",
+            ', '.join(f"{found['logits'][dtype] / found['scale']:.0e}" for dtype in DTYPES)]
+
+
+def cell_lm_eval(found):
+    if 'error' in found:
+        return 'FAILED: ' + found['error']
+    return f"{found['acc']:.3f} (ours {found['ours']:.3f}), {found['bits_per_byte']:.2f} bits per byte"
+
+
+def main():
+    python = make_env()
+    os.makedirs(work, exist_ok=True)
+    text = read_text(train_text, 3_000_000)
+    val = read_text(val_text, 400_000) if val_text else text[-400_000:]
+    if not Path(work, 'train.txt').exists():
+        # each character once, for the vocabulary
+        Path(work, 'train.txt').write_text(string.printable + (text if val_text else text[:-400_000]))
+        Path(work, 'val.txt').write_text(val)
+        make_questions(val, f'{work}/questions.jsonl')
+    jobs = []
+    for arch, tokenizer in itertools.product(ARCHS, TOKENIZERS):
+        n = iters // 5 if tokenizer == 'gpt2' else iters  # a step with 50,257 ids takes ten times as long
+        jobs.append(make_model(f"{arch}-{tokenizer.replace(':', '_')}", arch, tokenizer,
+                               [*SMALL, f'--max_iters={n}']))
+    long = make_model('long', 'llama', 'bpe:1024', [*LONG, f'--max_iters={long_iters}'])
+    found = {reader: read(python, reader, jobs) for reader in ('transformers', 'lm_eval')}
+    found['llama'] = read(python, 'llama', [job for job in jobs if job['gguf']])
+    found['perplexity'] = read(python, 'perplexity', [long])
+    write(python, jobs, found)
+
+
+def rows(python, jobs, found):
+    """The table."""
+    head = ['network', 'tokenizer', 'transformers', 'lm-evaluation-harness', 'llama.cpp, f32',
+            'logits there: f32, f16, bf16, q8_0']
+    yield [*head, "llama.cpp's converter on the folder"] if llama_cpp else head
+    for job in jobs:
+        name = job['name']
+        llama = ['no such network', '']
+        if name in found['llama']:
+            llama = cells_llama(found['llama'][name])
+        yield [*name.split('-'), cell_transformers(found['transformers'][name]),
+               cell_lm_eval(found['lm_eval'][name]), *llama, *([convert(python, job)] if llama_cpp else [])]
+
+
+def write(python, jobs, found):
+    long = found['perplexity']['long']
+    ratios = long.get('error')
+    if ratios is None:
+        ratios = ', '.join(f"{dtype} {long[dtype]:.3f} ({100 * (long[dtype] / long['ours'] - 1):+.2f}%)"
+                           for dtype in DTYPES)
+    lines = ['# Models that left home', '',
+             f"`python dev/handover.py`; {machine()}; {', '.join(PACKAGES).replace('==', ' ')}.", '',
+             INTRODUCTION, '', *table(*rows(python, jobs, found)), '',
+             'Perplexity of a Llama (4 layers of 128 channels, bpe:1024) on '
+             f"{long.get('tokens', 0):,} tokens of another text: ours {long.get('ours', 0):.3f} in float32, "
+             f"llama.cpp {ratios}.", '']
+    Path(REPO, to).write_text('\n'.join(lines))
+
+
+if __name__ == '__main__':
+    main()
