@@ -20,6 +20,7 @@ train_text: str = None  # .txt, or .jsonl.gz with a field 'text'. None: Python's
 val_text: str = None  # the same; None: the end of train_text
 work = '/tmp/flatgpt-handover'  # runs, exports and results
 env = '.venv-handover'  # the environment of the readers
+tokenizers = 'byte,char,bpe:1024,gpt2'
 llama_cpp: str = None  # a checkout of llama.cpp, whose convert_hf_to_gguf.py is tried as well
 iters = 200  # of the small networks
 long_iters = 1500  # of the one whose perplexity is compared
@@ -42,12 +43,11 @@ PACKAGES = ['llama-cpp-python==0.3.36', 'lm_eval[hf]==0.4.13', 'transformers==5.
             'safetensors==0.8.0', 'huggingface_hub==2.4.0', 'gguf==0.19.0', 'accelerate==1.15.0',
             'sentencepiece']
 ARCHS = {'gpt2': ['--mlp=gelu_tanh', '--bias=True'], 'llama': ['--n_kv_head=2'], 'modern': ['--n_kv_head=2']}
-TOKENIZERS = ['byte', 'char', 'gpt2', 'bpe:1024']
 DTYPES = ['f32', 'f16', 'bf16', 'q8_0']
 SMALL = ['--n_layer=2', '--n_head=4', '--n_embd=64', '--block_size=256', '--batch_size=4']
 LONG = ['--n_layer=4', '--n_head=4', '--n_embd=128', '--block_size=256', '--batch_size=8']
 TRAIN = ['--gradient_accumulation_steps=1', '--learning_rate=3e-3', '--warmup_iters=20', '--eval_interval=0',
-         '--eval_iters=20', '--device=cpu', '--log_interval=100', '--dtype=float32', '--compile=False']
+         '--eval_iters=2', '--device=cpu', '--log_interval=100', '--dtype=float32', '--compile=False']
 INTRODUCTION = """Each network (2 layers of 64 channels, 256 positions) is trained for a moment, exported,
 opened by the reader, and compared with our own float32 network. *Texts*: three prompts, continued greedily by
 100 tokens, the same token by token. *Logits*: the largest difference; for llama.cpp divided by their standard
@@ -183,8 +183,8 @@ def main():
         Path(work, 'val.txt').write_text(val)
         make_questions(val, f'{work}/questions.jsonl')
     jobs = []
-    for arch, tokenizer in itertools.product(ARCHS, TOKENIZERS):
-        n = iters // 5 if tokenizer == 'gpt2' else iters  # a step with 50,257 ids takes ten times as long
+    for tokenizer, arch in itertools.product(tokenizers.split(','), ARCHS):
+        n = iters // 15 if tokenizer == 'gpt2' else iters  # a step with 50,257 ids takes ten times as long
         jobs.append(make_model(f"{arch}-{tokenizer.replace(':', '_')}", arch, tokenizer,
                                [*SMALL, f'--max_iters={n}']))
     long = make_model('long', 'llama', 'bpe:1024', [*LONG, f'--max_iters={long_iters}'])
