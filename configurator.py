@@ -2,14 +2,16 @@
 Overrides for the knobs at the top of a script: config files and --key=value, in the order given, later ones
 win.
 
-    $ python train.py config/train_gpt2.py --batch_size=32 --compile
+    $ python train.py config/train_gpt2.py --batch_size=32 --compile      # or --batch_size 32
     $ python train.py --help
 
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
 types. A config file is Python and is executed, like the script itself: run only the ones you would run as a
-program.
+program. Instead of that call, exec(open('configurator.py').read()) works as in nanoGPT.
 """
+
+_names_before = dict(globals())  # only for that exec: see the end
 
 import os
 import signal
@@ -63,8 +65,9 @@ class Knobs(dict):
 
 def configure(script, positional=None, like=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
-    sets. like: the path of another script, whose knobs are taken as well. Returns (all knobs, the ones that
-    were given), two dicts; every mistake found is reported at once, with status 2."""
+    sets; if it is a list, all of them. like: the path of another script, whose knobs are taken as well.
+    Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, with
+    status 2."""
     if None in (sys.stdin, sys.stdout, sys.stderr):  # started with >&- or the like
         from support.closed_streams import open_closed_streams
         open_closed_streams()
@@ -73,6 +76,8 @@ def configure(script, positional=None, like=None):
     if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
         sys.stdout.reconfigure(errors='backslashreplace')
     knobs = plain(script)
+    if positional:
+        knobs[positional] = script[positional]
     if any(arg in ('--help', '-h') for arg in sys.argv[1:]):
         from support.help import print_help
         print_help(script, knobs, positional, like)
@@ -86,7 +91,7 @@ def configure(script, positional=None, like=None):
     script_dir = os.path.dirname(script.get('__file__', ''))
     from support.errors import explain_missing_package
     explain_missing_package(script_dir)
-    given, problems = parse_args(sys.argv[1:], knobs, kinds, positional, script_dir)
+    given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
     if problems:
         fail(*problems)
     given = {name: expand_home(name, value) for name, value in given.items()}
@@ -96,20 +101,20 @@ def configure(script, positional=None, like=None):
     return knobs, given
 
 
-def parse_args(argv, knobs, kinds, positional, script_dir):
+def parse_args(argv, knobs, kinds, positional):
     """({knob: value}, problems) of command-line arguments."""
-    given, flags, problems, value_of_previous = {}, set(), [], False
-    for i, arg in enumerate(argv):
-        if value_of_previous:
-            value_of_previous = False
-        elif any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
+    given, flags, problems, argv = {}, set(), [], list(argv)
+    while argv:
+        arg = argv.pop(0)
+        is_flag, name = arg.startswith('-'), arg.lstrip('-')
+        if is_flag and '=' not in arg and argv and is_value(argv[0], kinds.get(name, ()), positional):
+            arg += '=' + argv.pop(0)  # --batch_size 32
+        if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
             problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
-        elif arg.startswith('-'):
-            following = argv[i + 1] if i + 1 < len(argv) and not argv[i + 1].startswith('-') else None
-            name, value, problem = parse_flag(arg, following, knobs, kinds)
+        elif is_flag:
+            name, value, problem = parse_flag(arg, knobs, kinds)
             if problem:
                 problems.append(problem)
-                value_of_previous = problem.startswith('no value') and following is not None
                 continue
             if list in kinds[name]:  # it collects
                 value = [*(given[name] if name in flags else []), value]
@@ -119,9 +124,11 @@ def parse_args(argv, knobs, kinds, positional, script_dir):
             given[name] = value
         elif arg.endswith('.py'):
             from support.config_file import read_config
-            changes, mistakes = read_config(arg, {**knobs, **given}, kinds, script_dir)
+            changes, mistakes = read_config(arg, {**knobs, **given}, kinds)
             given.update(changes)
             problems += mistakes
+        elif positional and isinstance(knobs[positional], list):
+            given[positional] = given.get(positional, []) + [arg]
         elif positional and positional not in given:
             given[positional] = arg
         else:
@@ -130,9 +137,18 @@ def parse_args(argv, knobs, kinds, positional, script_dir):
     return given, problems
 
 
-def parse_flag(arg, following, knobs, kinds):
-    """(knob, value, problem) of --key=value, or of --key for True. following: the next argument, if it is no
-    flag."""
+def is_value(arg, kinds, positional):
+    """Whether `arg`, which follows --key, is the value of a knob of these kinds. A switch takes True or
+    False; another word only where it could be nothing else."""
+    if arg.startswith('-') and not arg[1:2].isdigit() and arg != '-':
+        return False
+    if bool in kinds or not kinds:  # none: an unknown knob
+        return arg.lower() in ('true', 'false') or not (positional or arg.endswith('.py'))
+    return True
+
+
+def parse_flag(arg, knobs, kinds):
+    """(knob, value, problem) of --key=value, or of --key for True."""
     name, equals, text = arg.lstrip('-').partition('=')
     if name not in knobs:
         return name, None, f"unknown knob ({arg}). {suggest(name, knobs)}"
@@ -141,8 +157,8 @@ def parse_flag(arg, following, knobs, kinds):
     if equals:
         value, wanted = parse(text, kinds[name])
         return name, value, f"{name} takes {wanted} ({arg})" if wanted else None
-    if bool not in kinds[name] or following in ('True', 'False', 'true', 'false'):
-        return name, None, f"no value ({arg}). write --{name}={'...' if following is None else following}"
+    if bool not in kinds[name]:
+        return name, None, f"no value ({arg}). write --{name}=..."
     return name, True, None
 
 
@@ -224,12 +240,16 @@ def check(value, kinds):
 
 
 def describe(kinds):
-    words = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text', type(None): 'None'}
-    found = [', '.join(kind for kind in kinds if isinstance(kind, str))]
-    found += [words[kind] for kind in words if kind in kinds]
-    return ' or '.join(word for word in found if word)
+    from support.did_you_mean import describe
+    return describe(kinds)
 
 
 def suggest(name, knobs):
     from support.did_you_mean import suggest
     return suggest(name, knobs)
+
+
+if not globals().get('__file__', '').endswith('configurator.py'):  # exec(open('configurator.py').read())
+    sys.path.append(os.getcwd())
+    from support.exec_configurator import override
+    override(globals(), _names_before)

@@ -7,7 +7,6 @@ Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU
 """
 
 import os
-import sys
 from typing import Literal
 
 from configurator import configure, fail
@@ -16,15 +15,14 @@ from support.lasting_output import make_output_last
 from support.report import write
 
 # -----------------------------------------------------------------------------
+runs: list | str = []  # their folders; plain words
 x: Literal['tokens', 'iter', 'time'] = 'tokens'  # time: of training, without evaluating and saving
 y = 'loss'  # 'loss' (and val_loss beside it), 'bpb', or any column of log.csv, your own ones too
 to = 'curves.png'  # where the picture goes
 title: str = None  # above the picture
 report = False  # True: instead of one picture of all, report.md and loss.png in each run's folder
 # -----------------------------------------------------------------------------
-runs = [arg for arg in sys.argv[1:] if not arg.startswith('-') and not arg.endswith('.py')]
-sys.argv[1:] = [arg for arg in sys.argv[1:] if arg not in runs]
-knobs, given = configure(globals())
+knobs, given = configure(globals(), positional='runs')
 make_output_last()
 
 problems = []

@@ -1,6 +1,8 @@
 """Overrides: nanoGPT's flags and files work, friendlier ones do too, and what cannot be meant is explained."""
 
+import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,6 +12,8 @@ import pytest
 from conftest import REPO, own_process
 
 import configurator
+from support.config_file import knobs_of
+from support.did_you_mean import suggest
 from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
@@ -37,6 +41,28 @@ def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
     assert script[name] == value and type(script[name]) is type(value) and given == {name: value}
 
 
+@pytest.mark.parametrize('args, expected', [
+    (['--max_iters', '4'], dict(max_iters=4)), (['--min_lr', '-1e-3'], dict(min_lr=-1e-3)), (['--start', '-'], dict(start='-')),
+    (['--start', 'a=b', '--seed', '3'], dict(start='a=b', seed=3)), (['--path', 'x.py'], dict(path='x.py')), (['--min_lr', 'None'], dict(min_lr=None)),
+    (['--eval_only', 'True'], dict(eval_only=True)), (['--eval_only', '0'], dict(eval_only=False)), (['--compile', 'auto'], dict(compile='auto')),
+    (['--eval_only', '--compile', 'false'], dict(eval_only=True, compile=False)), (['--eval_only', 'a.py'], dict(eval_only=True, max_iters=3)),
+    (['--compile', 'a.py', '--seed', '7'], dict(compile=True, max_iters=3, seed=7)),
+])
+def test_a_value_may_stand_apart_from_its_knob(monkeypatch, tmp_path, args, expected):
+    (tmp_path / 'a.py').write_text('max_iters = 3\n')
+    monkeypatch.chdir(tmp_path)
+    assert apply(monkeypatch, *args)[1] == expected
+
+
+def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch, tmp_path):
+    def given(positional, *args, **more):
+        monkeypatch.setattr(sys, 'argv', ['script.py', *args])
+        return configurator.configure({**BLOCK, **more}, positional=positional)[1]
+    assert given('path', '--eval_only', 'mybook') == dict(eval_only=True, path='mybook')
+    assert given('path', 'mybook', '--start', 'book.txt', '--eval_only', 'false') == dict(eval_only=False, path='mybook', start='book.txt')
+    assert given('runs', 'a', '--eval_only', 'b', '--start', 'c', 'd', runs=[]) == dict(runs=['a', 'b', 'd'], eval_only=True, start='c')
+
+
 @pytest.mark.parametrize('args, what, remedy', [
     (['--lerning_rate=1'], '--lerning_rate', '--learning_rate'),
     (['--max_lr=1'], '--max_lr', '--learning_rate'),
@@ -47,8 +73,11 @@ def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
     (['--learning_rate=nan'], 'learning_rate', 'number'),
     (['--learning_rate=1e999'], 'learning_rate', 'finite'),
     (['--seed=True'], 'seed', 'whole number'),
-    (['--max_iters', '4'], '--max_iters', '--max_iters=4'),
-    (['--compile', 'False'], '--compile', '--compile=False'),
+    (['--max_iters', 'many'], '--max_iters=many', 'whole number'),
+    (['--max_iters', '--compile'], '--max_iters', '--max_iters='),
+    (['--eval_only', 'maybe'], '--eval_only=maybe', 'True or False'),
+    (['--lerning_rate', '1'], '--lerning_rate=1', '--learning_rate'),
+    (['-max_iters', '4'], '-max_iters=4', '--max_iters=4'),
     (['--max_iters'], '--max_iters', '--max_iters='),
     (['-max_iters=4'], '-max_iters=4', '--max_iters=4'),
     (['max_iters=4'], 'max_iters=4', '--key=value'),
@@ -64,7 +93,7 @@ def test_a_mistake_is_named_with_its_remedy(monkeypatch, capsys, args, what, rem
 
 def test_all_mistakes_are_listed_at_once(monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        apply(monkeypatch, '--max_steps=1', '--seed=x', '--compile', 'False')
+        apply(monkeypatch, '--max_steps', '1', '--seed=x', '--compile', '--eval_only', '3')
     assert capsys.readouterr().err.count('error: ') == 3
 
 
@@ -82,6 +111,118 @@ def test_config_files_and_flags_apply_in_order_and_the_last_one_wins(monkeypatch
 def test_a_config_that_repeats_a_default_counts_as_given(monkeypatch, tmp_path):
     (tmp_path / 'a.py').write_text('max_iters = 100\n')
     assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == {'max_iters': 100}
+
+
+@pytest.mark.parametrize('content, expected', [
+    ("from math import sqrt\nwidth = sqrt(16)\ndef rate(n):\n    return width / n\nlearning_rate = rate(4)\n", dict(learning_rate=1.0)),
+    ("iters_max = 5\nmax_steps = 2 * iters_max\nmax_iters = max_steps\n", dict(max_iters=10)),  # others' names for it, put to use
+    ("max_iter = 4\nmax_iters = max_iter\n", dict(max_iters=4)),
+    ("for seed in range(3):\n    pass\n", dict(seed=2)),
+    ("def small():\n    global max_iters\n    max_iters = 2\nsmall()\nglobals()['seed'] = 5\n", dict(max_iters=2, seed=5)),
+    ("wandb_run_name = str(int(math.sqrt(9))) + os.sep + str(int(np.int64(4)))\n", dict(wandb_run_name='3' + os.sep + '4')),  # nanoGPT's imports
+    ("sizes = [1, 2]\nclass Size:\n    n = 3\nmax_iters = Size.n\n", dict(max_iters=3)),
+])
+def test_a_config_may_have_names_of_its_own(monkeypatch, tmp_path, capsys, content, expected):
+    (tmp_path / 'a.py').write_text(content)
+    assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == expected and 'note' not in capsys.readouterr().out
+
+
+def test_what_a_config_leaves_unused_is_told(monkeypatch, tmp_path, capsys):
+    (tmp_path / 'a.py').write_text("model_name = 'baby'\ncontext = 3\nmax_iters = 2\n")
+    assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == dict(max_iters=2)
+    assert 'context, model_name' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['learning_rte', 'max_lr', 'max_steps', 'learning_rates', 'max_iter'])
+def test_a_knob_misspelled_in_a_config_is_refused(monkeypatch, tmp_path, capsys, name):
+    (tmp_path / 'a.py').write_text(f'{name} = 1\n')
+    with pytest.raises(SystemExit):
+        apply(monkeypatch, str(tmp_path / 'a.py'))
+    assert f'({name}). did you mean --' in capsys.readouterr().err
+    (tmp_path / 'a.py').write_text('learning_rte = 1\nmin_lr = learning_rte / 10\n')  # used, but to no effect on the knob
+    with pytest.raises(SystemExit):
+        apply(monkeypatch, str(tmp_path / 'a.py'))
+
+
+@pytest.mark.parametrize('script, name, words', [
+    ('train', 'embd_size', '--n_embd'), ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'),
+    ('train', 'log_file', 'log.csv'), ('train', 'model_gen_multiplier', '100x1.5'), ('train', 'core-metric-every', '--tasks_interval'),
+    ('train', 'enable_compilation', '--compile'), ('train', 'ckpt_dir', '--out_dir'), ('train', 'dataset_dir', '--data_dir'),
+    ('train', 'token_ckpt', '--save_interval'), ('train', 'load_ckpt', '--init_from'), ('train', 'training_tokens', '--budget'),
+    ('train', 'warmup_iterations', '--warmup_iters'), ('train', 'max_seq_len', '--block_size'), ('train', 'eval_freq', '--eval_interval'),
+    ('train', 'steps_per_epoch', '--budget'), ('train', 'resume-from-step', '--init_from'), ('train', 'sample-every', '--sample_interval'),
+    ('train', 'logdir', '--out_dir'), ('train', 'theta', '--rope_theta'), ('train', 'vocab_size', "dataset's"), ('train', 'multiple_of', '--mlp_width'),
+    ('train', 'n_heads', '--n_head'), ('train', 'grad_accum_steps', '--gradient_accumulation_steps'), ('train', 'eps', '--adam_eps'),
+    ('train', 'use_prev_scheduler', 'resume'),
+])
+def test_what_others_call_a_knob_leads_to_it(script, name, words):
+    knobs = knobs_of(REPO / f'{script}.py')[0]
+    found = suggest(name, knobs)
+    assert words in found
+    named = re.findall(r'--(\w+)', found)
+    assert all(name in knobs or 'prepare.py' in found for name in named), found
+
+
+THEIRS = """
+from time import time  # a name that another module has
+out_dir = 'out'
+batch_size = 12
+learning_rate = 6e-4
+betas = (0.9, 0.95)
+resume = None
+compile = True
+check = fail = 'mine'
+config_keys = [k for k, v in globals().items() if not k.startswith('_') and isinstance(v, (int, float, bool, str))]
+before = set(globals())
+exec(open('configurator.py').read())
+config = {k: globals()[k] for k in config_keys}
+new = set(globals()) - before
+"""
+
+
+def exec_configurator(monkeypatch, tmp_path, *args, source=THEIRS):
+    """The globals of somebody's script after it has run with these arguments."""
+    (tmp_path / 'theirs.py').write_text(source)
+    monkeypatch.chdir(REPO)
+    monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'theirs.py'), *map(str, args)])
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    return runpy.run_path(str(tmp_path / 'theirs.py'), run_name='__main__')
+
+
+def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeypatch, tmp_path, capsys):
+    (tmp_path / 'c.py').write_text("from math import sqrt\nhalf = 8\nbatch_size = 2 * half\nout_dir = 'x'\n")
+    found = exec_configurator(monkeypatch, tmp_path, tmp_path / 'c.py', '--out_dir=out-2', '--learning_rate=1', '--compile=False',
+                              '--betas=(0.8, 0.9)', '--resume', 'a/b', '--check=theirs')
+    assert found['config'] == dict(out_dir='out-2', batch_size=16, learning_rate=1.0, compile=False, check='theirs', fail='mine')
+    assert found['betas'] == (0.8, 0.9) and found['resume'] == 'a/b' and type(found['learning_rate']) is float
+    new = {name for name in found['new'] if not name.startswith('_')}
+    assert new == {'before', 'config', 'sys', 'half', 'sqrt'} and found['time']() > 1e9  # nothing of ours
+    out = capsys.readouterr().out
+    assert 'Overriding config with' in out and 'batch_size = 2 * half' in out and 'Overriding: out_dir = out-2' in out
+    assert exec_configurator(monkeypatch, tmp_path)['config']['batch_size'] == 12
+
+
+@pytest.mark.parametrize('args, words', [
+    (['--bathc_size=3'], '--batch_size'), (['--batch_size=x'], 'whole number'), (['--betas=3'], 'tuple'), (['nowhere.py'], 'not found'),
+    (['--batch_size'], '--batch_size='), (['--learning_rte=1', '--before=1'], 'learning_rate'),
+])
+def test_exec_of_the_configurator_explains_a_mistake(monkeypatch, tmp_path, capsys, args, words):
+    with pytest.raises(SystemExit) as e:
+        exec_configurator(monkeypatch, tmp_path, *args)
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and err.startswith('error: ') and words in err
+
+
+def test_exec_of_the_configurator_works_in_a_function_and_in_a_notebook(monkeypatch, tmp_path):
+    source = "x = 3\ndef main():\n    exec(open('configurator.py').read())\nmain()\n"
+    assert exec_configurator(monkeypatch, tmp_path, '--x=4', source=source)['x'] == 4
+    names = dict(__name__='__main__', x=3)  # a notebook has no file, and its kernel has arguments of its own
+    monkeypatch.setattr(sys, 'argv', ['/x/ipykernel_launcher.py', '-f', '/x/kernel.json'])
+    exec(open('configurator.py').read(), names)
+    assert names['x'] == 3 and 'fail' not in names
+    monkeypatch.setattr(sys, 'argv', ['train.py', '--x=5'])
+    exec(open('configurator.py').read(), names)
+    assert names['x'] == 5
 
 
 @pytest.mark.parametrize('content, what', [
