@@ -17,15 +17,17 @@ def read_meta_pkl(path):
     try:
         with open(path, 'rb') as f:
             old = PlainUnpickler(f).load()
-        size, itos = int(old['vocab_size']), old['itos']
-        chars = [itos[i] for i in range(size)]
-        assert chars and all(isinstance(c, str) for c in chars)
+        size, itos = int(old['vocab_size']), old.get('itos')
+        assert 0 < size < 2**31, f"vocab_size is {size}"
+        tokenizer = {'kind': 'ids', 'n_vocab': size}  # all that nanoGPT's train.py asks for
+        if itos is not None:
+            chars = [itos[i] for i in range(size)]
+            assert all(isinstance(c, str) for c in chars)
+            all_single = all(len(c) == 1 for c in chars)  # as CharTokenizer says it
+            tokenizer = {'kind': 'char', 'chars': ''.join(chars) if all_single else chars}
     except Exception as e:  # whatever a strange pickle may raise
         fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
              "dataset again")
-    if all(len(c) == 1 for c in chars):  # as CharTokenizer says it
-        chars = ''.join(chars)
-    tokenizer = {'kind': 'char', 'chars': chars}
     return {'tokenizer': tokenizer, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
 
 

@@ -78,12 +78,12 @@ row(1, '--lerning_rate=1', 'lerning_rate', 'did you mean --learning_rate')
 row(1, '--ünknown=1', '--help')
 row(1, '--', '--help')
 row(2, '', 'learning_rte', 'c.py', '--learning_rate', given=config('learning_rte = 1'), what='an unknown name in a config file')
-row(2, '', 'helper', 'c.py', given=config('def helper(): pass'), what='a function in a config file')
+row(2, '', 'done: 6', given=config('def helper(): pass'), status=0, what='a function in a config file')
 row(3, '--learning_rate=1', 'schedule  cosine, 1 after', status=0)
 row(4, '--wandb_run_name=a=b', status=0)
 row(4, '--wandb_run_name=', status=0)
-row(5, '--batch_size 4', '--batch_size=4')
-row(6, '--compile False', '--compile=False')
+row(5, '--batch_size 3', '48 tokens per iteration', status=0)
+row(6, '--compile False', status=0)
 row(6, '--max_iters', '--max_iters=')
 for flags, words in {'--batch_size=x': 'whole number', '--batch_size=1.5': 'whole number', '--batch_size=': 'whole number', '--learning_rate=': 'a number',
                      '--max_iters=99999999999999999999': 'below 2**63', '--eval_iters=1e30': 'below 2**63', f"--seed={'9' * 5000}": 'finite',
@@ -186,7 +186,7 @@ row(31, '', 'val.bin has 1 tokens', '--block_size', given=raw(b'\0\0', 'val'), w
 row(32, '', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(np.arange(len(a)) < len(a) // 2, a, 5000).astype('<u2')), what='a token beyond the vocabulary')
 row(33, '', 'meta.pkl', 'Path', given=meta_pkl(Evil), what='meta.pkl that would run code')
 row(33, '', 'meta.pkl', 'os.system', given=meta_pkl(b'cos\nsystem\n(S"touch canary"\ntR.'), what='meta.pkl that calls os.system')
-for content in (b'', b'x', [1], {'vocab_size': -1, 'itos': {}}, {'vocab_size': 0, 'itos': {}}, {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]},
+for content in (b'', b'x', [1], {'vocab_size': -1, 'itos': {}}, {'vocab_size': 0, 'itos': {}}, {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]}, {'vocab_size': 0}, {'vocab_size': 'x'}, {'itos': ['a']},
                 b'\x80\x04\x8d' + (2**62).to_bytes(8, 'little'), b'Px\n.', b'\x80\x02\x82\x01.'):
     row(33, '', 'meta.pkl', 'prepare.py', given=meta_pkl(content), what=f'meta.pkl is {content}')
 row(34, '', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True, what='a file that shrinks under a run')

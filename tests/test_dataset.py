@@ -174,6 +174,24 @@ def test_nanogpt_folders_are_read_as_they_are(tmp_path):
     assert old.vocab_size == 3 and old.tokenizer().decode([1, 0, 2]) == 'éa\n' and old.tokenizer().encode_prompt('aé') == [0, 1]
 
 
+def test_a_vocab_size_alone_is_enough_to_train_and_to_sample_numbers(tiny, tmp_path, script):
+    folder = tmp_path / 'data' / 'tiny'
+    (folder / 'meta.json').unlink()
+    (folder / 'meta.pkl').write_bytes(pickle.dumps({'vocab_size': 40}))
+    done = script('train.py', *tiny, '--sample_interval=6', '--sample_tokens=5')
+    assert done.status == 0 and 'vocabulary 40' in done.out and 'bpb' not in done.out, done.err
+    out = f"--out_dir={tmp_path / 'out'}"
+    sample = [out, '--device=cpu', '--num_samples=1', '--max_new_tokens=9', '--start']
+    done = script('sample.py', *sample, '7 3')
+    ids = done.out.split('---')[0].split()
+    assert done.status == 0 and ids[:2] == ['7', '3'] and len(ids) == 11 and all(int(i) < 40 for i in ids)
+    assert len(script('sample.py', *sample[:-1]).out.split('---')[0].split()) == 10  # 0 and nine more
+    assert script('sample.py', *sample, 'To be').status == 2
+    assert script('eval.py', out, '--device=cpu', f'--data_dir={folder.parent}').status == 0
+    done = script('export.py', out, f"--to={tmp_path / 'hf'}")
+    assert done.status == 2 and 'no text' in done.err and not (tmp_path / 'hf').exists()
+
+
 def test_a_pickle_that_would_run_code_does_not(tmp_path, capsys):
     folder = make_dataset(tmp_path)
     (folder / 'meta.json').unlink()
