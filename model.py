@@ -121,15 +121,21 @@ def apply_rotary_emb(x, rope):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
+class LayerNorm(nn.LayerNorm):
+
+    def __init__(self, ndim, bias, eps=1e-5):
+        super().__init__(ndim, eps=eps, bias=bias)
+
+
 def make_norm(config):
     if config.norm == 'layernorm':
-        return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+        return LayerNorm(config.n_embd, config.bias, config.norm_eps)
     return RMSNorm(config.n_embd, eps=config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
 class CausalSelfAttention(nn.Module):
 
-    def __init__(self, config, layer_idx):
+    def __init__(self, config, layer_idx=0):
         super().__init__()
         C, D = config.n_embd, config.n_embd // config.n_head
         self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
@@ -209,7 +215,7 @@ class SwiGLU(nn.Module):
 
 class Block(nn.Module):
 
-    def __init__(self, config, layer_idx):
+    def __init__(self, config, layer_idx=0):
         super().__init__()
         self.ln_1 = make_norm(config)
         self.attn = CausalSelfAttention(config, layer_idx)
@@ -363,14 +369,14 @@ class GPT(nn.Module):
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=None):
         """Model FLOPs utilization: the share of peak_flops (None: this device's bfloat16 peak) that
-        fwdbwd_per_iter sequences of block_size tokens in dt seconds make. None for a device whose peak is
+        fwdbwd_per_iter sequences of block_size tokens in dt seconds make. nan for a device whose peak is
         unknown."""
         device = self.lm_head.weight.device
         if peak_flops is None and device.type == 'cuda':
             from support.peak_flops import peak_flops_of
             peak_flops = peak_flops_of(device)
         if peak_flops is None:
-            return None
+            return math.nan
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def to_inference(self, device, dtype):
@@ -383,9 +389,10 @@ class GPT(nn.Module):
         return self.to(device)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *more, **options):
-        """Continue idx (B, T) by max_new_tokens ids each; call model.eval() first. See
-        support/generation.py."""
-        from support.generation import generate
+        """Continue idx (B, T) by max_new_tokens ids each; call model.eval() first. Or a text, if the model
+        comes from load(). See support/generation.py."""
+        from support import generation
+        generate = generation.generate_text if isinstance(idx, str) else generation.generate
         return generate(self, idx, max_new_tokens, temperature, top_k, *more, **options)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional as F
 
+from support.tokenizer import empty_prompt
 from support.varying_shapes import varying_shapes
 
 
@@ -53,6 +54,21 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     if not finite:
         raise FloatingPointError("the network's outputs (logits) are not finite")
     return idx
+
+
+def generate_text(model, text, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **options):
+    """`text` with its continuation, which ends before <|endoftext|>."""
+    tokenizer = getattr(model, 'tokenizer', None)
+    if tokenizer is None:
+        raise TypeError("generate() wants token ids (B, T); a text only if load() made the model: "
+                        "model, tokenizer = load('out')")
+    ids = tokenizer.encode_prompt(text) or empty_prompt(tokenizer)
+    idx = torch.tensor([ids], device=model.lm_head.weight.device)
+    stop = tokenizer.stop_ids or ()
+    options = {'vocab_size': tokenizer.n_vocab, 'stop': stop or None, **options}
+    idx = generate(model, idx, max_new_tokens, temperature, top_k, top_p, **options)
+    new = idx[0, len(ids):].tolist()
+    return text + tokenizer.decode(ids + [i for i in new if i not in stop])[len(tokenizer.decode(ids)):]
 
 
 class KVCache:

@@ -287,4 +287,6 @@ def model_and_tokenizer(source='out', dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     ckpt = read(find(source))
-    return build(ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    model, tokenizer = build(ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    model.tokenizer = tokenizer  # for model.generate('a text', 100)
+    return model, tokenizer

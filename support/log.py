@@ -99,13 +99,13 @@ class Logger:
                 self.flush()  # else its line is completed by iteration()
 
     def iteration(self, it, measured):
-        """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or None),
+        """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
         run, clock, ms = self.run, self.clock, measured['ms']
         tokens = (it + 1) * run.tokens_per_iter
         epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
-        mfu = measured['mfu'] and 100 * measured['mfu']
+        mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
         parts = {'loss': f"iter {it}: loss {measured['loss']:.4f}", 'time': f"time {ms:.2f}ms",
                  'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
                  'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
