@@ -17,7 +17,7 @@ if [ "${1:-}" = --quick ]; then
   slow="every_size or any_length or kill or ctrl_c or terminal or pipe or any_folder or compile or wandb"
   tests+=(-k "not ($slow or out_of_memory)")
 else
-  groups+=(data hf gguf eval)
+  groups+=(data hf gguf eval notebook)
   tests=(tests)
 fi
 python -m pip install --quiet --disable-pip-version-check $(python dev/packages.py "${groups[@]}")

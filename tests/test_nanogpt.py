@@ -165,6 +165,8 @@ def test_a_config_that_starts_from_openais_weights_does(name, ours, hub, place, 
     flags = ['--device=cpu', '--dtype=float32', '--eval_iters=2', '--block_size=32', '--gradient_accumulation_steps=2']
     done = ours(name, *flags, *([] if k['eval_only'] else ['--max_iters=4', '--eval_interval=2']))
     assert done.status == 0 and 'openai-community' in ' '.join(path for _, path in hub.requests), done.err
+    from model import GPT
+    assert GPT.from_pretrained(k['init_from'], dict(dropout=0.1)).config.dropout == 0.1
     if k['eval_only']:
         assert not done.lrs and not (place / 'ours').exists() and 'step 0: train loss' in done.out
     else:
