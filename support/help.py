@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 
-from configurator import fail, parse_args, types_of
+from configurator import fail, is_value, parse_args, types_of
 from support.console import exit_on_broken_pipe, width
 from support.did_you_mean import ALIASES
 
@@ -34,10 +34,15 @@ class Knob:
 def print_help(script, knobs, positional, like=None):
     path = script['__file__']
     name = os.path.basename(path)
-    args = [arg for arg in sys.argv[1:] if arg not in ('--help', '-h')]
-    words = [arg for arg in args if not arg.startswith('-') and not arg.endswith('.py')]
-    given, problems = parse_args([arg for arg in args if arg not in words], knobs, types_of(script, knobs),
-                                 positional, os.path.dirname(path))
+    args, words, kinds, previous = [], [], types_of(script, knobs), ''
+    for arg in sys.argv[1:]:
+        is_flag, of_knob = arg.startswith('-'), kinds.get(previous[2:], ())
+        if is_flag or arg.endswith('.py') or (of_knob and is_value(arg, of_knob, positional)):
+            args += [arg] if arg not in ('--help', '-h') else []
+        else:
+            words.append(arg)
+        previous = arg
+    given, problems = parse_args(args, knobs, kinds, positional)
     if problems:
         fail(*problems)
     exit_on_broken_pipe()
