@@ -265,7 +265,7 @@ def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
 
 def test_help_tells_the_values_of_a_config_and_only_what_is_asked_for(script, monkeypatch):
     monkeypatch.setenv('COLUMNS', '100')
-    out = script('train.py', 'config/quickstart.py', '--seed=3', '--help').out
+    out = script('train.py', 'config/quickstart.py', '--seed', '3', '--help').out
     assert re.search(r'--n_embd=128 +\[default: 768\]', out) and re.search(r'--seed=3 [^[]*\[default: 1337\]', out)
     assert '--weight_decay=0.0 ' in out and out.index('the essential ones') < out.index('--n_layer=2') < out.index('\nfiles\n')
     some = script('train.py', '--help', 'lr').out
