@@ -41,6 +41,8 @@ part: str = None  # '3/8': only the third eighth of the files, as one of eight m
 join = False  # put the parts together, once all are done
 overwrite = False  # True: replace a dataset that was made with another tokenizer
 show = False  # print what is in the dataset, and check it
+chat = False  # True: --input has conversations, in .jsonl or .parquet; see data/README.md
+bad_rows: Literal['stop', 'skip'] = 'stop'  # with --chat: rows that are no conversation
 data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
@@ -103,6 +105,9 @@ def check_knobs():
         if not size or int(size[1]) < 257:
             problems.append(f"no such size of a vocabulary ({tokenizer}). write bpe:N with 257 or more, say "
                             "--tokenizer=bpe:8192")
+    if chat and (input is None or name in KNOWN or part or join):
+        problems.append("--chat makes a dataset of your own from --input, without --part and --join. write "
+                        "python prepare.py NAME --chat --input=FILE_OR_FOLDER")
     if isinstance(input, list) and len(input) > 1 and (name in AS_NANOGPT or 'hf:' in str(input)):
         problems.append(f"only one --input here ({', '.join(input)}). several may be files, folders, "
                         "patterns")
@@ -171,6 +176,8 @@ def make_dataset():
     if 'splits' in before and before.get('command') != command:
         print(f"note: {folder} holds a dataset ({before.get('command', 'made elsewhere')}); it is replaced "
               "once the new one is complete")
+    if chat:
+        return make_conversations(), 0
     meta = dataset_folder.interrupted_meta(folder, before, settings, join)
     if meta:
         dataset_folder.move_into_place(folder, unfinished, meta, before.get('made_with'))
@@ -178,6 +185,14 @@ def make_dataset():
 
     os.makedirs(unfinished, exist_ok=True)
     return join_parts() if join else encode_files()
+
+
+def make_conversations():
+    """A dataset of conversations, for a model that answers."""
+    from support.chat_dataset import make_chat_dataset
+    # there is no text whose size could choose one: that of the model which is to be finetuned is needed
+    tok = choose_tokenizer(tokenizer or 'gpt2', [], documents)
+    return make_chat_dataset(folder, unfinished, sources, tok, val_fraction, bad_rows, workers, command)
 
 
 # -----------------------------------------------------------------------------
@@ -301,7 +316,10 @@ def print_summary(meta, look_alikes, seconds):
     dataset, where = shlex.quote(name), ''
     if data_dir:
         where = f" --data_dir={shlex.quote(data_dir)}"
-    if part:
+    if chat:
+        print(f"{made} finetune on it: python train.py config/finetune_chat.py --dataset={dataset}{where} "
+              "--init_from=out")
+    elif part:
         print(f"{made} when all parts are there: python prepare.py {dataset}{where} --join")
     elif name in TRAIN:
         print(f"{made} train on it: python train.py {TRAIN[name]}{where}")

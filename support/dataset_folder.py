@@ -99,6 +99,8 @@ def move_into_place(folder, unfinished, meta, settings):
     # name in unfinished/: name here
     places = {file: file for file in [*TOKENIZER_FILES.values(), 'meta.pkl']}
     for name, entry in meta['splits'].items():
+        if 'chat' in meta:
+            places.update({f'{name}{ending}': f'{name}{ending}' for ending in ('.mask', '.starts')})
         if 'shards' in entry:
             places.update({shard['file']: shard['file'] for shard in entry['shards']})
         else:
@@ -107,7 +109,8 @@ def move_into_place(folder, unfinished, meta, settings):
         if os.path.exists(os.path.join(unfinished, source)):
             os.replace(os.path.join(unfinished, source), os.path.join(folder, target))
     for file in os.listdir(folder):  # of the dataset that was here before
-        if re.fullmatch(r'(train|val)(_\d{6})?\.bin', file) and file not in places.values():
+        ours = re.fullmatch(r'(train|val)((_\d{6})?\.bin|\.mask|\.starts)', file)
+        if ours and file not in places.values():
             os.remove(os.path.join(folder, file))
     leftovers = [unfinished]
     if 'parts' in meta:

@@ -54,7 +54,8 @@ def check_meta(meta):
     check_tokenizer_state(meta['tokenizer'])
     size, chars = meta['vocab_size'], meta['tokenizer'].get('chars')
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
-    assert chars is None or len(chars) == size, f'vocab_size is {size}, and there are {len(chars)} characters'
+    n_chars = None if chars is None else len(chars) + len(meta['tokenizer'].get('added', []))
+    assert n_chars in (None, size), f'vocab_size is {size}, and there are {n_chars} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
         assert type(split['tokens']) is int and split['tokens'] > 0, 'the number of tokens'

@@ -40,6 +40,9 @@ class TiktokenTokenizer:
             known = {*self.encoding._mergeable_ranks.values(), *self.encoding._special_tokens.values()}
             return self.encoding.decode([i for i in ids if i in known])
 
+    def special_ids(self):
+        return dict(self.encoding._special_tokens)
+
     def token_bytes(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         for token, rank in self.encoding._mergeable_ranks.items():

@@ -6,6 +6,7 @@ Tokenizers. Each one has
     encode(text)            the ids, an array; nothing in the text is special
     encode_prompt(text)     the same as a list, but <|endoftext|> is that token
     decode(ids)             the text
+    special_ids()           {token: id} of special tokens, without Hugging Face's
     token_bytes()           bytes of text per id, (n_vocab,); 0 for special tokens
     state()                 a dict of plain types, from which make_tokenizer() makes it again
     split_at                where a text may be cut without changing its ids: 'anywhere', 'nowhere', or at
@@ -38,6 +39,9 @@ class ByteTokenizer:
     def decode(self, ids):
         parts = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
         return b''.join(parts).decode('utf-8', 'replace')
+
+    def special_ids(self):
+        return {}
 
     def token_bytes(self):
         return bytes_per_token(self.state())
@@ -84,6 +88,9 @@ class CharTokenizer:
     def decode(self, ids):
         return ''.join(self.chars[i] for i in ids)
 
+    def special_ids(self):
+        return {}
+
     def token_bytes(self):
         return bytes_per_token(self.state())
 
@@ -112,6 +119,9 @@ class IdsTokenizer:
     def decode(self, ids):
         return ''.join(f'{i} ' for i in ids)
 
+    def special_ids(self):
+        return {}
+
     def token_bytes(self):
         return np.zeros(self.n_vocab, dtype=np.int64)
 
@@ -123,6 +133,10 @@ def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, meta.json's, or {'kind': 'tiktoken', 'name':
     'gpt2'}."""
     try:
+        if state.get('added'):
+            from support.added_tokens import WithAddedTokens
+            base = {key: value for key, value in state.items() if key != 'added'}
+            return WithAddedTokens(make_tokenizer(base), state['added'])
         if state['kind'] == 'byte':
             return ByteTokenizer()
         if state['kind'] == 'char':

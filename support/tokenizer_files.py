@@ -4,6 +4,7 @@ import hashlib
 import os
 
 from configurator import fail
+from support.files import write_whole
 
 # by their key in the tokenizer's state
 TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
@@ -25,3 +26,17 @@ def read_files(folder, state, checksums):
         if expected and hashlib.sha256(content).hexdigest() != expected:
             fail(f"the tokenizer's file is damaged ({path}: its checksum is not the one in meta.json). run "
                  "prepare.py for this dataset again")
+
+
+def write_tokenizer(folder, tokenizer):
+    """What meta.json says of a tokenizer; what is too long for it is written to files in `folder`."""
+    state, checksums = tokenizer.state(), {}
+    for key, file in TOKENIZER_FILES.items():
+        if state.get(key) is not None:
+            content = state.pop(key)
+            content = content if isinstance(content, bytes) else content.encode()
+            write_whole(os.path.join(folder, file), content)
+            state[f'{key}_file'] = file
+            checksums[file] = hashlib.sha256(content).hexdigest()
+    meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text}
+    return {**meta, 'checksums': checksums} if checksums else meta

@@ -15,6 +15,9 @@ def check_tokenizer_state(state):
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
     for name, kind in KINDS[state['kind']].items():
         assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {type(state.get(name))}"
+    added = state.get('added', [])
+    assert isinstance(added, list) and len(added) < 1000, f'added of the tokenizer is {type(added)}'
+    assert all(isinstance(token, str) and token for token in added), 'an added token is no text'
 
 
 def token_bytes(state, vocab_size):
@@ -36,6 +39,7 @@ def token_bytes(state, vocab_size):
 
 def bytes_per_token(state):
     """The same for bytes and characters, (n_vocab,)."""
+    added = [0] * len(state.get('added', []))
     if state['kind'] == 'byte':
-        return np.array([1] * 256 + [0])
-    return np.array([len(c.encode('utf-8', 'surrogatepass')) for c in state['chars']])
+        return np.array([1] * 256 + [0] + added)
+    return np.array([len(c.encode('utf-8', 'surrogatepass')) for c in state['chars']] + added)

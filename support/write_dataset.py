@@ -17,7 +17,7 @@ from support.dataset_folder import remove_unfinished
 from support.encode_text import Encoder
 from support.files import sync_folder, write_whole
 from support.tokenizer import make_tokenizer
-from support.tokenizer_files import TOKENIZER_FILES
+from support.tokenizer_files import write_tokenizer
 
 SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
 
@@ -210,19 +210,11 @@ class Draft:
 
     def finish(self):
         """Write the last files. Returns what meta.json says of the splits and the tokenizer."""
-        tokenizer = self.encoder.tokenizer
-        state, checksums = tokenizer.state(), {}
-        for key, file in TOKENIZER_FILES.items():  # too long for meta.json
-            if state.get(key) is not None:
-                content = state.pop(key)
-                content = content if isinstance(content, bytes) else content.encode()
-                write_whole(os.path.join(self.folder, file), content)
-                state[f'{key}_file'] = file
-                checksums[file] = hashlib.sha256(content).hexdigest()
+        meta = write_tokenizer(self.folder, self.encoder.tokenizer)
         splits = {name: split.finish() for name, split in self.splits.items() if split.tokens > 0}
-        meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
-                'dtype': 'uint16' if self.encoder.dtype.itemsize == 2 else 'uint32', 'splits': splits}
-        return {**meta, 'checksums': checksums} if checksums else meta
+        dtype = 'uint16' if self.encoder.dtype.itemsize == 2 else 'uint32'
+        checksums = {'checksums': meta.pop('checksums')} if 'checksums' in meta else {}
+        return {**meta, 'dtype': dtype, 'splits': splits, **checksums}
 
     def close(self):
         for split in self.splits.values():
