@@ -45,12 +45,23 @@ class Dataset:
         # they are
         pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
         self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
+        kind = Tokens
+        if 'chat' in self.meta:  # a mask says which targets count
+            from support.conversations import Conversations
+            kind = Conversations
         try:
-            self.train = Tokens(self.folder, 'train', self.meta)
-            self.val = Tokens(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
+            self.train = kind(self.folder, 'train', self.meta)
+            self.val = kind(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
         except DataLost as e:
             fail(str(e), everywhere=True)
         self.splits = {'train': self.train} if self.val is None else {'train': self.train, 'val': self.val}
+        self.packed = kind is not Tokens  # conversations in windows, some targets masked
+
+    def pack(self, block_size, seed):
+        """Divide conversations among windows; returns the number of training samples in an epoch."""
+        for split in self.splits.values():
+            split.pack(block_size, seed)
+        return self.train.n_windows(block_size)
 
     def tokenizer(self):
         from support.tokenizer import make_tokenizer
@@ -229,16 +240,17 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 
 
 class Loader:
-    """Iterates over the micro-batches get_batch(it, micro_step) from start_iter on, x and y each (batch_size,
-    block_size) on the device. On a GPU they are read ahead by a thread and copied from pinned memory, beside
-    the computation; on a CPU a thread would only take a core. `waited` counts the seconds spent in next()."""
+    """Iterates over the micro-batches get_batch(it, micro_step) from start_iter on, tuples of tensors such as
+    x and y (batch_size, block_size), on the device. On a GPU they are read ahead by a thread and copied from
+    pinned memory, beside the computation; on a CPU a thread would only take a core. `waited` counts the
+    seconds spent in next()."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
         self.device, self.on_gpu, self.waited = device, device.type == 'cuda', 0.0
 
         def make(n):
-            x, y = (tokens.contiguous() for tokens in get_batch(*divmod(n, grad_accum_steps)))
-            return (x.pin_memory(), y.pin_memory()) if self.on_gpu else (x, y)
+            batch = (tensor.contiguous() for tensor in get_batch(*divmod(n, grad_accum_steps)))
+            return [tensor.pin_memory() if self.on_gpu else tensor for tensor in batch]
 
         self.batches = map(make, itertools.count(start_iter * grad_accum_steps))
         if device.type != 'cpu':
@@ -250,10 +262,10 @@ class Loader:
 
     def __next__(self):
         t0 = time.perf_counter()
-        x, y = next(self.batches)
+        batch = next(self.batches)
         self.waited += time.perf_counter() - t0
         # elsewhere it has to wait: on MPS the source could be gone before it is read
-        return x.to(self.device, non_blocking=self.on_gpu), y.to(self.device, non_blocking=self.on_gpu)
+        return [tensor.to(self.device, non_blocking=self.on_gpu) for tensor in batch]
 
     def close(self):
         if hasattr(self.batches, 'close'):

@@ -152,7 +152,7 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.dropout, self.layer_idx = config.dropout, layer_idx
 
-    def forward(self, x, rope=None, cache=None):
+    def forward(self, x, rope=None, cache=None, mask=None):
         B, T, C = x.shape
         if self.fused:
             q, k, v = self.c_attn(x).split(self.widths, dim=2)
@@ -164,7 +164,6 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
         q, k = self.qk_norm(q), self.qk_norm(k)
-        mask = None
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
             mask = cache.mask
@@ -223,13 +222,13 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
 
-    def forward(self, x, rope=None, cache=None):
+    def forward(self, x, rope=None, cache=None, mask=None):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, rope, use_reentrant=False)
-        return self.compute(x, rope, cache)
+            return checkpoint(self.compute, x, rope, cache, mask, use_reentrant=False)
+        return self.compute(x, rope, cache, mask)
 
-    def compute(self, x, rope=None, cache=None):
-        x = x + self.attn(self.ln_1(x), rope, cache)
+    def compute(self, x, rope=None, cache=None, mask=None):
+        x = x + self.attn(self.ln_1(x), rope, cache, mask)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -280,16 +279,22 @@ class GPT(nn.Module):
             elif name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None, full_logits=False, reduction='mean', cache=None, return_logits=True):
+    def forward(self, idx, targets=None, texts=None, full_logits=False, reduction='mean', cache=None,
+                return_logits=True):
         """
         idx (B, T) token ids; targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, loss):
         the mean loss in nats, or with reduction='none' that of each of the B * T targets. Without targets the
         loss is None and the logits are the last position's, (B, 1, V), unless full_logits. With a cache, idx
-        continues what is in it. Who needs no logits beside a loss saves memory and time without them.
+        continues what is in it. texts (B, T): which text of its window a position belongs to, if attention is
+        not to look across texts. Who needs no logits beside a loss saves memory and time without them.
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
         positions = torch.arange(T, device=idx.device) if cache is None else cache.positions  # (T)
+        mask = None
+        if texts is not None:
+            from support.document_mask import document_mask, positions_in_text
+            mask, positions = document_mask(texts), positions_in_text(texts)  # (B, 1, T, T), (B, T)
         x = self.transformer.wte(idx)  # (B, T, C)
         if self.config.positions == 'learned':
             x = x + self.transformer.wpe(positions)
@@ -298,7 +303,7 @@ class GPT(nn.Module):
         if self.rope is not None:
             rope = self.rope[:, :T] if cache is None else self.rope[:, positions]  # (2, T, D/2)
         for block in self.transformer.h:
-            x = block(x, rope, cache)
+            x = block(x, rope, cache, mask)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None

@@ -140,7 +140,10 @@ def get_batch(it, micro_step):
     """One micro-batch of this process: x, y (batch_size, block_size). It keeps no state, so neither a resume,
     an evaluation nor more processes change which samples an iteration sees."""
     first = batch_number(0 if overfit_batch else it, micro_step) * batch_size
-    starts = sample_starts(seed, range(first, first + batch_size), len(data.train), block_size)
+    numbers = range(first, first + batch_size)
+    if data.packed:  # conversations: some of y is -1, and a third tensor tells them apart
+        return data.train.samples(seed, numbers)
+    starts = sample_starts(seed, numbers, len(data.train), block_size)
     tokens = torch.from_numpy(data.train.windows(starts, block_size + 1))
     return tokens[:, :-1], tokens[:, 1:]  # the target is the next token
 
@@ -242,9 +245,9 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         if dropout > 0:  # seeded anew for each micro-batch, so there is no random state to save
             torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
         dist.set_grad_sync(ddp_model, micro_step == grad_accum_steps - 1)  # must be set before forward
-        x, y = next(batches)
+        batch = next(batches)
         with autocast:
-            micro_loss = ddp_model(x, y, return_logits=False)[1] / grad_accum_steps
+            micro_loss = ddp_model(*batch, return_logits=False)[1] / run.loss_divisor(it, micro_step)
         scaler.scale(micro_loss).backward()
         loss_total.add(micro_loss)
     loss = loss_total.mean()  # the same in every process

@@ -68,7 +68,7 @@ def compile_model(model, step, wish, **options):
 def compile_for_training(model, ddp_model, batch, autocast, dist, run):
     """Compile the model of a training run, with first steps on `batch`: of the training, and of the
     evaluation, which is another graph. Returns the ddp_model to train with."""
-    x, y = (tokens.contiguous().to(dist.device) for tokens in batch)
+    batch = [tensor.contiguous().to(dist.device) for tensor in batch]
 
     def first_steps():
         if not run.knobs['eval_only']:
@@ -76,11 +76,11 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
             # not reduce
             dist.set_grad_sync(ddp_model, dist.sharded)
             with autocast:
-                loss = ddp_model(x, y, return_logits=False)[1]
+                loss = ddp_model(*batch, return_logits=False)[1]
             loss.backward()
             model.zero_grad(set_to_none=True)
         with eval_mode(model), autocast:
-            model(x, y, reduction='none', return_logits=False)
+            model(*batch, reduction='none', return_logits=False)
 
     t0 = time.perf_counter()
     note = compile_model(model, first_steps, run.asked['compile'])

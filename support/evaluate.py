@@ -52,10 +52,9 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
             if at >= n and not dist.sharded:
                 continue
             rows = windows[at:at + batch_size] if at < n else windows[:1]
-            x, y = read_batch(tokens, rows, block_size, batch_size)
-            y = y.to(device)
+            x, y, *texts = (part.to(device) for part in read_batch(tokens, rows, block_size, batch_size))
             with autocast:
-                nats = model(x.to(device), y, reduction='none', return_logits=False)[1]
+                nats = model(x, y, *texts, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
             if at < n:
                 counted = y >= 0
@@ -72,7 +71,12 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
 
 def read_batch(tokens, rows, block_size, batch_size):
     """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
-    The last batch is filled up, so that a compiled model sees one shape only."""
+    Packed conversations bring which of them a position belongs to as well. The last batch is filled up, so
+    that a compiled model sees one shape only."""
+    if hasattr(tokens, 'packed'):
+        x, y, texts = map(torch.from_numpy, tokens.packed(np.resize(rows[:, 0] // block_size, batch_size)))
+        y[len(rows):] = -1
+        return x, y, texts
     ids = torch.from_numpy(tokens.windows(np.resize(rows[:, 0], batch_size), block_size + 1))  # (B, T + 1)
     x, y = ids[:, :-1], ids[:, 1:].clone()
     begin, done, end = torch.from_numpy(rows).T.unsqueeze(-1)  # each (rows, 1)

@@ -25,7 +25,7 @@ class NoData:
     vocab_size = 50304  # GPT-2's, padded
     meta = {'vocab_size': vocab_size}
     tokenizer_state = val = None
-    splits, train = {}, range(2**62)
+    splits, train, packed = {}, range(2**62), False
 
 
 def settle(knobs, given, dist, needs_data, elsewhere):

@@ -108,6 +108,10 @@ def data_problems(run):
     known = ckpt.get('tokenizer')
     if known:
         fits = same_tokenizer(known, data.tokenizer_state)
+        if data.packed and not run.resuming:  # finetuning: the roles of conversations may be new
+            from support.chat_format import without_chat_tokens
+            fits = fits or same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
+            run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
     else:  # nanoGPT's: the size has to do, which may be padded
         fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
     if not fits:

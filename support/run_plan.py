@@ -19,6 +19,8 @@ def overview(run):
 
 
 def dataset_line(run, k):
+    if run.data.packed:
+        return run.data.train.overview(k.dataset, run.data.val)
     line = f"dataset   {k.dataset}: {len(run.data.train):,} tokens"
     if run.data.val:
         return line + f", {len(run.data.val):,} for validation"

@@ -167,6 +167,8 @@ def data_problems(run):
     problems = [tokens.too_short(k.block_size) for tokens in run.data.splits.values()]
     problems = [problem for problem in problems if problem]
     run.samples_per_epoch = max(1, len(run.data.train) // k.block_size)
+    if run.data.packed:
+        run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter

@@ -1,0 +1,29 @@
+# Finetuning on conversations: a model that continues texts learns to answer.
+#
+#   data     python prepare.py mychat --chat --input=conversations.jsonl --tokenizer=data/DATASET_OF_THE_RUN
+#            (for SmolLM2: --tokenizer=hf:HuggingFaceTB/SmolLM2-135M; for GPT-2: --tokenizer=gpt2)
+#   launch   python train.py config/finetune_chat.py --dataset=mychat --init_from=out
+#            or --init_from=HuggingFaceTB/SmolLM2-135M, --init_from=gpt2
+#   talk     python sample.py --out_dir=out-chat --chat
+#   batch    16 windows as long as the model's context, filled with whole conversations: of 1,024 tokens at
+#            most 16,384 tokens per iteration, of which those are learned that the assistant says
+#   cost     two epochs
+#   loss     not measured for large models; a small one that learns a task in minutes: dev/records/chat.md
+
+out_dir = 'out-chat'
+dataset = 'mychat'
+init_from = 'out'
+
+# block_size: the model's
+batch_size = 16
+gradient_accumulation_steps = 1
+
+budget = '2 epochs'
+learning_rate = 3e-5
+weight_decay = 0.0
+warmup_iters = 20
+lr_schedule = 'linear'
+
+eval_interval = 100
+eval_iters = 20
+log_interval = 10
