@@ -100,9 +100,11 @@ def sleep_instead_of_spinning(n_threads):
 
 
 class Pace:
-    """Tells once if iterations take many times as long as they could."""
+    """Tells once if iterations take many times as long as they could, in a run of more than `patience`
+    seconds: in a shorter one there is nothing to gain."""
 
-    def __init__(self):
+    def __init__(self, patience=20):
+        self.time_to_tell = time.monotonic() + patience
         self.fastest, self.latest, self.told = float('inf'), collections.deque(maxlen=10), False
 
     def note(self, ms):
@@ -110,7 +112,7 @@ class Pace:
         self.latest.append(ms)
         self.fastest = min(self.fastest, ms)
         times = statistics.median(self.latest) / self.fastest
-        if self.told or len(self.latest) < 10 or times < 3:
+        if self.told or len(self.latest) < 10 or times < 3 or time.monotonic() < self.time_to_tell:
             return None
         self.told = True
         return (f"note: iterations take {times:.1f} times as long as the fastest one, {self.fastest:.0f} ms: "

@@ -78,7 +78,7 @@ def test_a_user_s_own_setting_wins_and_one_thread_waits_for_nobody(monkeypatch):
 
 
 def test_a_run_tells_once_that_its_iterations_take_many_times_as_long_as_they_could():
-    pace = shared_cpu.Pace()
+    pace = shared_cpu.Pace(patience=0)
     alone = [30.0] * 20 + [900.0] + [31.0] * 20
     assert not any(map(pace.note, alone)), 'one slow iteration says nothing'
     notes = [note for note in map(pace.note, [120.0] * 20) if note]
