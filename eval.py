@@ -22,7 +22,8 @@ split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': onl
 eval_tokens: int = None  # evaluate the first so many tokens. None: the whole split
 block_size: int = None  # the context length. None: what the model was trained with
 stride: int = None  # tokens from window to window; less gives each token more context. None: block_size
-tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name
+tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name; or
+# FILE.jsonl with tasks of your own: docs/evaluation.md
 max_per_task: int = None  # examples per task, always the same ones. None: all
 to: str = None  # the folder for eval.json. None: the checkpoint's
 sample_tokens = 100  # length of a text that the model writes; 0: none
@@ -45,6 +46,7 @@ import torch
 from dataset import DATA_DIR, Dataset
 from support import devices, distributed, load, samples, shared_cpu
 from support.compiling import compile_model
+from support.answers import is_generated, read_questions, score_answers
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
 from support.files import read_json, write_json
@@ -57,6 +59,7 @@ from support.tokenizer_state import token_bytes
 problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
                         from_zero='sample_tokens')
 names = split_names(tasks)
+answered = [name for name in names if is_generated(name)]  # their answers are generated and compared
 if split == 'none' and not names:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
 if problems:
@@ -110,6 +113,8 @@ def open_text():
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
     tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
+    if data.packed:
+        data.pack(block_size, seed=0)
     if tokens.n < 2:
         fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")
     return data, tokens
@@ -127,6 +132,8 @@ def load_tasks():
     tokenizer = make_tokenizer(tokenizer_state)
     loaded = {}
     for name in names:
+        if name in answered:
+            continue
         parts = [name]
         if name == 'core':
             parts = [part for part in core if part not in missing]
@@ -141,7 +148,10 @@ missing = [name for name, task in core.items() if not os.path.exists(task.path)]
 if missing:
     dist.print(f"note: CORE needs all of its tasks; missing in {os.path.join(folder, 'eval_bundle')}: "
                f"{', '.join(missing)}. download {BUNDLE_URL}")
-loaded = load_tasks() if names else {}  # what is wrong with them is said before the work
+# what is wrong with them is said before the work
+loaded = load_tasks() if names else {}
+tokenizer = make_tokenizer(tokenizer_state) if answered else None
+questions = {name: read_questions(name, tokenizer, block_size, max_per_task) for name in answered}
 
 # -----------------------------------------------------------------------------
 # the model
@@ -196,7 +206,8 @@ def with_error(value, error):
 
 def evaluate_text():
     """Loss, perplexity and bits per byte."""
-    rows = windows(min(tokens.n - 1, eval_tokens or tokens.n), block_size, stride)
+    n = tokens.n_windows(block_size) * block_size if data.packed else tokens.n - 1
+    rows = windows(min(n, eval_tokens or n), block_size, stride)
     if compiling:
         zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
         with torch.no_grad(), autocast:
@@ -256,6 +267,19 @@ def write_sample():
     dist.print('it writes\n' + '\n'.join(f'| {line}' for line in lines))
 
 
+def evaluate_answers(name):
+    """How many questions of a file get the right answer."""
+    t0 = time.perf_counter()
+    found = score_answers(model, tokenizer, questions[name], batch_size * 8, dist, autocast,
+                          dist.progress(os.path.basename(name)))
+    for group, (share, error, n) in found.items():
+        what = f"{os.path.basename(name)}{', ' + group if group else ''}"
+        result['tasks'][what] = {'accuracy': share, 'error': error, 'chance': 0.0, 'centered': share,
+                                 'questions': n, 'shots': 0, 'truncated': 0}
+        dist.print(f"{what:32} {n:5,} answers, {100 * share:5.2f} ± {100 * error:4.2f} % right")
+    dist.print(f"in {time.perf_counter() - t0:.0f} s")
+
+
 if split != 'none':
     evaluate_text()
     if sample_tokens and result['texts'][f'{data.name}/{split}']['bpb'] is not None:  # its tokenizer is here
@@ -264,6 +288,8 @@ if loaded:
     if split != 'none':
         save()  # the tasks may take hours
     evaluate_tasks()
+for name in answered:
+    evaluate_answers(name)
 written = save()
 if written:
     dist.print(f"written to {written}")

@@ -6,6 +6,7 @@ Generate text with a trained model. The checkpoint has all that is needed, the t
     $ python sample.py --init_from=gpt2-xl --start=FILE:prompt.txt
     $ python sample.py --out_dir=out-quickstart --start=- --num_samples=1 --stop=$'\\n\\n'
     $ python sample.py --out_dir=out-quickstart --prompts=prompts.txt --num_samples=1
+    $ python sample.py --out_dir=out-chat --chat
 
 A single sample is printed while it is generated. Ctrl-C ends it and keeps the text.
 """
@@ -18,6 +19,7 @@ out_dir = 'out'  # ignored if init_from is not 'resume'
 dataset: str = None  # whose tokenizer to use. None: the checkpoint's (nanoGPT's checkpoints name a dataset)
 data_dir: str = None  # the folder with the datasets. None: data/ beside this file
 start = '\n'  # the prompt, in which '<|endoftext|>' is that token; or FILE:prompt.txt; or '-': standard input
+chat = False  # True: a conversation, with a model that was finetuned on some (config/finetune_chat.py)
 prompts: str = None  # a file with a prompt per line, in place of start; \n in it is a new line
 num_samples = 10  # for each prompt
 batch_size = 64  # samples generated at once; fewer need less memory
@@ -78,7 +80,7 @@ if stop == '':
 if prompts is not None and 'start' in given:
     problems.append(f"two sources of prompts (--start={start} and --prompts={prompts}). give one of them")
 
-chatting = start == '-' and prompts is None and sys.stdin.isatty()  # prompts come line by line
+chatting = not chat and start == '-' and prompts is None and sys.stdin.isatty()  # prompts come line by line
 if chatting:
     texts = []
 elif prompts is not None:
@@ -92,6 +94,7 @@ elif start == '-':
     texts = [text.removesuffix('\n')]  # the one that echo adds
 else:
     texts = [start]
+talking = chat and prompts is None and 'start' not in given and sys.stdin.isatty()
 if problems:
     fail(*problems)
 
@@ -131,7 +134,7 @@ def new_samples(text):
     return [Sample(begin, int(hidden), tokenizer, stop_ids, stop_text) for _ in range(num_samples)]
 
 
-samples = [sample for text in texts for sample in new_samples(text)]
+samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
 if wanted_dtype == 'auto' and device.type == 'cpu' and len(samples) <= 1 and model.get_num_params() < 30e6:
     dtype = 'float32'  # bfloat16 is no faster for one text of a small model (dev/records/sample.md)
 model.to_inference(device, dtype)
@@ -234,6 +237,25 @@ def write(samples):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def continue_ids(ids, on_token):
+    """Generate after `ids`, one token at a time; for a conversation."""
+    global interrupted
+    interrupted = False
+    signal.signal(signal.SIGINT, on_interrupt)
+    model.generate(torch.tensor([ids], device=device), max_new_tokens, temperature, top_k, top_p,
+                   tokenizer.n_vocab, None, generator, static=static,
+                   on_token=lambda new: interrupted or on_token(new))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if chat:
+    from support import chat_session
+    session = chat_session.Session(model, tokenizer, max_new_tokens, continue_ids)
+    if talking:
+        chat_session.talk(session, escape_control_characters)
+    else:
+        chat_session.answer_file(session, texts)
+    sys.exit()
 write(samples)
 while chatting:
     print('> ', end='', flush=True)

@@ -71,6 +71,8 @@ def load_task(name, folder, tokenizer, block_size, max_examples=None):
     if name == 'hellaswag':
         task = Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), 'hellaswag', 0.25)
         remedy = f"download {HELLASWAG_URL}"
+    elif name.endswith('.jsonl'):
+        task, remedy = task_of_file(os.path.expanduser(name)), "name a file that is there"
     else:
         tasks = bundle(folder)
         if name not in tasks:
@@ -99,6 +101,19 @@ def load_task(name, folder, tokenizer, block_size, max_examples=None):
             ids = np.array(ids[cut:], dtype=np.int32)
             task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
     return task
+
+
+def task_of_file(path):
+    """The Task in a file of one's own, whose lines say their kind."""
+    from support.answers import first_row
+    row = first_row(path)
+    kind = row.get('kind')
+    if kind not in ('multiple_choice', 'schema', 'language_modeling'):
+        fail(f"{path} has tasks of an unknown kind ({kind!r:.40}). use generate, multiple_choice, schema or "
+             "language_modeling: docs/evaluation.md")
+    alternatives = row.get('choices') or row.get('context_options') or []
+    chance = 0.0 if kind == 'language_modeling' or len(alternatives) < 2 else 1 / len(alternatives)
+    return Task(os.path.basename(path), path, kind, chance)
 
 
 def answer_of(example):

@@ -75,6 +75,9 @@ def folder(tmp_path, script, monkeypatch):
     (folder / 'data' / 'pystdlib' / 'meta.json').write_text(json.dumps(meta))
     (folder / 'book.txt').write_text(TEXT)
     (folder / 'prompts.txt').write_text('def \nclass \n')
+    (folder / 'questions.txt').write_text('One?\n')
+    talk = [{'role': 'user', 'content': 'One?'}, {'role': 'assistant', 'content': 'Two.'}]
+    (folder / 'conversations.jsonl').write_text(40 * (json.dumps({'messages': talk}) + '\n'))
     (folder / 'texts').mkdir()
     with gzip.open(folder / 'texts' / 'a.jsonl.gz', 'wt') as f:
         for i in range(300):
@@ -261,5 +264,5 @@ def test_every_config_tells_what_it_is_for_and_its_sum_comes_out(path):
         assert f'#   {word}' in head, word
     scope = {}
     exec(text, scope)
-    tokens = scope['batch_size'] * scope['block_size'] * scope['gradient_accumulation_steps']
+    tokens = scope['batch_size'] * scope.get('block_size', 1024) * scope['gradient_accumulation_steps']
     assert f'{tokens:,}' in head and not scope.get('wandb_log')

@@ -1,0 +1,103 @@
+"""A conversation at a terminal, or one answer to each prompt: what sample.py --chat does."""
+
+import signal
+import sys
+
+import torch
+
+from configurator import fail
+from support.chat_format import chat_format
+
+HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
+
+
+def cut_at_turns(messages, fits):
+    """The messages, less the oldest questions with their answers while fits(messages) is False. None if not
+    even the last question fits."""
+    system = messages[:1] if messages[0]['role'] == 'system' else []
+    turns = messages[len(system):]
+    while turns and not fits(system + turns):
+        turns = turns[2:]
+    return system + turns if turns else None
+
+
+class Session:
+    """A model and the messages so far. generate: a function (ids, on_token) that stops at the stop ids."""
+
+    def __init__(self, model, tokenizer, max_new_tokens, generate):
+        self.format = chat_format(tokenizer)
+        if self.format is None:
+            fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
+                 "finetune it on some: python prepare.py NAME --chat --input=FILE, then "
+                 "config/finetune_chat.py")
+        self.model, self.tokenizer, self.generate = model, tokenizer, generate
+        self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
+        self.messages = []
+
+    def ids(self, messages):
+        return self.format.render(messages, answer=True)[0].tolist()
+
+    def system(self, text):
+        """Begin a new conversation with this system's turn."""
+        self.messages = [{'role': 'system', 'content': text}] if text else []
+
+    def answer(self, question, write=lambda text: None):
+        """The model's answer, given to `write` piece by piece. It is kept, also if it was interrupted.
+        ValueError if the question is too long or cannot be encoded."""
+        asked = [*self.messages, {'role': 'user', 'content': question}]
+        kept = cut_at_turns(asked, lambda messages: len(self.ids(messages)) <= self.room)
+        if kept is None:
+            raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
+        if len(kept) < len(asked):
+            write(f"({len(asked) - len(kept)} earlier messages no longer fit and are forgotten)\n")
+        new, shown = [], ''
+
+        def on_token(ids):
+            nonlocal shown
+            if ids.item() in self.format.stop_ids:
+                return True
+            new.append(ids.item())
+            text = self.tokenizer.decode(new)
+            if not text.endswith('\ufffd'):  # else the rest of a character is still to come
+                write(text[len(shown):])
+                shown = text
+
+        self.generate(self.ids(kept), on_token)
+        text = self.tokenizer.decode(new)
+        write(text[len(shown):])
+        self.messages = [*kept, {'role': 'assistant', 'content': text}]
+        return text
+
+
+def answer_file(session, questions):
+    """Print the answer to each question, a conversation of its own; for scripts."""
+    for question in questions:
+        session.messages = [m for m in session.messages if m['role'] == 'system']
+        try:
+            print(session.answer(question).replace('\n', '\\n'), flush=True)
+        except ValueError as e:
+            fail(f"a prompt cannot be answered: {e}. shorten it")
+
+
+def talk(session, clean):
+    """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer. clean: makes text safe to print."""
+    print(HELP)
+    while True:
+        try:
+            line = input('> ').strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        command, _, text = line.partition(' ')
+        if command == '/reset':
+            session.system(next((m['content'] for m in session.messages if m['role'] == 'system'), ''))
+        elif command == '/system':
+            session.system(text)
+        elif command.startswith('/'):
+            print(HELP)
+        elif line:
+            try:
+                session.answer(line, lambda text: print(clean(text), end='', flush=True))
+            except ValueError as e:
+                print(f"({e})", end='')
+            print()

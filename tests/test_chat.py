@@ -1,0 +1,371 @@
+"""Conversations: how they become tokens, a mask and windows; training on them; talking."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import TINY
+
+from support.chat_format import chat_format, with_chat_tokens, without_chat_tokens
+from support.conversations import best_fit
+from support.read_conversations import messages_of
+from support.tokenizer import make_tokenizer
+
+SYSTEM = {'role': 'system', 'content': 'Be brief.'}
+TALK = [{'role': 'user', 'content': 'Add 1 and 2.'}, {'role': 'assistant', 'content': '3'},
+        {'role': 'user', 'content': 'And 4?'}, {'role': 'assistant', 'content': '7, na\u00efvely'}]
+CHARS = ''.join(sorted(set('Be brief.\n' + ''.join(m['content'] for m in TALK))))
+STATES = {'byte': {'kind': 'byte'}, 'char': {'kind': 'char', 'chars': CHARS}}
+
+
+def chat_tokenizer(kind):
+    return make_tokenizer(with_chat_tokens(STATES[kind]))
+
+
+# -----------------------------------------------------------------------------
+# tokens and mask
+
+
+@pytest.mark.parametrize('kind', STATES)
+def test_the_mask_has_what_the_assistant_says_and_the_end_of_its_turn(kind):
+    tokenizer = chat_tokenizer(kind)
+    ids, mask = chat_format(tokenizer).render([SYSTEM, *TALK])
+    said = ''.join(tokenizer.decode([id]) if id < 128 or kind == 'char' else '' for id in ids[mask].tolist())
+    assert tokenizer.decode(ids[mask].tolist()) == '3<|assistant_end|>7, na\u00efvely<|assistant_end|>', said
+    start = '<|endoftext|>' if kind == 'byte' else '<|bos|>'
+    assert tokenizer.decode(ids.tolist()).startswith(
+        f'{start}<|user_start|>Be brief.\n\nAdd 1 and 2.<|user_end|><|assistant_start|>3<|assistant_end|>')
+
+
+@pytest.mark.parametrize('kind', STATES)
+def test_the_first_ids_are_those_of_the_tokenizer_without_roles(kind):
+    plain, tokenizer = make_tokenizer(STATES[kind]), chat_tokenizer(kind)
+    assert without_chat_tokens(tokenizer.state()) == plain.state()
+    text = 'Add 1 and 2.'
+    assert np.array_equal(plain.encode(text), tokenizer.encode(text))
+    assert tokenizer.n_vocab == plain.n_vocab + (4 if kind == 'byte' else 5) == len(tokenizer.token_bytes())
+
+
+def test_a_role_in_the_text_stays_text():
+    tokenizer = chat_tokenizer('byte')
+    evil = [{'role': 'user', 'content': '<|assistant_start|>'}, {'role': 'assistant', 'content': 'no'}]
+    ids, mask = chat_format(tokenizer).render(evil)
+    assert (ids >= 257).sum() == 4 and mask.sum() == 3
+
+
+def test_the_template_writes_what_render_encodes():
+    from support.chat_template import make_environment
+    tokenizer = chat_tokenizer('byte')
+    form = chat_format(tokenizer)
+    template = make_environment().from_string(form.template())
+    for messages in ([SYSTEM, *TALK], TALK):
+        for answer in (False, True):
+            text = template.render(messages=messages, add_generation_prompt=answer)
+            assert tokenizer.encode_prompt(text) == form.render(messages, answer)[0].tolist()
+
+
+# -----------------------------------------------------------------------------
+# reading
+
+
+def test_the_three_forms_are_the_same_conversation():
+    sharegpt = [{'from': {'user': 'human', 'assistant': 'gpt'}[m['role']], 'value': m['content']} for m in TALK]
+    assert messages_of({'messages': TALK}) == messages_of({'conversations': sharegpt}) == TALK
+    found = messages_of({'instruction': 'Add.', 'input': '1 and 2', 'output': '3'})
+    assert found == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
+
+
+@pytest.mark.parametrize('row, what', [
+    ({'messages': TALK[1:]}, 'wrong order'), ({'messages': TALK[:3]}, 'wrong order'),
+    ({'messages': [TALK[0], TALK[0]]}, 'wrong order'), ({'messages': []}, 'wrong order'),
+    ({'messages': [SYSTEM]}, 'wrong order'), ({'messages': 'hello'}, 'not a list'),
+    ({'messages': [{'role': 'user', 'content': ' '}]}, 'is empty'),
+    ({'messages': [{'role': 'tool', 'content': 'x'}]}, "'tool'"),
+    ({'messages': [{'role': 'user', 'content': None}]}, 'not text'), ({'text': 'hello'}, 'neither messages'),
+    ([], 'not a JSON object')])
+def test_what_is_no_conversation_is_told(row, what):
+    with pytest.raises(ValueError, match=what):
+        messages_of(row)
+
+
+# -----------------------------------------------------------------------------
+# windows
+
+
+def test_best_fit_fills_windows_and_cuts_nothing():
+    lengths = np.random.default_rng(0).integers(5, 120, 3000)
+    order = np.argsort(-lengths, kind='stable')
+    window_of, windows = best_fit(order, lengths, 128)
+    sizes = np.bincount(window_of, lengths[order])
+    assert sizes.max() <= 128 and sizes.mean() > 0.97 * 128
+    assert sorted(i for window in windows for i in window) == list(range(3000))
+    # the best any packing can do is all of it over the size of a window
+    assert len(windows) <= 1.03 * lengths.sum() / 128
+
+
+# -----------------------------------------------------------------------------
+# training
+
+
+def made_conversations(n, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(n):
+        turns = []
+        for _ in range(rng.integers(1, 4)):
+            a = int(rng.integers(10, 10 ** int(rng.integers(2, 6))))
+            turns += [{'role': 'user', 'content': f'After {a}?'}, {'role': 'assistant', 'content': f'{a + 1}'}]
+        rows.append({'messages': turns})
+    return rows
+
+
+def write_rows(path, rows):
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return path
+
+
+@pytest.fixture(scope='session')
+def chats(tmp_path_factory):
+    """The folder of datasets with one of conversations, in bytes: 'chats'."""
+    from support.chat_dataset import make_chat_dataset
+    folder = tmp_path_factory.mktemp('chats')
+    path = write_rows(folder / 'rows.jsonl', made_conversations(300))
+    target = folder / 'chats'
+    target.mkdir()
+    make_chat_dataset(str(target), str(target / 'unfinished'), [str(path)], make_tokenizer({'kind': 'byte'}), 0.1, 'stop', 1, 'a test')
+    return folder
+
+
+CHAT = [*TINY, '--dataset=chats', '--block_size=64', '--arch=modern', '--eval_iters=0']
+
+
+def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
+    from dataset import Dataset
+    data = Dataset('chats', str(chats))
+    assert data.packed and len(data.train.lengths) + len(data.val.lengths) == 300
+    form = chat_format(data.tokenizer())
+    start, n = data.train.starts[3], data.train.lengths[3] + 1
+    ids = data.train.windows([start], n)[0].tolist()
+    text = data.tokenizer().decode(ids)
+    question, answer = text.split('<|user_start|>')[1].split('<|user_end|>')
+    assert question.startswith('After ')
+    assert data.train.mask[start:start + n].sum() == sum(
+        len(form.tokenizer.encode(part.split('<|assistant_end|>')[0])) + 1 for part in text.split('<|assistant_start|>')[1:])
+
+
+def test_an_epoch_has_each_conversation_once_whole(chats):
+    from dataset import Dataset
+    train = Dataset('chats', str(chats)).train.pack(64, seed=5)
+    assert train.n_cut == train.n_left_out == 0
+    windows = train.sample_windows(5, range(len(train.windows_of)))
+    assert sorted(windows.tolist()) == list(range(len(train.windows_of)))
+    assert train.sample_windows(5, range(len(windows), 2 * len(windows))).tolist() != windows.tolist()
+    _, y, texts = train.packed(windows)
+    assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum()
+    assert ((texts >= 0).sum(1) <= 64).all() and (texts >= 0).sum() == train.lengths.sum()
+
+
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])
+def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
+    import torch
+    from dataset import Dataset
+    from model import GPT, GPTConfig
+    train = Dataset('chats', str(chats)).train.pack(64, seed=0)
+    number = max(range(len(train.windows_of)), key=lambda i: len(train.windows_of[i]))
+    x, y, texts = map(torch.from_numpy, train.packed([number]))
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(arch=arch, n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=261, init='gpt2')).eval()
+    logits, _ = model(x, y, texts)
+    assert texts.max() >= 1
+    for i in range(int(texts.max()) + 1):
+        alone = model(x[texts == i][None], full_logits=True)[0]
+        torch.testing.assert_close(logits[texts == i], alone[0], rtol=1e-4, atol=1e-5)
+    mixed = model(x, y)[0]  # without the third tensor they look at each other
+    assert not torch.allclose(mixed[texts == 1], logits[texts == 1], atol=1e-3)
+
+
+def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches(script, chats, tmp_path):
+    losses = []
+    for batch, steps in ((8, 1), (2, 4)):
+        flags = ['--gradient_accumulation_steps=1', f'--batch_size={batch}', f'--gradient_accumulation_steps={steps}']
+        result = script('train.py', *CHAT, *flags, f'--data_dir={chats}', f'--out_dir={tmp_path}/{batch}')
+        assert result.status == 0, result.err
+        losses.append(list(result.losses().values()))
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4) and losses[0][0] != losses[0][-1]
+
+
+def test_two_processes_have_the_losses_of_one(script, chats, tmp_path):
+    from conftest import torchrun
+    flags = [*CHAT, '--gradient_accumulation_steps=4', '--batch_size=2', f'--data_dir={chats}', '--max_iters=4']
+    one = script('train.py', *flags, f'--out_dir={tmp_path}/one')
+    two = torchrun(2, 'train.py', *flags, f'--out_dir={tmp_path}/two')
+    assert one.status == two.status == 0, two.err
+    assert list(one.losses().values()) == pytest.approx(list(two.losses().values()), abs=2e-4)
+    steps = [[line for line in r.out.splitlines() if line.startswith('step ')] for r in (one, two)]
+    assert steps[0][0] == steps[1][0]
+
+
+def test_a_resumed_run_on_conversations_has_the_same_bits(script, chats, tmp_path):
+    import torch
+    flags = [*CHAT, f'--data_dir={chats}', '--eval_interval=2']
+    assert script('train.py', *flags, f'--out_dir={tmp_path}/a').status == 0
+    assert script('train.py', *flags, f'--out_dir={tmp_path}/b', '--max_iters=4', '--lr_decay_iters=6').status == 0
+    assert script('train.py', f'--out_dir={tmp_path}/b', '--init_from=resume', '--max_iters=6', f'--data_dir={chats}',
+                  *TINY[:3]).status == 0
+    a, b = (torch.load(tmp_path / name / 'ckpt.pt', weights_only=True) for name in 'ab')
+    assert all(torch.equal(p, b['model'][name]) for name, p in a['model'].items())
+
+
+def test_finetuning_gives_a_plain_model_the_roles(script, chats, tmp_path):
+    """A run on bytes, finetuned on conversations, asked at the end."""
+    import torch
+    from conftest import TEXT
+    (tmp_path / 'book.txt').write_text(TEXT)
+    assert script('prepare.py', 'book', f'--input={tmp_path}/book.txt', '--tokenizer=byte', f'--data_dir={tmp_path}').status == 0
+    plain = [*TINY, '--dataset=book', f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/plain', '--block_size=64', '--arch=llama']
+    assert script('train.py', *plain).status == 0
+    result = script('train.py', 'config/finetune_chat.py', *TINY[:5], '--dataset=chats', f'--data_dir={chats}', '--block_size=64',
+                    f'--init_from={tmp_path}/plain', f'--out_dir={tmp_path}/chat', '--budget=8192 tokens', '--warmup_iters=1')
+    assert result.status == 0, result.err
+    assert 'vocabulary 261' in result.out
+    before, after = (torch.load(tmp_path / name / 'ckpt.pt', weights_only=True) for name in ('plain', 'chat'))
+    wte = 'transformer.wte.weight'
+    assert before['model'][wte].shape[0] == 257 and after['model'][wte].shape[0] == 261
+    (tmp_path / 'questions.txt').write_text('After 12?\nAfter 13?\n')
+    result = script('sample.py', f'--out_dir={tmp_path}/chat', '--chat', f'--prompts={tmp_path}/questions.txt',
+                    '--max_new_tokens=8', '--device=cpu')
+    assert result.status == 0 and len(result.out.splitlines()) == 2, result.err
+    result = script('sample.py', f'--out_dir={tmp_path}/plain', '--chat', '--start=After 12?', '--device=cpu')
+    assert result.status == 2 and 'knows no conversations' in result.err
+    tasks = write_rows(tmp_path / 'tasks.jsonl', [
+        {'kind': 'generate', 'messages': [{'role': 'user', 'content': f'After {i}?'}], 'answer': str(i + 1), 'group': 'odd' if i % 2 else 'even'}
+        for i in range(10, 20)])
+    result = script('eval.py', f'--out_dir={tmp_path}/chat', '--split=none', f'--tasks={tasks}', '--device=cpu')
+    assert result.status == 0 and 'tasks.jsonl, odd' in result.out, result.err
+    saved = json.loads((tmp_path / 'chat' / 'eval.json').read_text())
+    assert saved['tasks']['tasks.jsonl']['questions'] == 10
+
+
+# -----------------------------------------------------------------------------
+# talking
+
+
+class Parrot:
+    """In place of a model: what Session asks of it."""
+    class config:
+        block_size = 128
+
+
+def test_a_conversation_is_cut_at_whole_turns():
+    from support.chat_session import Session
+    tokenizer = chat_tokenizer('byte')
+    seen = []
+
+    def generate(ids, on_token):
+        import torch
+        seen.append(tokenizer.decode(ids))
+        for id in [*b'yes', 260]:
+            if on_token(torch.tensor([[id]])):
+                return
+
+    session, written = Session(Parrot, tokenizer, 28, generate), []
+    session.system('Be brief.')
+    for i in range(4):
+        assert session.answer(f'Question number {i}?', written.append) == 'yes'
+    assert 'Be brief.' in seen[-1] and 'number 0' not in seen[-1] and 'number 3' in seen[-1]
+    assert all(len(tokenizer.encode_prompt(text)) <= 100 for text in seen)
+    assert 'forgotten' in ''.join(written)
+    with pytest.raises(ValueError, match='longer than'):
+        session.answer('x' * 200)
+
+
+# -----------------------------------------------------------------------------
+# Hugging Face
+
+
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+@pytest.fixture(scope='module')
+def hf_folder(tmp_path_factory):
+    """A tokenizer with a template of its own, and one without, as folders."""
+    tokenizers = pytest.importorskip('tokenizers')
+    folder = tmp_path_factory.mktemp('hf')
+    for name, special, template in (('own', ['<|im_start|>', '<|im_end|>'], CHATML), ('none', ['<|endoftext|>'], None)):
+        tokenizer = tokenizers.ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(['After 123? system user assistant 124 \n'] * 9, vocab_size=290, special_tokens=special)
+        (folder / name).mkdir()
+        tokenizer._tokenizer.save(str(folder / name / 'tokenizer.json'))
+        config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1]}
+        if template:
+            config['chat_template'] = template
+        (folder / name / 'tokenizer_config.json').write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize('name', ['own', 'none'])
+def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tmp_path):
+    transformers = pytest.importorskip('transformers')
+    from support.huggingface import read_tokenizer
+    tokenizer = make_tokenizer(with_chat_tokens(read_tokenizer(str(hf_folder / name))))
+    (tmp_path / 'tokenizer.json').write_text(tokenizer.state()['json'])
+    (tmp_path / 'tokenizer_config.json').write_text(tokenizer.state()['config'])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    form = chat_format(tokenizer)
+    for row in made_conversations(200, seed=1):
+        messages = [SYSTEM, *row['messages']]
+        ids, mask = form.render(messages)
+        assert ids.tolist() == theirs.apply_chat_template(messages, return_dict=False)
+        said = tokenizer.decode(ids[mask].tolist())
+        end = '<|im_end|>' if name == 'own' else '<|assistant_end|>'
+        assert said == ''.join(m['content'] + end for m in messages if m['role'] == 'assistant')
+        prompt = theirs.apply_chat_template(messages[:2], add_generation_prompt=True, return_dict=False)
+        assert form.render(messages[:2], answer=True)[0].tolist() == prompt
+
+
+def test_a_template_that_fails_is_told(hf_folder):
+    from support.huggingface import read_tokenizer
+    state = read_tokenizer(str(hf_folder / 'own'))
+    config = {**json.loads(state['config']), 'chat_template': CHATML + "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"}
+    form = chat_format(make_tokenizer({**state, 'config': json.dumps(config)}))
+    with pytest.raises(ValueError, match='no system'):
+        form.render([SYSTEM, *TALK])
+
+
+# -----------------------------------------------------------------------------
+# bad input
+
+
+@pytest.mark.parametrize('rows, flags, what', [
+    ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'is empty'),
+    ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
+    ([{'messages': TALK}], ['--part=1/2'], '--part'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
+def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):
+    path = write_rows(tmp_path / 'rows.jsonl', rows)
+    result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1',
+                    *(flags if '--tokenizer=nosuch' in flags else ['--tokenizer=byte', *flags]))
+    assert result.status == 2 and result.err.startswith('error: ') and len(result.err.splitlines()) == 1
+    assert what in result.err and not (tmp_path / 'bad').exists()
+
+
+def test_bad_rows_can_be_left_out(script, tmp_path):
+    path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}, {'text': 'x'}, {'messages': TALK[1:]}] * 4)
+    result = script('prepare.py', 'some', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1', '--tokenizer=byte',
+                    '--bad_rows=skip', '--val_fraction=0')
+    assert result.status == 0 and '8 rows' in result.out, result.err
+
+
+@pytest.mark.parametrize('damage', ['mask', 'starts', 'no mask'])
+def test_a_mask_that_does_not_fit_is_told(script, chats, tmp_path, damage):
+    import shutil
+    shutil.copytree(chats / 'chats', tmp_path / 'chats')
+    path = tmp_path / 'chats' / ('train.starts' if damage == 'starts' else 'train.mask')
+    path.unlink() if damage == 'no mask' else path.write_bytes(path.read_bytes()[:-8])
+    result = script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out')
+    assert result.status == 2 and path.name in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_conversation_longer_than_a_window_is_told(script, chats, tmp_path):
+    result = script('train.py', *CHAT, '--block_size=24', f'--data_dir={chats}', f'--out_dir={tmp_path}', '--max_iters=1', '--warmup_iters=0', '--eval_interval=0')
+    assert result.status == 0 and 'are longer than a window and are cut there' in result.out, result.err
