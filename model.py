@@ -17,7 +17,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from support.cpu_kernels import RMSNorm, scaled_dot_product_attention
+from support.cpu_kernels import RMSNorm, in_bfloat16_on_gpu, scaled_dot_product_attention
 from support.model_checks import config_problems, parse_rope_scaling
 
 # The parts of the three presets. Each preset is an architecture of Hugging Face transformers as well.
@@ -299,6 +299,8 @@ class GPT(nn.Module):
         if self.config.positions == 'learned':
             x = x + self.transformer.wpe(positions)
         x = self.transformer.drop(self.transformer.ln_e(x))
+        if in_bfloat16_on_gpu(x.device):
+            x = x.bfloat16()  # from block to block: half the bytes, and no loss that we saw (dev/LOG.md)
         rope = None
         if self.rope is not None:
             rope = self.rope[:, :T] if cache is None else self.rope[:, positions]  # (2, T, D/2)

@@ -1,7 +1,7 @@
 """
-What can be known about a GPU run without a GPU: for dev/records/gpuless.md.
+What can be known about a GPU run without a GPU: see dev/records/gpuless.md.
 
-    $ python dev/gpuless.py [paths] [triton] [traffic] > dev/records/gpuless.md
+    $ python dev/gpuless.py [paths] [triton] [traffic] > FILE
 
 It wants torch's CUDA build (no driver, no GPU) in a virtual environment of its own; FLATGPT_PEER names a
 checkout of nanoGPT to put beside.
@@ -18,7 +18,9 @@ triton: the kernels of a step of two layers are compiled to machine code for an 
 
 import contextlib
 import importlib.util
+import math
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -175,7 +177,7 @@ def graphs_of(make, B, T, step):
                mock.patch.object(F, 'layer_norm', cuda_layer_norm),
                mock.patch.object(torch.compiler, 'is_compiling', lambda: True),
                mock.patch.object(cpu_kernels.RMSNorm, 'forward', cuda_rms_norm)]
-    with FakeTensorMode(), contextlib.ExitStack() as stack:
+    with FakeTensorMode(), cpu_kernels.disabled(), contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
         net = make()
@@ -332,8 +334,17 @@ def contestants():
         yield f'{arch}, chunked loss', ours(arch, 2**28 // 50304), {'return_logits': False}
 
 
+def recorded():
+    """{(size, batch, name): GB} of dev/records/gpuless.md."""
+    record = REPO / 'dev' / 'records' / 'gpuless.md'
+    rows = re.findall(r'(?m)^\| (\S+) \| (\d+) \| (.+?) \| ([\d.,]+) \|', record.read_text())
+    return {(size, int(B), name): float(gb.replace(',', '')) for size, B, name, gb in rows}
+
+
 def traffic():
+    """Ends with status 1 if a step moves 2% more bytes than the record says."""
     pretend_driver()
+    before, more = recorded(), []
     print("\n## Memory traffic and kernels of a forward and backward pass, bfloat16, contexts of 1024\n")
     print("| size | batch | | GB | kernels |\n|---|---|---|---|---|")
     for size, batches in {'124M': (32, 64), '1.5B': (32,)}.items():
@@ -343,9 +354,13 @@ def traffic():
                     n_bytes, kernels = step_traffic(lambda n: make(size, n), B, 1024, step,
                                                     SIZES[size][0])
                     row = f"{n_bytes / 1e9:,.1f} | {kernels:,}"
+                    if n_bytes / 1e9 > 1.02 * before.get((size, B, name), math.inf):
+                        more.append(f'{name}, {size}, {B}')
                 except Exception as e:
                     row = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0][:100]} | "
                 print(f"| {size} | {B} | {name} | {row} |", flush=True)
+    if more:
+        sys.exit(f"more bytes than in the record: {more}")
 
 
 # -----------------------------------------------------------------------------

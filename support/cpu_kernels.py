@@ -28,6 +28,13 @@ def used_on(device):
     return enabled and device.type == 'cpu'
 
 
+def in_bfloat16_on_gpu(device):
+    """Whether this is the autocast to bfloat16 of a GPU, or of a CPU that stands for one."""
+    kind = device.type
+    low = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return low and not used_on(device)
+
+
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
                                  scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""

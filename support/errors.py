@@ -52,7 +52,7 @@ def explain_lost_data(rescue=lambda: ''):
         if not issubclass(kind, DataLost):
             return before(kind, error, traceback)
         say(f"error: {error}{rescue()}")
-        os._exit(2)
+        end(2)
 
     sys.excepthook = hook
 

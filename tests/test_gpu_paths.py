@@ -3,6 +3,7 @@ What only GPUs run, as far as a CPU can tell: one graph and one more for evaluat
 for the device, FSDP at sizes that nobody has at home. dev/gpuless.py looks at what needs torch's CUDA build.
 """
 
+import contextlib
 import gc
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import optim
 from model import GPT, GPTConfig
-from support import compiling, devices, memory
+from support import compiling, cpu_kernels, devices, memory
 from support import guard as guarding
 from support.chunked_loss import ChunkedLoss
 from support.distributed import Distributed
@@ -256,3 +257,17 @@ def test_an_iteration_of_many_processes_runs(world_size, shard):
                          shard=shard, matrix_optimizer='muon')
     stages = memory.run_iteration(setup)
     assert stages['update', 0]['weights'] == pytest.approx(4 * sum(setup.n_params) / 8, rel=0.02)
+
+
+def test_what_goes_from_block_to_block_is_bfloat16_on_gpus_only():
+    net, seen = network('modern'), []
+    net.transformer.h[1].register_forward_pre_hook(lambda block, args: seen.append(args[0].dtype))
+    for stands_for_a_gpu, dtype in ((False, None), (False, torch.bfloat16), (True, torch.bfloat16),
+                                    (True, torch.float16), (True, None)):
+        with contextlib.ExitStack() as stack:
+            if stands_for_a_gpu:
+                stack.enter_context(cpu_kernels.disabled())
+            if dtype:
+                stack.enter_context(torch.autocast('cpu', dtype))
+            net(*tokens())
+    assert seen == [torch.float32, torch.float32, torch.bfloat16, torch.float32, torch.float32]
