@@ -19,7 +19,7 @@ head=$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}') ||
   fail "no address is known for the head ($1). give the one that the machines share, like 10.0.0.1"
 port=${PORT:-29500}
 if [ -z "${NPROC:-}" ]; then
-  python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+  python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
     fail "no GPU here to count the processes by. say how many: NPROC=2 bash runs/multinode.sh ..."
 fi
 wait=${WAIT:-600}

@@ -454,7 +454,7 @@ def test_gpt2_by_its_name_is_openais_network(hub, tmp_path, gpt2, script):
     text = tmp_path / 'text.txt'
     text.write_text('All that glisters is not gold;\nOften have you heard that told.\n' * 200)
     data_dir = f"--data_dir={tmp_path / 'data'}"
-    assert script('prepare.py', 'merchant', f'--input={text}', data_dir).status == 0
+    assert script('prepare.py', 'merchant', f'--input={text}', '--tokenizer=gpt2', data_dir).status == 0
     flags = ['--device=cpu', '--dtype=float32', '--init_from=gpt2']
     train = [*flags, data_dir, '--dataset=merchant', '--batch_size=2']
     done = script('train.py', 'config/eval_gpt2.py', *train, '--eval_iters=2', '--block_size=32')
@@ -511,7 +511,8 @@ CONFIG_CHANGES = {
     'size': ({'max_position_embeddings': 10**12}, ['block_size']),
     'layers': ({'num_hidden_layers': 10**9}, ['n_layer']),
     'many layers': ({'num_hidden_layers': 9999}, ['n_layer']),
-    'a large table': ({'max_position_embeddings': 8_000_000, 'hidden_size': 4096, 'num_attention_heads': 1, 'num_key_value_heads': 1}, ["rope's table"]),
+    'a large table': ({'max_position_embeddings': 8_000_000, 'hidden_size': 4096, 'num_attention_heads': 1, 'num_key_value_heads': 1,
+                       'head_dim': 4096}, ["rope's table"]),
     'nan': ({'rms_norm_eps': float('nan')}, ['norm_eps']),
     'two lines': ({'intermediate_size': [1, 2]}, ['cannot be read']),
 }

@@ -43,6 +43,7 @@ NOT_RUN = {
     'tests/faults/run.py': 'tests/test_faults.py',
     '--shard=0': 'tests/test_shard.py',
     'out-a out-b': 'runs of your own',
+    '--to=llama.gguf': 'tests/test_gguf.py',
 }
 NOT_READ = ('hacking.md',)  # its changes are applied by tests/test_hacking.py
 
