@@ -121,11 +121,12 @@ def parse_args(argv, knobs, kinds, positional):
             elif name in flags and os.environ.get('LOCAL_RANK', '0') == '0':
                 say(f"note: --{name} is given twice, the last one counts ({value!r})", 'stdout')
             flags.add(name)
+            given.pop(name, None)  # `given` is in the order in which its values came
             given[name] = value
         elif arg.endswith('.py'):
             from support.config_file import read_config
             changes, mistakes = read_config(arg, {**knobs, **given}, kinds)
-            given.update(changes)
+            given = {**{name: given[name] for name in given if name not in changes}, **changes}
             problems += mistakes
         elif positional and isinstance(knobs[positional], list):
             given[positional] = given.get(positional, []) + [arg]

@@ -87,7 +87,9 @@ def check_knobs():
     if name != os.path.basename(name) or name in ('', '.', '..'):
         problems.append(f"the name of a dataset is a folder's name ({name}). use a plain word, and "
                         "--data_dir=PATH for another place")
-    if name not in KNOWN and input is None and not show and not join:
+    if input is None and os.path.splitext(name)[1].lower() in ('.txt', '.md', '.html', '.epub', '.jsonl'):
+        problems.append(f"no such file ({name}). name the one with your text")
+    elif name not in KNOWN and input is None and not show and not join:
         problems.append(f"no text for the dataset {name}. say where it is: python prepare.py {name} "
                         f"--input=FILE_OR_FOLDER (made without it: {', '.join(KNOWN)})")
     if name == 'pystdlib' and input is not None:
@@ -318,7 +320,7 @@ def print_summary(meta, look_alikes, seconds):
         where = f" --data_dir={shlex.quote(data_dir)}"
     if chat:
         print(f"{made} finetune on it: python train.py config/finetune_chat.py --dataset={dataset}{where} "
-              "--init_from=out")
+              "--init_from=THE_RUN_TO_FINETUNE")
     elif part:
         print(f"{made} when all parts are there: python prepare.py {dataset}{where} --join")
     elif name in TRAIN:

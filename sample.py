@@ -89,9 +89,11 @@ elif prompts is not None:
         problems.append(f"no prompt in the file ({prompts}). write one per line")
 elif start.startswith('FILE:'):
     texts = [read(start[5:], "the prompt's file", "name one with --start=FILE:PATH")]
-elif start == '-':
+elif start == '-' or (chat and 'start' not in given and not sys.stdin.isatty()):
     text = read('-', "standard input", "give it a text, or use --start=TEXT")
     texts = [text.removesuffix('\n')]  # the one that echo adds
+    if chat:  # a question per line
+        texts = [line for line in text.split('\n') if line]
 else:
     texts = [start]
 talking = chat and prompts is None and 'start' not in given and sys.stdin.isatty()

@@ -7,7 +7,7 @@
 #   talk     python sample.py --out_dir=out-chat --chat
 #   batch    16 windows as long as the model's context, filled with whole conversations: of 1,024 tokens at
 #            most 16,384 tokens per iteration, of which those are learned that the assistant says
-#   cost     two epochs
+#   cost     two epochs. A small model of one's own wants more, and larger steps: docs/chat.md
 #   loss     not measured for large models; a small one that learns a task in minutes: dev/records/chat.md
 
 out_dir = 'out-chat'
@@ -21,7 +21,7 @@ gradient_accumulation_steps = 1
 budget = '2 epochs'
 learning_rate = 3e-5
 weight_decay = 0.0
-warmup_iters = 20
+warmup_iters = 0
 lr_schedule = 'linear'
 
 eval_interval = 100

@@ -56,6 +56,7 @@ def resolve(knobs, given, dist):
 
 def settle(run):
     """What follows from run.knobs, the checkpoint and the dataset."""
+    settle_length(run)
     if run.ckpt:
         from support import resume
         run.from_scratch = False
@@ -68,6 +69,15 @@ def settle(run):
         from support.budget import derive_max_iters
         derive_max_iters(run)
     stop_if(schedule_problems(run))
+
+
+def settle_length(run):
+    """max_iters and budget say the same thing, and budget wins if both are set; but not if max_iters was
+    given after it, as by a flag after a config file."""
+    given = list(run.given)
+    if {'max_iters', 'budget'} <= set(given) and given.index('max_iters') > given.index('budget'):
+        del run.given['budget']
+        run.knobs['budget'] = run.asked['budget'] = None
 
 
 def stop_if(problems):

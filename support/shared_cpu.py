@@ -105,14 +105,14 @@ class Pace:
 
     def __init__(self, patience=20):
         self.time_to_tell = time.monotonic() + patience
-        self.fastest, self.latest, self.told = float('inf'), collections.deque(maxlen=10), False
+        self.fastest, self.latest, self.told = float('inf'), collections.deque(maxlen=5), False
 
     def note(self, ms):
         """ms: of the latest iteration. Returns a line, or None."""
         self.latest.append(ms)
         self.fastest = min(self.fastest, ms)
         times = statistics.median(self.latest) / self.fastest
-        if self.told or len(self.latest) < 10 or times < 3 or time.monotonic() < self.time_to_tell:
+        if self.told or len(self.latest) < 5 or times < 3 or time.monotonic() < self.time_to_tell:
             return None
         self.told = True
         return (f"note: iterations take {times:.1f} times as long as the fastest one, {self.fastest:.0f} ms: "

@@ -453,8 +453,8 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
 
 def test_the_config_of_a_book_fits_its_size(script, tmp_path, monkeypatch):
     assert text_size(None) == (10**6, 10**6)
-    with pytest.raises(ValueError, match='--dataset=NAME config/mybook.py'):
-        text_size('absent', str(tmp_path))
+    done = script('train.py', f'--data_dir={tmp_path}', '--dataset=absent', 'config/mybook.py')
+    assert done.status == 2 and '--dataset=NAME config/mybook.py' in done.err and len(done.err.splitlines()) == 1
     source = (REPO / 'config' / 'mybook.py').read_text()
     found = {}
     for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
@@ -490,4 +490,4 @@ def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     report = (out / 'report.md').read_text()
     assert 'Best validation loss' in report and (out / 'samples.md').exists()
     result = script('train.py', 'config/mybook.py', '--dataset=book', f"--data_dir={tmp_path / 'none'}")
-    assert result.status == 2 and 'before this file' in result.err and result.err.count('\n') == 1
+    assert result.status == 2 and 'before the config file' in result.err and result.err.count('\n') == 1

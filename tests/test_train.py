@@ -560,3 +560,17 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
         now[0] = signals.started + 520 + seconds
         asked.append(stop.poll())
     assert asked == [None, None, 'save']
+
+
+def test_iterations_and_a_budget_the_later_one_wins(script, tiny, tmp_path):
+    """A short try of a config whose length is a budget; and the resume knows which one it was."""
+    config = tmp_path / 'long.py'
+    config.write_text("budget = '640 tokens'\n")
+    flags = [flag for flag in tiny if not flag.startswith(('--max_iters', '--out_dir'))]
+    for order, n in ((['config', '--max_iters=3'], 3), (['--max_iters=3', 'config'], 10)):
+        out = tmp_path / str(n)
+        words = [str(config) if word == 'config' else word for word in order]
+        done = script('train.py', *flags, *words, f'--out_dir={out}', '--warmup_iters=1')
+        assert f'budget    {n} iterations' in done.out, done.out + done.err
+        again = script('train.py', f'--out_dir={out}', '--init_from=resume', *[f for f in tiny if f.startswith('--data_dir')])
+        assert f'budget    {n} iterations' in again.out, again.out + again.err
