@@ -17,8 +17,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from support.cpu_kernels import RMSNorm, in_bfloat16_on_gpu, scaled_dot_product_attention
-from support.model_checks import config_problems, parse_rope_scaling
+from support.cpu_kernels import in_bfloat16_on_gpu, scaled_dot_product_attention
 
 # The parts of the three presets. Each preset is an architecture of Hugging Face transformers as well.
 PRESETS = ('gpt2', 'llama', 'modern')
@@ -83,6 +82,7 @@ class GPTConfig:
 
     def problems(self):
         """What cannot be built, as lines for the user; [] if all is well."""
+        from support.model_checks import config_problems
         return config_problems(self, PRESETS)
 
     def model_args(self):
@@ -93,24 +93,6 @@ class GPTConfig:
         plain = GPTConfig(**{name: args[name] for name in NANOGPT_FIELDS})
         return {name: value for name, value in args.items()
                 if name in NANOGPT_FIELDS or value != getattr(plain, name)}
-
-
-def rope_table(config):
-    """cos and sin of the angle by which position t rotates pair i of a head's channels, (2, T, D/2)
-    float32."""
-    D = config.n_embd // config.n_head
-    exponents = torch.arange(0, D, 2, dtype=torch.float32) / D
-    inv_freq = 1.0 / config.rope_theta ** exponents  # (D/2)
-    scaling = parse_rope_scaling(config.rope_scaling)
-    if len(scaling) == 1:  # linear: squeeze the positions
-        inv_freq = inv_freq / scaling[0]
-    if len(scaling) == 4:  # llama3: only the low frequencies, with a smooth transition
-        factor, low, high, original = scaling
-        keep = ((original * inv_freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-        inv_freq = (1 - keep) * inv_freq / factor + keep * inv_freq
-    t = torch.arange(config.block_size, dtype=torch.float32)
-    angles = torch.outer(t, inv_freq)  # (T, D/2)
-    return torch.stack((angles.cos(), angles.sin()))
 
 
 def apply_rotary_emb(x, rope):
@@ -130,7 +112,12 @@ class LayerNorm(nn.LayerNorm):
 def make_norm(config):
     if config.norm == 'layernorm':
         return LayerNorm(config.n_embd, config.bias, config.norm_eps)
-    return RMSNorm(config.n_embd, eps=config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
+    return rms_norm(config.n_embd, config, gains=config.norm == 'rmsnorm')
+
+
+def rms_norm(ndim, config, gains):
+    from support.rms_norm import RMSNorm
+    return RMSNorm(ndim, eps=config.norm_eps, elementwise_affine=gains)
 
 
 class CausalSelfAttention(nn.Module):
@@ -148,7 +135,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.qk_norm = nn.Identity()
         if config.qk_norm:
-            self.qk_norm = RMSNorm(D, eps=config.norm_eps, elementwise_affine=False)
+            self.qk_norm = rms_norm(D, config, gains=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.dropout, self.layer_idx = config.dropout, layer_idx
 
@@ -252,7 +239,10 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie:
             self.transformer.wte.weight = self.lm_head.weight
-        rope = rope_table(config) if config.positions == 'rope' else None
+        rope = None
+        if config.positions == 'rope':
+            from support.rope_table import rope_table
+            rope = rope_table(config)
         self.register_buffer('rope', rope, persistent=False)
         self.loss_chunk_size = 0  # tokens at a time in the loss, see support/chunked_loss.py; 0: all at once
         # without memory there is nothing to initialize, and torch takes a second
@@ -350,13 +340,8 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Shorten the context to its first `block_size` positions."""
-        assert block_size <= self.config.block_size
-        self.config.block_size = block_size
-        if self.config.positions == 'rope':
-            self.rope = self.rope[:, :block_size].clone()
-        if self.config.positions == 'learned':
-            self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].clone())
-            self.transformer.wpe.num_embeddings = block_size
+        from support.crop_block_size import crop_block_size
+        crop_block_size(self, block_size)
 
     def get_num_params(self, non_embedding=True):
         """Number of parameters, by default without embeddings, as in nanoGPT (a tied one stays: it is the
@@ -369,31 +354,22 @@ class GPT(nn.Module):
         return n
 
     def flops_per_token(self):
-        """Forward and backward: 6 per weight of a matrix product, 12 L C T for attention (PaLM, appendix
-        B)."""
-        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return 6 * weights + 12 * self.config.n_layer * self.config.n_embd * self.config.block_size
+        """Forward and backward."""
+        from support.flops import flops_per_token
+        return flops_per_token(self)
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=None):
-        """Model FLOPs utilization: the share of peak_flops (None: this device's bfloat16 peak) that
-        fwdbwd_per_iter sequences of block_size tokens in dt seconds make. nan for a device whose peak is
+        """Model FLOPs utilization of fwdbwd_per_iter sequences in dt seconds; nan if this device's peak is
         unknown."""
-        device = self.lm_head.weight.device
-        if peak_flops is None and device.type == 'cuda':
-            from support.peak_flops import peak_flops_of
-            peak_flops = peak_flops_of(device)
-        if peak_flops is None:
+        if peak_flops is None and self.lm_head.weight.device.type != 'cuda':
             return math.nan
-        return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
+        from support.flops import estimate_mfu
+        return estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops)
 
     def to_inference(self, device, dtype):
         """For generate() alone: the weights on `device` in `dtype`, a string. Returns self."""
-        for p in self.parameters():  # not the table of rotations
-            p.data = p.data.to(device, getattr(torch, dtype))
-        if torch.device(device).type == 'cpu' and dtype == 'bfloat16':
-            from support.packed_linear import pack_linears
-            pack_linears(self)
-        return self.to(device)
+        from support.packed_linear import to_inference
+        return to_inference(self, device, dtype)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *more, **options):
         """Continue idx (B, T) by max_new_tokens ids each; call model.eval() first. Or a text, if the model

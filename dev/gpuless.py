@@ -42,7 +42,7 @@ from torch.nn import functional as F
 import model as network
 import optim
 from model import GPT, GPTConfig
-from support import cpu_kernels, devices
+from support import cpu_kernels, devices, rms_norm
 from support.distributed import Distributed
 from support.guard import Guard
 from support.peak_flops import peak_flops_of
@@ -176,7 +176,7 @@ def graphs_of(make, B, T, step):
                mock.patch.object(F, 'scaled_dot_product_attention', cuda_attention),
                mock.patch.object(F, 'layer_norm', cuda_layer_norm),
                mock.patch.object(torch.compiler, 'is_compiling', lambda: True),
-               mock.patch.object(cpu_kernels.RMSNorm, 'forward', cuda_rms_norm)]
+               mock.patch.object(rms_norm.RMSNorm, 'forward', cuda_rms_norm)]
     with FakeTensorMode(), cpu_kernels.disabled(), contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)

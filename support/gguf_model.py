@@ -5,8 +5,8 @@ import dataclasses
 
 import torch
 
-from model import rope_table
 from support.hf_names import preset_of
+from support.rope_table import rope_table
 
 # our names, theirs; {} is the number of the layer
 NAMES = {

@@ -5,7 +5,7 @@ The three presets are three architectures of transformers: GPT-2, Llama and Nano
 
 import re
 
-from model import parse_rope_scaling
+from support.rope_table import parse_rope_scaling
 
 CLASSES = {'gpt2': 'GPT2LMHeadModel', 'llama': 'LlamaForCausalLM', 'modern': 'NanoChatForCausalLM'}
 PRESET_OF = {'gpt2': 'gpt2', 'llama': 'llama', 'nanochat': 'modern'}  # by model_type

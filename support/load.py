@@ -12,7 +12,7 @@ import torch
 
 import dataset
 from configurator import fail
-from model import GPT, GPTConfig, rope_table
+from model import GPT, GPTConfig
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import read_meta, read_tokenizer_state
 from support.hf_download import is_folder, is_hub_name
@@ -239,6 +239,7 @@ def build(ckpt, dropout=0.0, **changes):
     with torch.device('meta'):  # no time for random numbers that are overwritten at once
         model = GPT(config)
     if model.rope is not None:  # checkpoints do not store it
+        from support.rope_table import rope_table
         model.rope = rope_table(config)
     if any(buffer.is_meta for buffer in model.buffers()):  # a table that you added; no checkpoint brings it
         model = GPT(config)

@@ -1,7 +1,6 @@
 """Which networks can be built: GPTConfig.problems()."""
 
 import dataclasses
-import math
 import reprlib
 
 WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'),
@@ -12,18 +11,6 @@ LARGEST = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd':
 LARGEST_TABLE = 2**30  # numbers in the table of rotations: 4 GB
 ABOVE_ZERO = (*LARGEST, 'norm_eps', 'rope_theta')
 FROM_ZERO = ('dropout', 'softcap')
-
-
-def parse_rope_scaling(text):
-    """'none' -> [], 'linear:4' -> [4.0], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; else ValueError."""
-    kind, *numbers = text.split(':')
-    numbers = [float(number) for number in numbers]
-    length = {'none': 0, 'linear': 1, 'llama3': 4}.get(kind)
-    if len(numbers) != length or not all(0 < number < math.inf for number in numbers):
-        raise ValueError(text)
-    if kind == 'llama3' and numbers[1] >= numbers[2]:
-        raise ValueError(text)
-    return numbers
 
 
 def config_problems(config, presets):
@@ -88,9 +75,7 @@ def part_problems(config):
     if config.tie and config.init == 'modern':
         problems.append("init=modern starts the head at zero, and with tie=True the embedding is the same "
                         "matrix. use --tie=False, or another arch")
-    try:
-        parse_rope_scaling(config.rope_scaling)
-    except ValueError:
-        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none, linear:FACTOR or "
-                        "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
+    if config.rope_scaling != 'none':
+        from support.rope_table import scaling_problems
+        problems += scaling_problems(config.rope_scaling)
     return problems

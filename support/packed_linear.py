@@ -1,4 +1,4 @@
-"""bfloat16 inference on a CPU: weights in oneDNN's own layout."""
+"""Weights for inference: in its dtype, and for bfloat16 on a CPU in oneDNN's own layout."""
 
 import torch
 import torch.nn as nn
@@ -28,3 +28,12 @@ def pack_linears(model):
                     setattr(module, name, PackedLinear(child))
                 except RuntimeError:  # a CPU without the instructions
                     return
+
+
+def to_inference(model, device, dtype):
+    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model."""
+    for p in model.parameters():  # not the table of rotations
+        p.data = p.data.to(device, getattr(torch, dtype))
+    if torch.device(device).type == 'cpu' and dtype == 'bfloat16':
+        pack_linears(model)
+    return model.to(device)

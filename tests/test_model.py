@@ -14,8 +14,9 @@ import torch._dynamo.testing
 from conftest import REPO
 
 import model as ours
-from model import GPT, PRESETS, GPTConfig, apply_rotary_emb, rope_table
-from support.cpu_kernels import RMSNorm
+from model import GPT, PRESETS, GPTConfig, apply_rotary_emb
+from support.rms_norm import RMSNorm
+from support.rope_table import rope_table
 from support.generation import KVCache, sample_next
 
 RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
