@@ -94,7 +94,9 @@ def configure(script, positional=None, like=None):
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
     if problems:
         fail(*problems)
-    given = {name: expand_home(name, value) for name, value in given.items()}
+    if '~/' in str(given):
+        from support.expand_home import expand_home
+        given = {name: expand_home(name, value) for name, value in given.items()}
     script.update(given)
     knobs = Knobs({**knobs, **given})
     knobs.kinds = kinds
@@ -107,8 +109,10 @@ def parse_args(argv, knobs, kinds, positional):
     while argv:
         arg = argv.pop(0)
         is_flag, name = arg.startswith('-'), arg.lstrip('-')
-        if is_flag and '=' not in arg and argv and is_value(argv[0], kinds.get(name, ()), positional):
-            arg += '=' + argv.pop(0)  # --batch_size 32
+        if is_flag and '=' not in arg and argv:  # --batch_size 32
+            from support.separate_value import is_value
+            if is_value(argv[0], kinds.get(name, ()), positional):
+                arg += '=' + argv.pop(0)
         if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
             problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
         elif is_flag:
@@ -138,16 +142,6 @@ def parse_args(argv, knobs, kinds, positional):
     return given, problems
 
 
-def is_value(arg, kinds, positional):
-    """Whether `arg`, which follows --key, is the value of a knob of these kinds. A switch takes True or
-    False; another word only where it could be nothing else."""
-    if arg.startswith('-') and not arg[1:2].isdigit() and arg != '-':
-        return False
-    if bool in kinds or not kinds:  # none: an unknown knob
-        return arg.lower() in ('true', 'false') or not (positional or arg.endswith('.py'))
-    return True
-
-
 def parse_flag(arg, knobs, kinds):
     """(knob, value, problem) of --key=value, or of --key for True."""
     name, equals, text = arg.lstrip('-').partition('=')
@@ -161,16 +155,6 @@ def parse_flag(arg, knobs, kinds):
     if bool not in kinds[name]:
         return name, None, f"no value ({arg}). write --{name}=..."
     return name, True, None
-
-
-def expand_home(name, value):
-    """No shell expands the ~ in --out_dir=~/runs or resume:~/runs; a prompt may begin with one."""
-    if isinstance(value, list):
-        return [expand_home(name, item) for item in value]
-    prefix, colon, path = str(value).rpartition(':')
-    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):
-        return prefix + colon + os.path.expanduser(path)
-    return value
 
 
 def out_of_range(knobs, above_zero='', from_zero='', below_one=''):

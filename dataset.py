@@ -99,15 +99,9 @@ class Tokens:
         """The number of ids in a file that should have `tokens` of them (None: unknown)."""
         width = self.dtype.itemsize
         size = os.path.getsize(path) if os.path.exists(path) else -1
-        wrong = None
-        if size <= 0:
-            wrong = "is missing" if size < 0 else "is empty"
-        elif size % width:
-            wrong = f"has {size:,} bytes, not a multiple of {width}"
-        elif tokens not in (None, size // width):
-            wrong = f"has {size:,} bytes, not the {tokens * width:,} that it was made with"
-        if wrong:
-            fail(f"{path} {wrong}. run prepare.py for this dataset again")
+        if size <= 0 or size % width or tokens not in (None, size // width):
+            from support.missing_dataset import damaged
+            fail(damaged(path, size, width, tokens))
         return size // width
 
     def open_file(self, i):

@@ -42,17 +42,9 @@ def has_bfloat16(device):
 
 def choose_dtype(dtype, device):
     """(name, why) of the dtype of matrix products."""
-    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
-        fail(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
-    # https://github.com/pytorch/pytorch/issues/195910
-    if device.type == 'mps' and dtype not in ('auto', 'float32'):
-        fail(f"dtype={dtype}, but on Apple GPUs only float32 is right in every torch from 2.9 on. use "
-             "--dtype=float32")
-    if device.type == 'cpu' and dtype == 'float16':
-        fail("dtype=float16, but CPUs only emulate it. use --dtype=float32 or bfloat16")
-    if device.type == 'cuda' and dtype == 'bfloat16' and not has_bfloat16(device):
-        fail(f"dtype=bfloat16, but {torch.cuda.get_device_name(device)} lacks it. use --dtype=float16 or "
-             "float32")
+    if dtype not in ('auto', 'float32'):
+        from support.dtype_checks import check_dtype
+        check_dtype(dtype, device)
     if dtype != 'auto':
         return dtype, 'as asked'
     if has_bfloat16(device):
@@ -81,16 +73,6 @@ def choose_compile(wish, device):
 def autocast(device, dtype):
     """A context in which matrix products are made in `dtype` (a word)."""
     return nullcontext() if dtype == 'float32' else torch.autocast(device.type, getattr(torch, dtype))
-
-
-def make_deterministic(device):
-    """The same bits for the same numbers, however many processes: torchrun gives each one thread, python
-    gives all."""
-    torch.set_num_threads(1)
-    if device.type == 'cuda':
-        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def name_of(device):

@@ -33,7 +33,6 @@ class Evaluator:
     def __init__(self, evaluated, run, clock, stop, dist):
         self.evaluated, self.clock, self.stop, self.dist = evaluated, clock, stop, dist
         self.eval_only, self.stop_val_loss = run.knobs['eval_only'], run.knobs['stop_val_loss']
-        # {'iter': it, metric: number}: not measured again after a resume
         # what was measured last, which is not measured again after a resume
         self.done = {'iter': None, 'names': [], 'metrics': {}}
         if not self.eval_only:
@@ -104,10 +103,4 @@ def tasks(run, model, dist, autocast, stop):
 def samples(run, model, dist, autocast, stop):
     """An evaluation that measures nothing but writes samples.md; its prompts are read now."""
     from support import samples
-    k = run.knobs
-    out_dir = None if k['eval_only'] else k['out_dir']
-
-    def next_after(it):
-        return min(samples.next_in_interval(it, k['sample_interval']), k['max_iters'])
-    return samples.in_loop(out_dir, run.data.tokenizer(), k['sample_prompts'], k['sample_tokens'], k['seed'],
-                           model, dist, autocast, stop.asks_to_stop, next_after)
+    return samples.of_run(run, model, dist, autocast, stop)

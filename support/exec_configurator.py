@@ -6,9 +6,10 @@ import os
 import sys
 import types
 
-from configurator import fail, is_value, parse_flag, plain, say, types_of
+from configurator import fail, parse_flag, plain, say, types_of
 from support.config_file import find_config, mistyped, run_config
 from support.did_you_mean import suggest
+from support.separate_value import is_value
 
 LITERALS = (list, tuple, dict)  # nanoGPT takes these from the command line, too
 

@@ -1,8 +1,15 @@
-"""What to do after a run has given up."""
+"""What to say and do after updates were skipped, and after a run has given up."""
 
 import os
 
 from support import checkpoint, commands
+
+
+def skipped_note(run, n, in_a_row, it, loss, norm):
+    """A line about n skipped updates, of which that of iteration `it` was the first."""
+    return (f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its gradient norm "
+            f"{norm:.4g} ({n} skipped since the last line, {in_a_row} in a row). that iteration again: "
+            f"{commands.replay(run, it)}")
 
 
 def advice(run, first_bad):

@@ -57,10 +57,8 @@ class Guard:
         end."""
         n, in_a_row, it, loss, norm = self.skipped()
         if n:
-            from support import commands
-            self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
-                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
-                            f"row). that iteration again: {commands.replay(self.run, it)}")
+            from support.give_up import skipped_note
+            self.dist.print(skipped_note(self.run, n, in_a_row, it, loss, norm))
         if in_a_row >= MAX_IN_A_ROW and not self.stop.gave_up:  # told once
             self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
 

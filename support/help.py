@@ -14,9 +14,10 @@ import re
 import sys
 import textwrap
 
-from configurator import fail, is_value, parse_args, types_of
+from configurator import fail, parse_args, types_of
 from support.console import exit_on_broken_pipe, width
 from support.did_you_mean import ALIASES
+from support.separate_value import is_value
 
 # of train.py: what a first run wants to change
 ESSENTIAL = ('out_dir', 'init_from', 'dataset', 'batch_size', 'block_size', 'n_layer', 'n_head', 'n_embd',

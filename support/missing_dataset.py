@@ -1,4 +1,4 @@
-"""What to say when a dataset is not there."""
+"""What to say when a dataset is not there, or not whole."""
 
 import glob
 import os
@@ -25,3 +25,15 @@ def missing(name, data_dir):
     there = f"there is: {', '.join(have)}" if have else "there is none yet"
     return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on "
             "a laptop: bash runs/quickstart.sh")
+
+
+def damaged(path, size, width, tokens):
+    """What to say of a file of `size` bytes (-1: there is none), `width` for each id, that should have `tokens`
+    of them."""
+    if size <= 0:
+        wrong = "is missing" if size < 0 else "is empty"
+    elif size % width:
+        wrong = f"has {size:,} bytes, not a multiple of {width}"
+    else:
+        wrong = f"has {size:,} bytes, not the {tokens * width:,} that it was made with"
+    return f"{path} {wrong}. run prepare.py for this dataset again"

@@ -152,6 +152,16 @@ def tell_what_changed(run):
                        f"rounding: {', '.join(changed)}")
 
 
+def model_of_checkpoint(run):
+    """Its GPT, with room for the tokens that the dataset has added."""
+    changes = {name: run.knobs[name] for name in free_fields(run)}
+    model = load.build(run.ckpt, run.knobs['dropout'], **changes)
+    if run.config.vocab_size > model.config.vocab_size:
+        from support.grow_vocabulary import grow_vocabulary
+        grow_vocabulary(model, run.config.vocab_size, run.knobs['seed'])
+    return model
+
+
 def load_optimizer_state(run, optimizer, scaler):
     from support import optimizer_state
     try:

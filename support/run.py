@@ -72,17 +72,11 @@ class Run:
         return {split: min(wanted, n) for split, n in have.items()}
 
     def loss_divisor(self, it, micro_step):
-        """What the mean loss of a micro-batch is divided by, so that they add up to the iteration's mean:
-        their number or, as masked ones have more or fewer targets, by what share of the targets they have."""
+        """What the mean loss of a micro-batch is divided by, so that they add up to the iteration's mean."""
         if not self.data.packed:
             return self.grad_accum_steps
-        k, n = self.knobs, self.knobs['batch_size']
-        per_rank, world_size = self.grad_accum_steps * n, self.dist.world_size
-        begin = 0 if k['overfit_batch'] else it * per_rank * world_size
-        first = begin + self.dist.rank * per_rank + micro_step * n
-        count = self.data.train.count_targets
-        every = count(k['seed'], range(begin, begin + per_rank * world_size))
-        return every / (count(k['seed'], range(first, first + n)) * world_size)
+        from support.masked_loss import loss_divisor
+        return loss_divisor(self, it, micro_step)
 
     def loss_chunk_size(self, model):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
@@ -98,13 +92,8 @@ class Run:
         return size
 
     def model_of_checkpoint(self):
-        from support import load, resume
-        changes = {name: self.knobs[name] for name in resume.free_fields(self)}
-        model = load.build(self.ckpt, self.knobs['dropout'], **changes)
-        if self.config.vocab_size > model.config.vocab_size:
-            from support.grow_vocabulary import grow_vocabulary
-            grow_vocabulary(model, self.config.vocab_size, self.knobs['seed'])
-        return model
+        from support import resume
+        return resume.model_of_checkpoint(self)
 
     def load_optimizer_state(self, optimizer, scaler):
         from support import resume

@@ -187,3 +187,14 @@ def in_loop(out_dir, tokenizer, prompts_file, sample_tokens, seed, model, dist, 
         return {}
 
     return sample
+
+
+def of_run(run, model, dist, autocast, stop):
+    """in_loop() as the knobs of a run ask for it."""
+    k = run.knobs
+    out_dir = None if k['eval_only'] else k['out_dir']
+
+    def next_after(it):
+        return min(next_in_interval(it, k['sample_interval']), k['max_iters'])
+    return in_loop(out_dir, run.data.tokenizer(), k['sample_prompts'], k['sample_tokens'], k['seed'],
+                   model, dist, autocast, stop.asks_to_stop, next_after)

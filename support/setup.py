@@ -131,15 +131,17 @@ def shape_problems(run):
     if run.lrs and k.learning_rate == 0:
         problems.append("learning_rate=0 stops everything, as the other learning rates are multiples of it. "
                         "use a number above 0")
-    run.grad_accum_steps, problem = divide_batch(k, n)
-    if problem:
-        return problems + [problem]
+    counted, unit = k.gradient_accumulation_steps, n
+    if k.total_batch_size:
+        counted, unit = k.total_batch_size, k.batch_size * k.block_size * n  # tokens
+    if counted % unit:
+        from support.batch_problems import not_a_multiple
+        return [*problems, not_a_multiple(k, n)]
+    run.grad_accum_steps = counted // unit
     powers_of_two = run.grad_accum_steps.bit_count() == n.bit_count() == 1
     if k.deterministic and not powers_of_two:
-        steps = 2 ** ((n * run.grad_accum_steps).bit_length() - 1)
-        problems.append(f"deterministic=True adds pairwise and wants powers of two ({n} processes, "
-                        f"{run.grad_accum_steps} micro-batches in each). use 1, 2, 4, ... processes and "
-                        f"--gradient_accumulation_steps={steps}")
+        from support.batch_problems import no_powers_of_two
+        problems.append(no_powers_of_two(n, run.grad_accum_steps))
     run.tokens_per_iter = k.batch_size * k.block_size * run.grad_accum_steps * n
     return problems
 
@@ -150,24 +152,6 @@ def make_config(knobs, ckpt=None):
     fields = [field.name for field in dataclasses.fields(GPTConfig)]
     values = {name: knobs[name] if name in knobs else before.get(name) for name in fields}
     return GPTConfig(**{name: value for name, value in values.items() if value is not None or name in knobs})
-
-
-def divide_batch(k, world_size):
-    """(micro-batches per iteration of one process, or None and the problem)"""
-    if k.total_batch_size:
-        tokens = k.batch_size * k.block_size * world_size
-        if k.total_batch_size % tokens == 0:
-            return k.total_batch_size // tokens, None
-        low = max(1, k.total_batch_size // tokens) * tokens
-        return None, (f"total_batch_size={k.total_batch_size} is not a multiple of batch_size x block_size x "
-                      f"processes = {k.batch_size} x {k.block_size} x {world_size} = {tokens}. nearest: "
-                      f"{low} or {low + tokens}")
-    steps = k.gradient_accumulation_steps
-    if steps % world_size == 0:
-        return steps // world_size, None
-    low = max(1, steps // world_size) * world_size
-    return None, (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of "
-                  f"their number {world_size}. nearest: {low} or {low + world_size}")
 
 
 def data_problems(run):
@@ -238,7 +222,8 @@ def choose_system(run):
     run.why = {'device': dist.why_device, 'dtype': why_dtype, 'compile': why_compile}
     knobs['device'] = str(dist.device)
     if knobs['deterministic']:
-        devices.make_deterministic(dist.device)
+        from support.deterministic import make_deterministic
+        make_deterministic(dist.device)
     if knobs['shard'] != 1:
         from support.sharding import shard_problems
         stop_if(shard_problems(knobs['shard'], dist.world_size, False, dist.device, knobs['dtype']))
