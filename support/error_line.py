@@ -1,6 +1,12 @@
-"""A long error in a few words."""
+"""A process that ends with an error: the error in a few words, and the end."""
 
+import contextlib
+import os
 import re
+import sys
+import threading
+
+CHECKPOINT_WRITER = 'checkpoint writer'  # a thread's name
 
 
 def shorten(text):
@@ -13,3 +19,15 @@ def shorten(text):
     if len(text) > 160:
         text = text[:160].rsplit(' ', 1)[0] + ' ...'
     return text + ')' * (text.count('(') - text.count(')'))
+
+
+def end(status):
+    """End this process now; only a checkpoint that is being written is waited for. On Python's own way out
+    other threads, NCCL's and torch.compile's among them, may wait for ever."""
+    for thread in threading.enumerate():
+        if thread.name == CHECKPOINT_WRITER:
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stay
+            stream.flush()
+    os._exit(status)

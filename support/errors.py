@@ -1,26 +1,10 @@
 """Errors that come from below and mean something to the user: one line instead of a traceback."""
 
-import contextlib
 import os
 import re
 import sys
-import threading
 
 from configurator import say
-
-CHECKPOINT_WRITER = 'checkpoint writer'  # a thread's name
-
-
-def end(status):
-    """End this process now; only a checkpoint that is being written is waited for. On Python's own way out
-    other threads, NCCL's and torch.compile's among them, may wait for ever."""
-    for thread in threading.enumerate():
-        if thread.name == CHECKPOINT_WRITER:
-            thread.join()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stay
-            stream.flush()
-    os._exit(status)
 
 
 def explain(pattern, what, remedy, status):
@@ -31,7 +15,7 @@ def explain(pattern, what, remedy, status):
     def hook(kind, error, traceback):
         if not re.search(pattern, str(error)):
             return before(kind, error, traceback)
-        from support.error_line import shorten
+        from support.error_line import end, shorten
         advice = remedy() if callable(remedy) else remedy
         say(f"error: {what} ({shorten(str(error))}). {advice}")
         end(status)  # from here Python would make it 1

@@ -95,9 +95,7 @@ def losses(model, data, counts, batch_size, dist, autocast, stop, it):
 def tasks(run, model, dist, autocast, stop):
     """An evaluation: benchmarks, their files read now."""
     from support import tasks
-    k = run.knobs
-    return tasks.in_loop(k['tasks'], k['data_dir'], run.data.tokenizer(), k['max_per_task'], model,
-                         k['batch_size'], dist, autocast, stop.asks_to_stop)
+    return tasks.of_run(run, model, dist, autocast, stop)
 
 
 def samples(run, model, dist, autocast, stop):

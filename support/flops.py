@@ -16,7 +16,8 @@ def flops_per_token(model):
 
 def estimate_mfu(model, fwdbwd_per_iter, dt, peak_flops=None):
     """Model FLOPs utilization: the share of peak_flops (None: this device's bfloat16 peak) that
-    fwdbwd_per_iter sequences of block_size tokens in dt seconds make. nan for a device whose peak is unknown."""
+    fwdbwd_per_iter sequences of block_size tokens in dt seconds make. nan for a device whose peak is
+    unknown."""
     if peak_flops is None:
         peak_flops = peak_flops_of(model.lm_head.weight.device)
     if peak_flops is None:

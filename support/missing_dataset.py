@@ -28,8 +28,8 @@ def missing(name, data_dir):
 
 
 def damaged(path, size, width, tokens):
-    """What to say of a file of `size` bytes (-1: there is none), `width` for each id, that should have `tokens`
-    of them."""
+    """What to say of a file of `size` bytes (-1: there is none), `width` for each id, that should have
+    `tokens` of them."""
     if size <= 0:
         wrong = "is missing" if size < 0 else "is empty"
     elif size % width:

@@ -8,7 +8,6 @@ WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learn
 # a file may say anything, and even what has no weights takes time and memory to build
 LARGEST = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24,
            'n_head': 2**20, 'n_kv_head': 2**20}
-LARGEST_TABLE = 2**30  # numbers in the table of rotations: 4 GB
 ABOVE_ZERO = (*LARGEST, 'norm_eps', 'rope_theta')
 FROM_ZERO = ('dropout', 'softcap')
 
@@ -56,11 +55,6 @@ def shape_problems(config):
     if H % K:
         divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
         problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
-    if config.positions == 'rope' and C % H == 0 and C // H % 2:
-        problems.append(f"rope rotates pairs of channels, and a head has {C // H}. use --n_embd={C + H}")
-    if config.positions == 'rope' and config.block_size * C // H > LARGEST_TABLE:
-        problems.append(f"rope's table for block_size={config.block_size} and heads of {C // H} channels is "
-                        f"out of range. use --block_size={LARGEST_TABLE * H // C} or less, or more heads")
     return problems
 
 
@@ -75,7 +69,7 @@ def part_problems(config):
     if config.tie and config.init == 'modern':
         problems.append("init=modern starts the head at zero, and with tie=True the embedding is the same "
                         "matrix. use --tie=False, or another arch")
-    if config.rope_scaling != 'none':
-        from support.rope_table import scaling_problems
-        problems += scaling_problems(config.rope_scaling)
+    if config.positions == 'rope' or config.rope_scaling != 'none':
+        from support.rope_table import rope_problems
+        problems += rope_problems(config)
     return problems

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from configurator import fail
 from support.devices import choose_device
 from support.distributed import Distributed, map_tensors
-from support.errors import end, explain
+from support.error_line import end
+from support.errors import explain
 
 
 def join(device, backend, timeout):

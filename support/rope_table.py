@@ -4,6 +4,8 @@ import math
 
 import torch
 
+LARGEST_TABLE = 2**30  # numbers in the table of rotations: 4 GB
+
 
 def rope_table(config):
     """cos and sin of the angle by which position t rotates pair i of a head's channels, (2, T, D/2)
@@ -35,11 +37,17 @@ def parse_rope_scaling(text):
     return numbers
 
 
-def scaling_problems(text):
-    """What is wrong with rope_scaling, as a list of lines."""
+def rope_problems(config):
+    """What cannot be rotated, as a list of lines."""
+    C, H, problems = config.n_embd, config.n_head, []
+    if config.positions == 'rope' and C % H == 0 and C // H % 2:
+        problems.append(f"rope rotates pairs of channels, and a head has {C // H}. use --n_embd={C + H}")
+    if config.positions == 'rope' and config.block_size * C // H > LARGEST_TABLE:
+        problems.append(f"rope's table for block_size={config.block_size} and heads of {C // H} channels is "
+                        f"out of range. use --block_size={LARGEST_TABLE * H // C} or less, or more heads")
     try:
-        parse_rope_scaling(text)
+        parse_rope_scaling(config.rope_scaling)
     except ValueError:
-        return [f"no such rope_scaling ({text}). use none, linear:FACTOR or "
-                "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE"]
-    return []
+        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none, linear:FACTOR or "
+                        "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
+    return problems

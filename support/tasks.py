@@ -351,6 +351,13 @@ def in_loop(names, folder, tokenizer, max_per_task, model, batch_size, dist, aut
     return evaluate_tasks
 
 
+def of_run(run, model, dist, autocast, stop):
+    """in_loop() as the knobs of a run ask for it."""
+    k = run.knobs
+    return in_loop(k['tasks'], k['data_dir'], run.data.tokenizer(), k['max_per_task'], model,
+                   k['batch_size'], dist, autocast, stop.asks_to_stop)
+
+
 def summary(name, results):
     """(CORE or the accuracy on one task, a line about it)"""
     if name == 'core':
