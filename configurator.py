@@ -146,6 +146,7 @@ def parse_flag(arg, knobs, kinds):
     """(knob, value, problem) of --key=value, or of --key for True."""
     name, equals, text = arg.lstrip('-').partition('=')
     if name not in knobs:
+        from support.did_you_mean import suggest
         return name, None, f"unknown knob ({arg}). {suggest(name, knobs)}"
     if not arg.startswith('--'):
         return name, None, f"one dash ({arg}). write -{arg}"
@@ -227,11 +228,6 @@ def check(value, kinds):
 def describe(kinds):
     from support.did_you_mean import describe
     return describe(kinds)
-
-
-def suggest(name, knobs):
-    from support.did_you_mean import suggest
-    return suggest(name, knobs)
 
 
 if not globals().get('__file__', '').endswith('configurator.py'):  # exec(open('configurator.py').read())

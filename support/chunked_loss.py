@@ -62,6 +62,15 @@ def chunked_loss(x, head, targets, softcap, reduction, chunk_size):
     return losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
 
 
+def usable_on(model, dist):
+    """Whether it is the loss that model.py computes; says so if not."""
+    if same_as_forward(model):
+        return True
+    dist.print("note: the loss in model.py is not the one in support/chunked_loss.py, so all logits are held "
+               "in memory at once")
+    return False
+
+
 def same_as_forward(model):
     """Whether the loss above is the one that the model's own forward() defines, which may have been edited.
     Tried on a tiny network of the same class and parts; the random numbers of the caller are left alone."""

@@ -152,6 +152,14 @@ def tell_what_changed(run):
                        f"rounding: {', '.join(changed)}")
 
 
+def last_evaluation(ckpt):
+    found = ckpt.get('evaluation', {})
+    if 'metrics' in found or not found:
+        return found
+    from support.old_knobs import evaluation_of_version_1
+    return evaluation_of_version_1(found)
+
+
 def model_of_checkpoint(run):
     """Its GPT, with room for the tokens that the dataset has added."""
     changes = {name: run.knobs[name] for name in free_fields(run)}

@@ -55,11 +55,10 @@ class Run:
     @property
     def last_evaluation(self):
         """What the resumed checkpoint was found to be worth."""
-        found = self.ckpt.get('evaluation', {}) if self.continues else {}
-        if 'metrics' in found or not found:
-            return found
-        from support.old_knobs import evaluation_of_version_1
-        return evaluation_of_version_1(found)
+        if not self.continues:
+            return {}
+        from support import resume
+        return resume.last_evaluation(self.ckpt)
 
     @property
     def eval_windows(self):
@@ -84,12 +83,9 @@ class Run:
         memory = devices.memory_of(device)
         size = devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size, memory)
         if size:
-            from support.chunked_loss import same_as_forward
-            if not same_as_forward(model):
-                self.dist.print("note: the loss in model.py is not the one in support/chunked_loss.py, so "
-                                "all logits are held in memory at once")
-                return 0
-        return size
+            from support.chunked_loss import usable_on
+            return size if usable_on(model, self.dist) else 0
+        return 0
 
     def model_of_checkpoint(self):
         from support import resume
