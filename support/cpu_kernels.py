@@ -3,12 +3,24 @@ Kernels that are there for one kind of hardware: the CPU, where torch's own are 
 (the other one is in rms_norm.py) is a drop-in for torch's, and steps aside for everything else.
 """
 
+import contextlib
 import math
 
 import torch
 from torch.nn import functional as F
 
-enabled = True  # support/memory.py sets it to False, to estimate a GPU's memory
+enabled = True
+
+
+@contextlib.contextmanager
+def disabled():
+    """Use torch's own kernels in this block, as a GPU would (plan.py estimates its memory so)."""
+    global enabled
+    before, enabled = enabled, False
+    try:
+        yield
+    finally:
+        enabled = before
 
 
 def used_on(device):

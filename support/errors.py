@@ -35,6 +35,7 @@ def explain_lost_data(rescue=lambda: ''):
     def hook(kind, error, traceback):
         if not issubclass(kind, DataLost):
             return before(kind, error, traceback)
+        from support.error_line import end
         say(f"error: {error}{rescue()}")
         end(2)
 

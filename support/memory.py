@@ -173,20 +173,10 @@ def run_micro_batches(setup, model, dist, meter):
 
 
 @contextlib.contextmanager
-def without_cpu_kernels():
-    """Use torch's own kernels in this block, as a GPU would."""
-    before, cpu_kernels.enabled = cpu_kernels.enabled, False
-    try:
-        yield
-    finally:
-        cpu_kernels.enabled = before
-
-
-@contextlib.contextmanager
 def fake_model(setup, meter):
     """(the model of one process, what stands for its process group)"""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    kernels = contextlib.nullcontext() if setup.device.type == 'cpu' else without_cpu_kernels()
+    kernels = contextlib.nullcontext() if setup.device.type == 'cpu' else cpu_kernels.disabled()
     if setup.shard == 1:
         with fake, kernels:
             yield make_model(setup, meter), Distributed(CPU)
