@@ -156,7 +156,7 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = run.model_of_checkpoint() if ckpt else GPT(config)
-model.set_memory_saving(activation_checkpointing, run.loss_chunk_size(model))  # if logits are large
+model.set_memory_saving(activation_checkpointing, run.loss_chunk_size(model))  # 0: logits are small
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)
 scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
@@ -247,7 +247,9 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         dist.set_grad_sync(ddp_model, micro_step == grad_accum_steps - 1)  # must be set before forward
         batch = next(batches)
         with autocast:
-            micro_loss = ddp_model(*batch, return_logits=False)[1] / run.loss_divisor(it, micro_step)
+            batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)
+            # by grad_accum_steps, unless some targets are masked
+            micro_loss = batch_loss / run.loss_divisor(it, micro_step)
         scaler.scale(micro_loss).backward()
         loss_total.add(micro_loss)
     loss = loss_total.mean()  # the same in every process
@@ -255,7 +257,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     # the update
     lr = get_lr(it)
     for group in optimizer.param_groups:
-        group['lr'] = lr * group.get('lr_scale', 1.0)  # each group has its own peak
+        group['lr'] = lr * group.get('lr_scale', 1.0)  # create_optimizer gave each group its peak
     scaler.unscale_(optimizer)
     grad_norm = dist.clip_grad_norm_(model, grad_clip)
     guard.step(it, loss, grad_norm)  # optimizer.step(), unless loss or gradient are not finite
