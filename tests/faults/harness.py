@@ -92,6 +92,8 @@ class Child:
         os.dup2(fd, 2)
         sys.stdout, sys.stderr = os.fdopen(1, 'w'), os.fdopen(2, 'w')
         os.environ.update({name: str(value) for name, value in env.items()})
+        for number in (signal.SIGHUP, signal.SIGQUIT):  # ignored under nohup, and behind a script's &
+            signal.signal(number, signal.SIG_DFL)
         sys.argv = [str(REPO / 'train.py'), *args]
         signals.started, signals.parent = time.monotonic(), os.getppid()  # as if it were imported now
         report.write = lambda out_dir: None  # it takes longer than the training
