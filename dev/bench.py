@@ -215,6 +215,14 @@ def parameters_of(k):
     return 12 * shape['n_layer'] * shape['n_embd']**2 + shape['vocab_size'] * shape['n_embd']
 
 
+def memory_of_training(k):
+    """Bytes, roughly: 16 per parameter, logits in two dtypes and their gradient, and activations."""
+    shape = {**knobs, **k}
+    tokens = shape['batch_size'] * shape['block_size']
+    of_a_token = 10 * shape['vocab_size'] + 40 * shape['n_layer'] * shape['n_embd']
+    return 16 * parameters_of(k) + tokens * of_a_token
+
+
 def flops_per_token(k):
     """Of a forward and a backward pass: PaLM, arXiv 2204.02311, appendix B, as nanoGPT counts them."""
     shape = {**knobs, **k}
@@ -241,9 +249,9 @@ def train():
         with tempfile.TemporaryDirectory() as work:
             commands = commands_of(k, work)
             alone = False
-            if device.type == 'cuda':  # 16 bytes per parameter in training, and as much again for activations
+            if device.type == 'cuda':
                 memory = torch.cuda.get_device_properties(device).total_memory
-                alone = 32 * parameters_of(k) * len(commands) > 0.2 * memory
+                alone = memory_of_training(k) * len(commands) > 0.8 * memory
             times = take_turns(commands, alone)
         first = next(iter(times.values()))
         for who, seconds in times.items():

@@ -121,10 +121,25 @@ def table(*rows):
     return [lines[0], '|---' * len(rows[0]) + '|', *lines[1:]]
 
 
+def commit_of_code():
+    """By git, or by the note that dev/gpu_pack.py leaves where there is no git."""
+    try:
+        git = ['git', 'describe', '--always', '--dirty']
+        done = subprocess.run(git, cwd=REPO, capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    except OSError:  # git is not installed
+        pass
+    note = os.path.join(REPO, 'out-carried', 'commit')
+    if not os.path.exists(note):
+        return 'unknown'
+    with open(note) as f:
+        return f.read()
+
+
 def machine():
     """Commit, versions and hardware, for the record."""
-    git = ['git', 'describe', '--always', '--dirty']
-    commit = subprocess.run(git, cwd=REPO, capture_output=True, text=True).stdout.strip()
+    commit = commit_of_code()
     if torch.cuda.is_available():
         hardware = torch.cuda.get_device_name()
     else:

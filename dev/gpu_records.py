@@ -1,469 +1,551 @@
 """
-What a GPU has to show, in steps: that the numbers are right, that no step waits for the GPU, how fast it is.
+What a GPU has to show, in rows: that the numbers are right, that no step waits for it, how fast it is.
 
-    $ bash runs/gpu_records.sh --out=FOLDER --peer=PATH_TO_NANOGPT   # until every step has its result
-    $ bash runs/gpu_records.sh --out=FOLDER --table                  # dev/records/gpu.md from what there is
+    $ bash runs/gpu_records.sh first          # the most telling rows, in less than ten minutes
+    $ bash runs/gpu_records.sh second         # and `third`: the next tens of minutes
+    $ bash runs/gpu_records.sh --smoke=True   # the same rows with tiny networks on a CPU
+    $ bash runs/gpu_records.sh --pack=flatgpt.tar.gz --text=input.txt --peer=PATH_TO_NANOGPT
 
-Each step takes less than nine minutes in a process of its own and leaves FOLDER/<step>.json. One whose file
-is there is not repeated; one that failed, or did not end in time, is.
+Each row is made by train.py, sample.py or dev/bench.py in processes of their own, and read from what they
+print. It is written as soon as it is known, with all that was printed, to <results>. The same command again
+makes the rows that were interrupted, then those that failed.
 """
 
 import os
 import sys
+from typing import Literal
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
 from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
-out = os.path.join(HERE, 'out-gpu')  # where the results go
-peer: str = None  # a checkout of nanoGPT, to compare with
-text: str = None  # tinyshakespeare's file, for the race. None: prepare.py downloads it
-gutenberg: str = None  # the folder with gutenberg_train.jsonl.gz. None: without the race at 124M
-only: str = None  # steps, as 'losses,growth'; repeated even if their results are there
-list = False  # True: name the steps and whether they are done
-minutes = 9.0  # stop the step that is running after so many, and begin no other
-table = False  # True: write the table
-record = os.path.join(HERE, 'dev', 'records', 'gpu.md')  # its file
-smoke = False  # True: tiny networks on the CPU, and only the steps of SMOKE unless `only` says
+part: Literal['first', 'second', 'third'] = 'first'  # then those after it, while there is time
+results = os.path.join(HERE, 'out-gpu.tar.gz')  # a table, and of each row its numbers and what was printed
+minutes = 9.5  # end what is running after so many
+only: str = None  # rows, as 'waits_gpt2,growth', repeated even if they are there
+show = False  # True: name the rows and which of them are there
+smoke = False  # True: tiny networks on the CPU
+# an archive brings these along, in out-carried/
+text: str = None  # a text of a megabyte, such as tinyshakespeare, for training on characters
+corpus: str = None  # documents, such as a .jsonl.gz of 30 MB, for training with GPT-2's tokens
+peer: str = None  # a checkout of nanoGPT to compare with
+pack: str = None  # only write the archive, to this .tar.gz
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())
+knobs, given = configure(globals(), positional='part')
 
-import contextlib
-import functools
-import glob
 import hashlib
-import json
 import multiprocessing
+import re
 import signal
 import statistics
+import subprocess
+import tarfile
 import tempfile
 import time
-import traceback
+from types import SimpleNamespace
 
 import torch
 
-from common import after_each_update, check_peer, flags_of, machine, make_tokens, run_script
-from model import GPT, GPTConfig
-from support.compiling import compile_model
-from support.curves import read_log
-from support.devices import choose_compile
-from support.files import write_json
+from common import check_peer, commit_of_code, flags_of, make_tokens, run_forked
+from gpu_pack import carried
+from gpu_pack import pack as write_archive
+from support.files import read_json, write_json
 
+PARTS = 'first', 'second', 'third'
+DEVICE = 'cpu' if smoke else 'cuda'
+SMALL = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16)
+LARGE = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=32)
+V = 50304
 if smoke:
-    import torch._dynamo  # every optimizer imports it, for two seconds: here once, not in each step
-DEVICE = torch.device('cpu' if smoke else 'cuda')  # not used here: a process that uses a GPU cannot be forked
-SHAPE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16)
-if smoke:
-    SHAPE = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4)
+    SMALL, V = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4), 65
+    LARGE = SMALL
 ITERS = 6 if smoke else 40
-RUN = dict(SHAPE, learning_rate=1e-3, warmup_iters=5, gradient_accumulation_steps=2, dropout=0.1,
-           eval_interval=0, eval_iters=1, device=DEVICE, compile=False)
-ARCHS = ('gpt2', 'llama', 'modern')
-work = None  # a temporary folder, of each step's own
+RUN = dict(SMALL, learning_rate=1e-3, warmup_iters=5, gradient_accumulation_steps=2, dropout=0.1,
+           eval_interval=0, eval_iters=1, log_interval=1, compile=False, overwrite=True)
+COMPILE = not smoke
+ITERATION = re.compile(r'^iter (\d+): loss (\S+), time ([\d.]+)ms', re.M)
 
 
 class NotHere(Exception):
-    """Why a step makes no sense here."""
+    """Why a row makes no sense here."""
 
 
-def run_flags(name, iterations=ITERS, V=65, **more):
-    """The flags of a run of train.py into work/<name>."""
-    settings = dict(RUN, max_iters=iterations, lr_decay_iters=ITERS) | more
-    data = dict(data_dir=work, dataset=make_tokens(work, V, 2**16), out_dir=os.path.join(work, name))
-    return flags_of({**settings, **data})
+class TimeUp(Exception):
+    pass
 
-
-def train(name, *flags, launcher=(), **more):
-    """Run train.py into work/<name>; returns its newest checkpoint."""
-    run_script('train.py', *run_flags(name, **more), *flags, launcher=launcher, fork=smoke and not launcher)
-    return torch.load(os.path.join(work, name, 'ckpt.pt'), map_location='cpu', weights_only=True)
-
-
-def tensors(saved):
-    """All numbers of a checkpoint, weights and moments, in one order."""
-    moments = [t for state in saved['optimizer']['state'].values() for t in state.values()]
-    return [t.float() for t in (*saved['model'].values(), *moments) if torch.is_tensor(t)]
-
-
-def difference(a, b):
-    """The largest difference between two checkpoints."""
-    return max((x - y).abs().max().item() for x, y in zip(tensors(a), tensors(b), strict=True))
-
-
-def bench(*flags):
-    """The numbers of dev/bench.py, and its tables on the console."""
-    path = os.path.join(work, 'bench.json')
-    flags = *flags, f'--device={DEVICE.type}', f'--json_file={path}'
-    print(run_script('dev/bench.py', *flags, fork=smoke), flush=True)
-    with open(path) as f:
-        return json.load(f)
-
-
-COMPILED = (False,) if smoke else (False, True)
 
 # -----------------------------------------------------------------------------
-# the steps: each returns rows (what, result, whether it is right, or None) and the numbers behind them
+# processes
 
 
-def losses():
-    """20 losses of each preset, on a CPU in float32 and here in every dtype, compiled and not"""
-    rows, raw = [], {}
+class Row:
+    """A row in the making: its commands, one after another, and all that they print."""
 
-    def twenty(**how):
-        name = ', '.join(map(str, how.values()))
-        more = dict(dropout=0.0, lr_schedule='constant', log_interval=1)
-        train(name, '--overwrite', iterations=20, **more, **how)
-        raw[name] = [loss for loss in read_log(os.path.join(work, name))['loss'] if loss is not None]
-        return name, raw[name]
-    for arch in ARCHS:
-        _, want = twenty(arch=arch, dtype='float32', device='cpu', compile=False)
-        for dtype, most in (('float32', 2e-3), ('bfloat16', 0.05)):
-            for compiling in COMPILED:
-                name, got = twenty(arch=arch, dtype=dtype, device=DEVICE.type, compile=compiling)
-                apart = max(abs(a - b) for a, b in zip(want, got, strict=True))
-                said = f'{apart:.2g}; {got[0]:.4f} to {got[-1]:.4f}'
-                what = f'{name}: largest difference from the CPU, first to last loss'
-                rows.append((what, said, apart < most))
-    return rows, raw
+    def __init__(self, log, work, until):
+        self.log, self.work, self.until = open(log, 'a+'), work, until
 
-
-def sampling():
-    """greedy text with the cache, without it, and by the compiled step"""
-    rows = []
-    shape = {name: SHAPE[name] for name in ('n_layer', 'n_head', 'n_embd', 'block_size')}
-    for arch in ARCHS:
-        torch.manual_seed(1)
-        net = GPT(GPTConfig(vocab_size=65, arch=arch, **shape)).to(DEVICE).eval()
-        for p in net.parameters():
-            if not p.count_nonzero():
-                torch.nn.init.normal_(p, std=0.02)  # modern's zeros would make all logits equal
-        idx = torch.arange(6, device=DEVICE).view(2, 3)
-        n = 40 if smoke else 300  # beyond the end of the window
-        want = net.generate(idx, n, temperature=0, use_cache=False)
-        share = (want == net.generate(idx, n, temperature=0)).float().mean().item()
-        rows.append((f'{arch}: the same tokens with the cache and without', f'{share:.1%}', share == 1))
-        if not smoke:
-            note = compile_model(net, lambda: net.generate(idx, 4, temperature=0, static=True), 'auto',
-                                 mode='reduce-overhead', dynamic=False)
-            share = (want == net.generate(idx, n, temperature=0, static=True)).float().mean().item()
-            rows.append((f'{arch}: the same tokens compiled', f"{share:.1%} {note or ''}", share == 1))
-            torch._dynamo.reset()
-    return rows, {}
-
-
-def deterministic():
-    """--deterministic=True twice"""
-    sums = []
-    for name in 'ab':
-        found = tensors(train(name, deterministic=True))
-        sums.append(hashlib.sha256(b''.join(t.numpy().tobytes() for t in found)).hexdigest()[:16])
-    return [('hashes of weights and moments of two runs', ', '.join(sums), sums[0] == sums[1])], {}
-
-
-def resume():
-    """a whole run against half of one and a resume, eager and deterministic"""
-    return [resumed('eager'), resumed('deterministic=True', deterministic=True)], {}
-
-
-def resume_compiled():
-    """the same, compiled"""
-    if not choose_compile('auto', DEVICE)[0]:
-        raise NotHere('nothing is compiled on a CPU')
-    return [resumed('compiled', compile=True)], {}
-
-
-def resumed(words, **more):
-    """A row of `resume`."""
-    whole = train('whole', '--overwrite', **more)
-    again = difference(whole, train('again', '--overwrite', **more))
-    train('parts', '--overwrite', iterations=ITERS // 2, **more)
-    apart = difference(whole, train('parts', '--init_from=resume', **more))
-    # what two uninterrupted runs differ by is the GPU's own rounding, e.g. of sums in any order
-    exact = smoke or 'deterministic' in more
-    right = apart == 0 if exact else apart <= max(2 * again, 1e-6)
-    return f'{words}: largest difference after it; of two whole runs', f'{apart:.2g}; {again:.2g}', right
-
-
-def torchrun(n=1, **how):
-    """one process under torchrun, compiled and not, against plain python"""
-    plain, rows = train('plain', dropout=0.0), []
-    launcher = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}')
-    for compiling in COMPILED:
-        other = train('other', '--overwrite', launcher=launcher, dropout=0.0, compile=compiling, **how)
-        apart = difference(plain, other)
-        what = f'compile={compiling}: largest difference of weights and moments'
-        rows.append((what, f'{apart:.2g}', apart < 1e-2))
-    return rows, {}
-
-
-def shard():
-    """two processes that share the weights (--shard=0), against plain python"""
-    if not smoke and torch.cuda.device_count() < 2:
-        raise NotHere('one GPU alone')
-    return torchrun(2, shard=0)
-
-
-def no_sync():
-    """between two log lines nobody waits for the device"""
-    rows = []
-
-    def check(n):
-        if DEVICE.type == 'cuda':
-            torch.cuda.set_sync_debug_mode('error' if 5 <= n < 25 else 'default')
-        return n == 26
-    for arch, optimizer, compiling in (
-            ('gpt2', 'adamw', False), ('modern', 'muon', False), ('gpt2', 'adamw', not smoke)):
-        how = dict(arch=arch, matrix_optimizer=optimizer, compile=compiling)
-        flags = run_flags('no_sync', iterations=2000, log_interval=1000, overwrite=True, **how)
+    def run(self, *words, launcher=(), status=0, alone=False, **env):
+        """What a command prints. status: the one that is right; alone: even in a smoke test in a process that
+        imports torch anew."""
+        words = [str(word) for word in words]
+        self.log.seek(0, 2)
+        self.log.write(f"$ {' '.join([*launcher, *words])}\n")
+        self.log.flush()
+        begin, t0 = self.log.tell(), time.monotonic()
+        process = self.start(words, launcher, env, forked=smoke and not launcher and not alone)
         try:
-            after_each_update(check, 'train.py', *flags)
-            said = 'none'
-        except RuntimeError as e:
-            where = traceback.extract_tb(e.__traceback__)[-1]
-            said = f'{str(e).splitlines()[0][:100]} in {where.name}'
-        if DEVICE.type == 'cuda':
-            torch.cuda.set_sync_debug_mode('default')
-        name = ', '.join(map(str, how.values()))
-        rows.append((f'{name}: waits in 20 iterations', said, said == 'none'))
-    return rows, {}
+            found = self.wait(process)
+        except BaseException:
+            self.end(process)
+            raise
+        self.log.seek(begin)
+        said = self.log.read()
+        print(f'    {time.monotonic() - t0:5.1f} s  {words[0]}', flush=True)
+        if found != status:
+            last = (said.strip().splitlines() or ['it printed nothing'])[-1]
+            raise RuntimeError(f'{words[0]} ended with status {found}, not {status}: {last[:300]}')
+        return said
 
-
-def growth():
-    """memory over 1,000 tiny steps, after the first 200"""
-    marks = []
-    last = 400 if smoke else 1200
-
-    def look(n):
-        if n >= 200 and n % 100 == 0:  # the first ones are still filling the allocators
-            with open('/proc/self/statm') as f:
-                pages = int(f.read().split()[1])
-            on_gpu = torch.cuda.memory_allocated() if DEVICE.type == 'cuda' else 0
-            marks.append((pages * os.sysconf('SC_PAGE_SIZE'), on_gpu))
-        return n == last
-    tiny = dict(n_layer=1, n_embd=32, block_size=32, batch_size=2, gradient_accumulation_steps=1)
-    after_each_update(look, 'train.py', *run_flags('growth', iterations=2000, log_interval=1000, **tiny))
-    grown = [after - before for before, after in zip(marks[0], marks[-1])]
-    said = f'{grown[0] / 1e6:.1f} MB; {grown[1] / 1e6:.3f} MB'
-    right = grown[0] < 20e6 and grown[1] <= 0
-    return [("growth of the process and of the GPU's tensors", said, right)], {'marks': marks}
-
-
-def speed(size, arch, sweep):
-    """training steps by dev/bench.py"""
-    flags = [f'--sizes={size}', f'--batch_sizes={sweep}', '--rounds=3']
-    if smoke:
-        flags = ['--sizes=toy', '--n_layer=1', '--rounds=1', '--warm_up=1', '--turn=0.1', '--batch_sizes=2']
-    if peer and arch == 'gpt2':
-        flags.append(f'--peer={peer}')
-    found = bench(*flags, f'--arch={arch}')
-    rows = []
-    for row in found['train']:
-        said = 'out of memory'
-        if row['seconds'] is not None:
-            share, ratio = row['of_data_sheet'] or 0, row.get('ratio', 1)
-            ms = 1000 * row['seconds_per_iteration']
-            said = (f"{row['tokens_per_second']:,.0f} tokens/s, {ms:.1f} ms, "
-                    f"{share:.1%} of the data sheet, {ratio:.2f} of the first one's time")
-        what = f"{size}, {row['contestant']}, micro-batch {row['batch_size']} x {row['block_size']}"
-        rows.append((what, said, None))
-    return rows, found
-
-
-def sample(size):
-    """tokens per second of generate() by dev/bench.py"""
-    flags = ['--sizes=baby', '--tokens=4', '--rounds=1'] if smoke else [f'--sizes={size}', '--rounds=3']
-    if peer:
-        flags.append(f'--peer={peer}')
-    found = bench('--what=sample', *flags)
-    rows = []
-    for row in found['sample']:
-        speed = row['batch'] / statistics.median(row['seconds_per_step'])
-        said = f"{speed:,.0f} tokens/s, {row['ratio']:.1f} times the first"
-        if row['share']:
-            said += f", {row['share']:.0%} of the bandwidth"
-        rows.append((f"{row['size']}, {row['batch']} at once, {row['contestant']}", said, None))
-    return rows, found
-
-
-def start():
-    """seconds to the first step; what was compiled once is in a cache"""
-    found = bench('--what=start', f'--rounds={1 if smoke else 4}', '--archs=gpt2')
-    rows = []
-    for until, seconds in found['start'].items():
-        later = statistics.median(seconds[1:] or seconds)
-        rows.append((until, f'{seconds[0]:.1f} s the first time, then {later:.1f} s', None))
-    return rows, found
-
-
-def save():
-    """what a checkpoint of 124M costs the loop"""
-    large = dict(V=50304, n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=8)
-    large = {} if smoke else large
-    train('saving', iterations=30, eval_interval=10, keep_checkpoints=1, log_interval=1, **large)
-    log = read_log(os.path.join(work, 'saving'))
-    took = log['save_seconds'][-1] / 3
-    size = max(map(os.path.getsize, glob.glob(os.path.join(work, 'saving', 'ckpt_*.pt'))))
-    iterations = 1000 * took / [ms for ms in log['ms'] if ms is not None][-1]
-    return [(f'a checkpoint of {size / 1e9:.2f} GB', f'{took:.2f} s, {iterations:.0f} iterations', None)], {}
-
-
-def race(which, seed):
-    """dev/race.py with one seed; at 124M two minutes of each contestant"""
-    if which == '124M' and not gutenberg:
-        raise NotHere('no --gutenberg=FOLDER')
-    folder = os.path.join(out, f'race_{which}_{seed}')
-    flags = [f'--text={text}'] if text else []
-    if which == '124M':
-        flags = ['--shakespeare=False', f'--gutenberg={gutenberg}', '--minutes=2']
-    if smoke:
-        flags.append('--smoke')
-    flags += [f'--first_seed={seed}', '--seeds=1', f'--out={folder}']
-    run_script('dev/race.py', 'gpu', *flags, fork=smoke)
-    with open(os.path.join(folder, 'race_gpu.json')) as f:
-        found = json.load(f)
-    rows = []
-    for curves in found.values():
-        for name, (curve,) in curves.items():
-            said = f'{curve[-1][1]:.0f}, {curve[-1][2]:.4f}, {min(point[2] for point in curve):.4f}'
-            rows.append((f'{name}: seconds, validation loss in the end, the best one', said, None))
-    return rows, found
-
-
-STEPS = {f.__name__: f for f in (
-    losses, sampling, deterministic, resume, resume_compiled, torchrun, shard, no_sync, growth)}
-# to compile two large networks takes minutes: one micro-batch to a step
-SWEEPS = {'124M': ['8,16,32,64'], '350M': ['8,16,32'], '774M': ['8', '16'], '1.5B': ['4', '8', '16']}
-for size, sweeps in SWEEPS.items():
-    for sweep in sweeps:
-        for arch in ('gpt2', 'modern'):
-            name = f"train_{size}_{arch}_{sweep.replace(',', '_')}"
-            STEPS[name] = functools.partial(speed, size, arch, sweep)
-for size in ('baby', 'baby8', 'modern', '124M', '1.5B'):
-    STEPS[f'sample_{size}'] = functools.partial(sample, size)
-STEPS.update(start=start, save=save)
-for which in ('shakespeare', '124M'):
-    for seed in (1, 2, 3):
-        STEPS[f'race_{which}_{seed}'] = functools.partial(race, which, seed)
-# those that need no further process
-SMOKE = 'sampling,deterministic,resume,no_sync,growth,sample_baby,save,race_shakespeare_1'
-
-# -----------------------------------------------------------------------------
-# running them, and the table
-
-
-def path(name, end='json'):
-    return os.path.join(out, f'{name}.{end}')
-
-
-def run(name):
-    """A step, in a process of its own."""
-    global work
-    os.setsid()  # so that all it starts can be ended with it
-    if smoke:
-        torch.set_num_threads(1)
-    else:
-        torch.cuda.set_device(0)
-    with tempfile.TemporaryDirectory() as work:
-        t0 = time.perf_counter()
-        try:
-            rows, raw = STEPS[name]()
-        except BaseException as e:
-            why = f"failed: {type(e).__name__}: {(str(e).strip().splitlines() or [''])[0][:300]}"
-            if isinstance(e, NotHere):
-                why = f'not measured: {e}'
-            else:
-                traceback.print_exc()
-            with open(path(name, 'failed'), 'w') as f:
-                f.write(why)
-            return
-    result = {'machine': machine(), 'seconds': time.perf_counter() - t0, 'rows': rows, 'numbers': raw}
-    write_json(path(name), result)
-    if os.path.exists(path(name, 'failed')):
-        os.remove(path(name, 'failed'))
-
-
-def describe(name):
-    return getattr(STEPS[name], 'func', STEPS[name]).__doc__
-
-
-def write_table():
-    """Everything that there is, and 'not measured' for the rest."""
-    flags = '--out=FOLDER --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER'
-    lines = ['# On a GPU', '', f'`bash runs/gpu_records.sh {flags}`, again and again, then `--table`;',
-             'the steps are in [gpu_records.py](../gpu_records.py).', '']
-    machines, rows = {}, []
-    for name in STEPS:
-        found = [('', 'not measured', None)]
-        if os.path.exists(path(name)):
-            with open(path(name)) as f:
-                result = json.load(f)
-            machines.setdefault(result['machine'], []).append(name)
-            found = result['rows']
-        elif os.path.exists(path(name, 'failed')):
-            with open(path(name, 'failed')) as f:
-                why = f.read()
-            found = [('', why, False if why.startswith('failed') else None)]
-        first, words = f'**{name}**: {describe(name)}', {None: '', True: 'yes', False: '**NO**'}
-        for what, said, right in found:
-            rows.append(f"| {first} | {what} | {said.replace('|', '/')} | {words[right]} |")
-            first = ''
-    lines += [f"{made}: {', '.join(names)}." for made, names in machines.items()]
-    if not machines:
-        lines.append('**Nothing of it was measured yet**: no GPU was at hand.')
-    if smoke:
-        lines += ['', '**A smoke test with tiny networks on a CPU: the numbers mean nothing.**']
-    lines += ['', '| step | what | result | as it should be |', '|---|---|---|---|', *rows]
-    os.makedirs(os.path.dirname(os.path.abspath(record)), exist_ok=True)
-    with open(record, 'w') as f:
-        f.write('\n'.join(lines) + '\n')
-    print('\n'.join(lines))
-
-
-def run_in_time(names):
-    """Run these steps until the minutes are over."""
-    until, fork = time.monotonic() + 60 * minutes, multiprocessing.get_context('fork')
-    for name in names:
-        left = until - time.monotonic()
-        if left <= 0:
-            print(f'time is up before {name}; the same command continues with it')
-            break
-        print(f'{name}: {describe(name)}', flush=True)
-        t0, process = time.monotonic(), fork.Process(target=run, args=(name,))
+    def start(self, words, launcher, env, forked):
+        if not forked:
+            return subprocess.Popen([sys.executable, '-u', *launcher, *words], cwd=HERE, stdout=self.log,
+                                    stderr=subprocess.STDOUT, env={**os.environ, **env})
+        args = words, HERE, self.log.fileno(), self.log.fileno()
+        process = multiprocessing.get_context('fork').Process(target=run_forked, args=args)
         process.start()
+        return process
+
+    def wait(self, process):
+        left = max(0, self.until - time.monotonic())
+        if isinstance(process, subprocess.Popen):
+            try:
+                return process.wait(left)
+            except subprocess.TimeoutExpired:
+                raise TimeUp from None
         process.join(left)
         if process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it may not have a group yet
-                os.killpg(process.pid, signal.SIGKILL)
+            raise TimeUp
+        return process.exitcode
+
+    def end(self, process):
+        """First in a way that lets it end the processes that it has started."""
+        process.terminate()
+        try:
+            self.until = time.monotonic() + 10
+            self.wait(process)
+        except TimeUp:
             process.kill()
-            process.join()
-            print(f'{name}: time was up; the same command starts it anew')
-            break
-        if process.exitcode and not os.path.exists(path(name, 'failed')):  # not even Python could tell why
-            with open(path(name, 'failed'), 'w') as f:
-                f.write(f'failed: it ended with status {process.exitcode}')
-        said = f'done in {time.monotonic() - t0:.0f} s'
-        if os.path.exists(path(name, 'failed')):
-            with open(path(name, 'failed')) as f:
-                said = f.read()
-        print(f'{name}: {said}', flush=True)
+
+    # what most rows are made of
+
+    def train(self, name, *flags, launcher=(), status=0, watch=(), vocab_size=65, env=None, **settings):
+        """A run of train.py into <work>/<name> on made-up tokens: its losses, milliseconds, all it said."""
+        data = dict(data_dir=self.work, dataset=make_tokens(self.work, vocab_size, 2**21))
+        settings = {**RUN, 'max_iters': ITERS, 'lr_decay_iters': ITERS, 'device': DEVICE, **settings, **data}
+        words = flags_of({**settings, 'out_dir': os.path.join(self.work, name)})
+        scripts = ('dev/gpu_watch.py', *watch, 'train.py') if watch else ('train.py',)
+        said = self.run(*scripts, *words, *flags, launcher=launcher, status=status, **(env or {}))
+        steps = ITERATION.findall(said)
+        return SimpleNamespace(said=said, losses=[float(loss) for _, loss, _ in steps],
+                               ms=[float(ms) for _, _, ms in steps])
+
+    def state(self, name):
+        """All numbers of the newest checkpoint of <work>/<name>, weights and moments, in one order."""
+        path = os.path.join(self.work, name, 'ckpt.pt')
+        saved = torch.load(path, map_location='cpu', weights_only=True)
+        moments = [t for state in saved['optimizer']['state'].values() for t in state.values()]
+        return [t.float() for t in (*saved['model'].values(), *moments) if torch.is_tensor(t)]
+
+    def difference(self, a, b):
+        """The largest difference between the checkpoints of two runs."""
+        pairs = zip(self.state(a), self.state(b), strict=True)
+        return max((x - y).abs().max().item() for x, y in pairs)
+
+    def bench(self, *flags):
+        """The numbers of dev/bench.py."""
+        path = os.path.join(self.work, 'bench.json')
+        self.run('dev/bench.py', *flags, f'--device={DEVICE}', f'--json_file={path}')
+        return read_json(path)
+
+
+# -----------------------------------------------------------------------------
+# the rows: each returns [(what, result, whether it is right, or None)]
+
+
+def machine(row):
+    said = row.run('dev/gpu_watch.py', 'machine', alone=True)
+    return [('machine', said.splitlines()[0], None)]
+
+
+def attention(row):
+    said = row.run('dev/gpu_watch.py', 'attention', f'--device={DEVICE}')
+    return [tuple(line.split(': ')) + (None,) for line in said.splitlines() if line.startswith('cudnn=')]
+
+
+def step(row, arch='gpt2', watch=(), **settings):
+    """How fast a training step of 124M is, how often it is compiled."""
+    how = dict(LARGE, compile=COMPILE, dropout=0.0, gradient_accumulation_steps=1, vocab_size=V, arch=arch,
+               max_iters=10 if smoke else 60, log_interval=2 if smoke else 10)
+    how |= {} if smoke else settings
+    found = row.train('step', watch=watch, env=dict(TORCH_LOGS='recompiles,graph_breaks'), **how)
+    ms = statistics.median(found.ms[1:])
+    speed = 1000 * how['batch_size'] * how['block_size'] / ms
+    compiled = re.search(r'compiled in (\d+) s', found.said)
+    shares = re.findall(r'mfu ([\d.]+%)', found.said) or ['not known']
+    again, breaks = found.said.count('Recompiling function'), found.said.count('Graph break')
+    # one is right: the graph of evaluations, where no gradient is kept
+    right = again <= 1 and not breaks and found.losses[-1] < found.losses[0] and bool(compiled) == COMPILE
+    size = f"{arch}, micro-batch {how['batch_size']}"
+    return [(f'{size}: tokens/s', f'{speed:,.0f}, {ms:.1f} ms, MFU {shares[-1]}', None),
+            (f'{size}: seconds to compile, recompiles, graph breaks, first and last loss',
+             f'{compiled and compiled[1]}, {again}, {breaks}, {found.losses[0]}, {found.losses[-1]}', right)]
+
+
+def guard(row):
+    """A learning rate that ruins the weights: such updates are skipped, and ten of them end the run."""
+    found = row.train('guard', status=3, max_iters=40, learning_rate=1e14, warmup_iters=0, grad_clip=0)
+    return [('updates that are not finite', 'skipped, then the run ended', 'in a row' in found.said)]
+
+
+def waits(row, arch, optimizer, compiling):
+    """Between two log lines nobody waits for the GPU."""
+    how = dict(arch=arch, matrix_optimizer=optimizer, compile=compiling and COMPILE)
+    found = row.train('waits', watch=['waits'], max_iters=2000, log_interval=1000, **how)
+    said = re.search(r'^waits in 20 iterations: (.*)', found.said, re.M)[1]
+    return [('waits in 20 iterations', said, said == 'none')]
+
+
+def growth(row):
+    """A thousand steps take no more memory than the first."""
+    tiny = dict(n_layer=1, n_embd=32, block_size=32, batch_size=2, gradient_accumulation_steps=1)
+    last = 400 if smoke else 1200
+    found = row.train('growth', watch=['growth', last], max_iters=2000, log_interval=1000, **tiny)
+    said = re.search(r'^grown by (([\d.-]+) MB, on the GPU by ([\d.-]+) MB)', found.said, re.M)
+    return [('growth of the process', said[1], float(said[2]) < 20 and float(said[3]) <= 0)]
+
+
+def torchrun(row, n=1, **how):
+    """Processes under torchrun against plain python; without dropout, whose masks compiling changes."""
+    if n > 1 and not smoke and torch.cuda.device_count() < n:
+        raise NotHere('one GPU alone')
+    launcher = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}')
+    row.train('plain', dropout=0.0)
+    rows = []
+    for compiling in {False, COMPILE}:
+        row.train('other', launcher=launcher, dropout=0.0, compile=compiling, **how,
+                  env=dict(GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1'))
+        apart = row.difference('plain', 'other')
+        rows.append((f'compile={compiling}: largest difference of weights and moments', f'{apart:.2g}',
+                     apart < 1e-2))
+    return rows
+
+
+def bench(row, size, arch, batches, *flags):
+    """Training steps, beside nanoGPT's if they are GPT-2's."""
+    if peer and arch == 'gpt2':
+        flags += f'--peer={peer}',
+    tiny = ['--sizes=toy', '--n_layer=1', '--rounds=1', '--warm_up=1', '--turn=0.1', '--batch_sizes=2']
+    how = tiny if smoke else [f'--sizes={size}', f'--batch_sizes={batches}', '--rounds=2', '--turn=5']
+    rows = []
+    for one in row.bench(*how, f'--archs={arch}', *flags)['train']:
+        what, said = f"{one['contestant']}, micro-batch {one['batch_size']}", 'out of memory'
+        if one['seconds'] is not None:
+            share, ratio = one['of_data_sheet'] or 0, one.get('ratio', 1)
+            said = (f"{one['tokens_per_second']:,.0f} tokens/s, {share:.1%} of the data sheet, "
+                    f"{ratio:.3f} of the first one's time")
+        rows.append((what, said, None))
+    return rows
+
+
+def profile(row, arch, batch):
+    """Where the time of a step goes: the operators are in the log."""
+    flags = [f'--sizes={"toy" if smoke else "124M"}', f'--batch_sizes={2 if smoke else batch}']
+    row.bench('--what=profile', *flags, f'--archs={arch}', f'--traces={row.work}')
+    return [('a profile', 'in the log', None)]
+
+
+def losses(row, arch):
+    """Twenty losses on a CPU in float32 and here in every dtype, compiled and not."""
+    ways = [('float32', False, 2e-3), ('float32', True, 2e-3), ('bfloat16', False, 0.05),
+            ('bfloat16', True, 0.05), ('float16', False, 0.05)]
+    if smoke:  # a CPU has no float16
+        ways = [way for way in ways if not way[1] and way[0] != 'float16']
+    how = dict(arch=arch, dropout=0.0, lr_schedule='constant', max_iters=20)
+    want = row.train('cpu', dtype='float32', **{**how, 'device': 'cpu'}).losses
+    rows = []
+    for dtype, compiling, most in ways:
+        got = row.train('here', dtype=dtype, compile=compiling, **how).losses
+        apart = max(abs(a - b) for a, b in zip(want, got, strict=True))
+        rows.append((f'{dtype}, compile={compiling}: largest difference; first and last loss',
+                     f'{apart:.2g}; {got[0]}, {got[-1]}', apart < most))
+    return rows
+
+
+def deterministic(row):
+    """--deterministic=True twice."""
+    sums = []
+    for name in 'ab':
+        row.train(name, deterministic=True)
+        numbers = b''.join(t.numpy().tobytes() for t in row.state(name))
+        sums.append(hashlib.sha256(numbers).hexdigest()[:16])
+    return [('hashes of weights and moments of two runs', ', '.join(sums), sums[0] == sums[1])]
+
+
+def resume(row, **how):
+    """A whole run against half of one and a resume."""
+    row.train('whole', **how)
+    row.train('again', **how)
+    row.train('parts', max_iters=ITERS // 2, **how)
+    row.train('parts', init_from='resume', **how)
+    again, apart = row.difference('whole', 'again'), row.difference('whole', 'parts')
+    # what two whole runs differ by is the GPU's own rounding, e.g. of sums in any order
+    exact = smoke or 'deterministic' in how
+    right = apart == 0 if exact else apart <= max(2 * again, 1e-6)
+    return [('largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', right)]
+
+
+def texts(row):
+    """Greedy texts with the cache, without it, and by the compiled step."""
+    said = row.run('dev/gpu_watch.py', 'texts', 40 if smoke else 300, DEVICE, 'float32')
+    found = re.findall(r'^(\w+, .*): ([\d.]+%) of the tokens (.*)', said, re.M)
+    return [(f'{what}: the same tokens', share, share == '100.0%') for what, share, _ in found]
+
+
+def script_sample(row):
+    """sample.py, compiled and not: seconds in all."""
+    row.train('run', vocab_size=257)
+    rows = []
+    for compiling in {False, COMPILE}:
+        t0 = time.monotonic()
+        row.run('sample.py', f"--out_dir={os.path.join(row.work, 'run')}", '--num_samples=1',
+                f'--max_new_tokens={20 if smoke else 500}', f'--device={DEVICE}', f'--compile={compiling}')
+        rows.append((f'compile={compiling}: seconds with the start', f'{time.monotonic() - t0:.1f}', None))
+    return rows
+
+
+def sampling(row, size):
+    """Tokens per second of generate()."""
+    flags = ['--sizes=baby', '--tokens=4', '--rounds=1'] if smoke else [f'--sizes={size}', '--rounds=3']
+    rows = []
+    for one in row.bench('--what=sample', *flags, *([f'--peer={peer}'] if peer else []))['sample']:
+        speed = one['batch'] / statistics.median(one['seconds_per_step'])
+        said = f"{speed:,.0f} tokens/s, {one['ratio']:.1f} times the first"
+        if one['share']:
+            said += f", {one['share']:.0%} of the bandwidth"
+        rows.append((f"{one['batch']} at once, {one['contestant']}", said, None))
+    return rows
+
+
+def start(row):
+    """Seconds to the first step; what was compiled once is in a cache."""
+    found = row.bench('--what=start', f'--rounds={1 if smoke else 3}', '--archs=gpt2')['start']
+    rows = []
+    for until, times in found.items():
+        later = statistics.median(times[1:] or times)
+        rows.append((until, f'{times[0]:.1f} s the first time, then {later:.1f} s', None))
+    return rows
+
+
+def save(row):
+    """What a checkpoint of 124M costs the loop."""
+    row.train('saving', max_iters=30, eval_interval=10, vocab_size=V, **{**LARGE, 'batch_size': 8})
+    from support.curves import read_log
+    took = read_log(os.path.join(row.work, 'saving'))['save_seconds'][-1] / 3
+    return [('seconds for a checkpoint', f'{took:.2f}', None)]
+
+
+def shakespeare(row, config):
+    """A whole training on characters. nanoGPT's README: 1.4697, three minutes on an A100."""
+    if not text and not smoke:
+        raise NotHere('no --text=FILE')
+    source = text or os.path.join(HERE, 'README.md')
+    row.run('prepare.py', 'shakespeare_char', f'--input={source}', f'--data_dir={row.work}')
+    tiny = flags_of({**RUN, 'max_iters': 4, 'lr_decay_iters': 4, 'warmup_iters': 1}) if smoke else []
+    said = row.run('train.py', f'config/{config}.py', *tiny, f'--data_dir={row.work}', f'--device={DEVICE}',
+                   f"--out_dir={os.path.join(row.work, 'run')}")
+    done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
+    return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
+
+
+def learn(row, arch):
+    """500 iterations of 65,536 of GPT-2's tokens."""
+    if not corpus and not smoke:
+        raise NotHere('no --corpus=FILE')
+    tokens = [f'--input={corpus}', '--tokenizer=gpt2', '--val_fraction=0.02']
+    if smoke:
+        tokens = [f"--input={os.path.join(HERE, 'README.md')}", '--tokenizer=byte']
+    row.run('prepare.py', 'corpus', *tokens, f'--data_dir={row.work}')
+    recipe = ['config/arch_modern.py'] if arch == 'modern' else []
+    more = {**LARGE, 'total_batch_size': 65536, 'max_iters': 500, 'warmup_iters': 50, 'eval_interval': 100,
+            'eval_tokens': 2**19, 'log_interval': 10}
+    if smoke:
+        more = {**SMALL, 'gradient_accumulation_steps': 1, 'max_iters': 4, 'warmup_iters': 1, 'eval_iters': 1}
+    said = row.run('train.py', *flags_of(more), *recipe, '--dataset=corpus', f'--data_dir={row.work}',
+                   f'--device={DEVICE}', f"--out_dir={os.path.join(row.work, 'run')}")
+    done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
+    return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
+
+
+ROWS = {  # part, seconds at the most, the function, its arguments
+    'machine': ('first', 60, machine),
+    'attention': ('first', 60, attention),
+    'step_gpt2_32': ('first', 150, step),
+    'guard': ('first', 60, guard),
+    'waits_gpt2': ('first', 60, waits, 'gpt2', 'adamw', False),
+    'waits_modern': ('first', 60, waits, 'modern', 'muon', False),
+    'waits_compiled': ('first', 90, waits, 'gpt2', 'adamw', True),
+    'growth': ('first', 90, growth),
+    'torchrun': ('first', 150, torchrun),
+    'shard': ('first', 150, torchrun, 2, dict(shard=0)),
+    'bench_gpt2_64': ('first', 300, bench, '124M', 'gpt2', '64'),
+    'profile_gpt2_64': ('first', 150, profile, 'gpt2', 64),
+    'whole_logits_64': ('first', 150, step, 'gpt2', ['whole_logits', 50], dict(batch_size=64)),
+    'losses_gpt2': ('second', 240, losses, 'gpt2'),
+    'deterministic': ('second', 90, deterministic),
+    'resume_deterministic': ('second', 150, resume, dict(deterministic=True)),
+    'texts': ('second', 240, texts),
+    'resume': ('second', 150, resume),
+    'resume_compiled': ('second', 240, resume, dict(compile=COMPILE)),
+    'losses_llama': ('second', 240, losses, 'llama'),
+    'losses_modern': ('second', 240, losses, 'modern'),
+    'sample': ('second', 150, script_sample),
+    'step_modern_32': ('third', 150, step, 'modern', (), dict(matrix_optimizer='muon')),
+    'bench_modern_64': ('third', 240, bench, '124M', 'modern', '64', '--matrix_optimizer=muon'),
+    'profile_modern_64': ('third', 150, profile, 'modern', 64),
+    'bench_gpt2_32': ('third', 240, bench, '124M', 'gpt2', '32'),
+    'shakespeare': ('third', 400, shakespeare, 'train_shakespeare_char'),
+    'shakespeare_modern': ('third', 400, shakespeare, 'train_shakespeare_char_modern'),
+    'sampling_baby': ('third', 200, sampling, 'baby'),
+    'sampling_124M': ('third', 300, sampling, '124M'),
+    'start': ('third', 240, start),
+    'save': ('third', 120, save),
+    'learn_gpt2': ('third', 400, learn, 'gpt2'),
+    'learn_modern': ('third', 400, learn, 'modern'),
+    'bench_350M': ('third', 300, bench, '350M', 'gpt2', '16'),
+    'bench_1.5B': ('third', 400, bench, '1.5B', 'gpt2', '8'),
+}
+
+# -----------------------------------------------------------------------------
+# making them, and the file of results
+
+
+def make(name, folder, until):
+    """Make a row and write it. Returns what became of it, in a word or a sentence."""
+    _, seconds, function, *args = ROWS[name]
+    settings = args.pop() if args and isinstance(args[-1], dict) else {}
+    seconds *= 3 if smoke else 1  # it may share its cores
+    t0, own = time.monotonic(), time.monotonic() + seconds
+    result = {'name': name, 'rows': []}
+    log = os.path.join(folder, f'{name}.log')
+    with tempfile.TemporaryDirectory() as work:
+        row = Row(log, work, min(until, own))
+        try:
+            result['rows'] = function(row, *args, **settings)
+            said = 'done'
+        except NotHere as e:
+            said = f'not measured: {e}'
+        except TimeUp:
+            if until <= own:
+                return 'interrupted; the same command makes it anew'
+            said = f'failed: it took more than {seconds} seconds'
+        except Exception as e:
+            said = f'failed: {type(e).__name__}: {e}'
+            row.log.write(f'\n{said}\n')
+        finally:
+            row.log.close()
+    result |= {'said': said, 'seconds': time.monotonic() - t0}
+    write_json(os.path.join(folder, f'{name}.json'), result)
+    return said
+
+
+def become(name, folder):
+    """What became of a row, or None."""
+    path = os.path.join(folder, f'{name}.json')
+    return read_json(path)['said'] if os.path.exists(path) else None
+
+
+def write_table(folder):
+    """table.md: everything that there is, and 'not measured' for the rest."""
+    lines = ['# On a GPU', '', 'Made by [gpu_records.py](../gpu_records.py).']
+    if smoke:
+        lines += ['', '**A smoke test with tiny networks on a CPU: the numbers mean nothing.**']
+    lines += ['', '| row | what | result | as it should be |', '|---|---|---|---|']
+    words = {None: '', True: 'yes', False: '**NO**'}
+    for name in ROWS:
+        path, rows = os.path.join(folder, f'{name}.json'), [('', 'not measured', None)]
+        if os.path.exists(path):
+            found = read_json(path)
+            rows = found['rows'] or [('', found['said'], None if 'not measured' in found['said'] else False)]
+        for what, said, right in rows:
+            lines.append(f"| {name} | {what} | {str(said).replace('|', '/')} | {words[right]} |")
+    with open(os.path.join(folder, 'table.md'), 'w') as f:
+        f.write('\n'.join(lines) + '\n')
+    return '\n'.join(lines)
+
+
+def write_results(folder):
+    """The one file, whole at every instant."""
+    with tarfile.open(f'{results}.part', 'w:gz') as archive:
+        archive.add(folder, 'gpu')
+    os.replace(f'{results}.part', results)
+
+
+def make_all(names, folder):
+    until = time.monotonic() + 60 * minutes
+    for name in names:
+        if time.monotonic() >= until - 5:
+            print(f'time is up before {name}; the same command continues with it')
+            return
+        print(f'{name}:', flush=True)
+        print(f'  {make(name, folder, until)}', flush=True)
+        write_table(folder)
+        write_results(folder)
+
+
+def names_asked(folder):
+    """The rows to make: those never made come first, then those that failed."""
+    if only:
+        return only.split(',')
+    names = [name for name in ROWS if PARTS.index(ROWS[name][0]) >= PARTS.index(part)]
+    left = [name for name in names if not (become(name, folder) or '').startswith(('done', 'not measured'))]
+    return sorted(left, key=lambda name: become(name, folder) is not None)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as where:
+        folder = os.path.join(where, 'gpu')
+        if os.path.exists(results):
+            with tarfile.open(results) as archive:
+                archive.extractall(where, filter='data')
+        os.makedirs(folder, exist_ok=True)
+        if show:
+            for name in ROWS:
+                print(f"{ROWS[name][0]:6}  {name}: {become(name, folder) or ''}")
+            return
+        make_all(names_asked(folder), folder)
+        print(write_table(folder) + f'\nall of it, with the logs: {results}')
 
 
 if __name__ == '__main__':
+    text, corpus, peer = text or carried('text'), corpus or carried('corpus'), peer or carried('nanogpt')
     problems = out_of_range(knobs, above_zero='minutes') + check_peer(peer)
-    asked = only.split(',') if only else []
-    problems += [f'no such step ({name}). see --list' for name in asked if name not in STEPS]
+    problems += [f"no such file ({path}). name one with --{name}=FILE"
+                 for name, path in (('text', text), ('corpus', corpus)) if path and not os.path.isfile(path)]
+    problems += [f'no such row ({name}). see --show' for name in (only or '').split(',')
+                 if name and name not in ROWS]
+    if not (smoke or pack or show or torch.cuda.is_available()):
+        problems.append('no GPU is here. use --smoke=True for a test on a CPU')
     if problems:
         fail(*problems)
-    if list:
-        for name in STEPS:
-            print(f"{'done  ' if os.path.exists(path(name)) else '      '} {name}: {describe(name)}")
+    if pack:
+        print(write_archive(pack, commit_of_code(), text, corpus, peer))
         sys.exit()
-    os.makedirs(out, exist_ok=True)
-    if only:
-        run_in_time(asked)
-    elif not table:
-        names = SMOKE.split(',') if smoke else STEPS
-        run_in_time([name for name in names if not os.path.exists(path(name))])
-    if table or smoke:
-        write_table()
+    os.environ['PYTHONUNBUFFERED'] = '1'
+    if not os.environ.get('TIKTOKEN_CACHE_DIR') and carried('tiktoken'):
+        os.environ['TIKTOKEN_CACHE_DIR'] = carried('tiktoken')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left running
+    if smoke:
+        import torch._dynamo  # every optimizer imports it, for two seconds: here once, not in each row
+        torch.set_num_threads(1)
+    main()

@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
-# Everything that a GPU has to show, in steps of less than nine minutes that continue where they stopped: see
-# dev/gpu_records.py. About two hours on one GPU like an H100 (not measured).
-#   bash runs/gpu_records.sh [--out=FOLDER] [--peer=PATH_TO_NANOGPT] [--text=input.txt] [--gutenberg=FOLDER]
-#     [--only=STEP,STEP] [--list] [--minutes=9] [--table] [--smoke]
+# Everything that a GPU has to show, the most telling first, in less than ten minutes a time: see
+# dev/gpu_records.py. Nothing is installed: torch and numpy have to be there, and python3.
+#   bash runs/gpu_records.sh [first|second|third] [--results=out-gpu.tar.gz] [--minutes=9.5] [--show=True]
+#   bash runs/gpu_records.sh --pack=flatgpt.tar.gz [--text=FILE] [--corpus=FILE] [--peer=PATH_TO_NANOGPT]
+#   bash runs/gpu_records.sh --smoke=True
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if ! python -c "import torch, numpy" 2> /dev/null; then
-  [ -d .venv ] || python3 -m venv .venv
-  PATH="$PWD/.venv/bin:$PATH"
-  python -c "import torch, numpy" 2> /dev/null ||
-    python -m pip install --quiet --disable-pip-version-check torch numpy tiktoken matplotlib
-fi
-python dev/gpu_records.py "$@"
+python=python3
+if [ -n "${VIRTUAL_ENV:-}" ]; then python=python; fi
+exec "$python" dev/gpu_records.py "$@"

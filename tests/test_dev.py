@@ -1,8 +1,11 @@
 """The measurements in dev/ run from end to end on tiny networks; what they measure is for dev/records/."""
 
 import json
+import re
 import subprocess
 import sys
+import tarfile
+import time
 
 import pytest
 from conftest import REPO, TEXT, own_process
@@ -97,15 +100,59 @@ def test_the_race_on_a_cpu_leaves_a_table_curves_and_a_picture(tmp_path):
     assert len(curves) == 3 and curves['ours, in a hurry'][0][-1][0] == 3
 
 
-def test_what_a_gpu_has_to_show_works_on_a_cpu_step_by_step(tmp_path):
+@pytest.fixture
+def packed(script, tmp_path, monkeypatch):
+    """The folder of an unpacked archive of dev/gpu_records.py, for a machine without git."""
     (tmp_path / 'input.txt').write_text(TEXT)
-    flags = ['--smoke', f"--out={tmp_path / 'out'}", f"--record={tmp_path / 'gpu.md'}"]
-    flags += [f"--text={tmp_path / 'input.txt'}", '--only=growth,race_shakespeare_1']
-    # a thousand steps take no more memory than the first; and the races for a GPU
-    done = own_process('dev/gpu_records.py', *flags, env={'OMP_NUM_THREADS': '1'})
-    table = (tmp_path / 'gpu.md').read_text()
-    assert done.status == 0 and 'failed' not in done.out, done.err + done.out
-    assert 'A smoke test' in table and '**NO**' not in table and table.count('| yes |') == 1
-    assert '| modern: seconds, validation loss' in table
-    curves = json.loads((tmp_path / 'out' / 'race_shakespeare_1' / 'race_gpu.json').read_text())
-    assert [point[0] for point in curves['shakespeare']['modern'][0]] == [0, 1, 2, 3]
+    (tmp_path / 'cache').mkdir()
+    (tmp_path / 'cache' / 'abc').write_text('ranks')
+    monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(tmp_path / 'cache'))
+    archive = tmp_path / 'flatgpt.tar.gz'
+    done = script('dev/gpu_records.py', f'--pack={archive}', f"--text={tmp_path / 'input.txt'}")
+    assert done.status == 0 and 'MiB, with text.txt, tiktoken/abc' in done.out, done.err
+    with tarfile.open(archive) as f:
+        f.extractall(tmp_path, filter='data')
+    monkeypatch.delenv('TIKTOKEN_CACHE_DIR')
+    return tmp_path / 'flatgpt'
+
+
+def test_what_a_gpu_has_to_show_comes_from_one_archive_without_git(packed):
+    def records(*flags):
+        command = [sys.executable, 'dev/gpu_records.py', '--smoke=True', '--results=out-results.tar.gz', *flags]
+        env = {'PATH': '/nowhere', 'OMP_NUM_THREADS': '1'}
+        done = subprocess.run(command, cwd=packed, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    assert (packed / 'out-carried' / 'text.txt').read_text() == TEXT
+    assert (packed / 'out-carried' / 'tiktoken' / 'abc').read_text() == 'ranks'
+    commit = (packed / 'out-carried' / 'commit').read_text()
+    table = records('--only=machine,guard,shakespeare')
+    assert f'| machine | commit {commit}; torch' in table and 'failed' not in table, table
+    assert re.search(r'\| shakespeare \| time of training, best validation loss \| .*, \d\.\d{4} \|', table)
+    assert re.search(r'\| guard \| .* \| yes \|', table) and '| growth |  | not measured |  |' in table
+    with tarfile.open(packed / 'out-results.tar.gz') as f:
+        log = f.extractfile('gpu/guard.log').read().decode()
+    assert log.startswith('$ train.py --n_layer=2') and 'error: 10 updates in a row were skipped' in log
+
+
+def test_rows_that_are_done_are_skipped_and_interrupted_ones_are_made_anew(script, tmp_path, monkeypatch):
+    asked = script('dev/gpu_records.py', '--smoke=True', '--show=True', f"--results={tmp_path / 'x.tar.gz'}")
+    records, folder = asked.globals, str(tmp_path / 'gpu')
+    monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    (tmp_path / 'gpu').mkdir()
+    first = records['names_asked'](folder)
+    assert first == list(records['ROWS'])
+    said = records['make']('machine', folder, time.monotonic() + 0.3)  # less than importing torch takes
+    assert said.startswith('interrupted') and records['names_asked'](folder) == first
+    assert (tmp_path / 'gpu' / 'machine.log').read_text().startswith('$ dev/gpu_watch.py machine')
+    for name, what in {'attention': 'done', 'guard': 'failed: why', 'learn_gpt2': 'not measured: why'}.items():
+        (tmp_path / 'gpu' / f'{name}.json').write_text(json.dumps({'said': what, 'rows': []}))
+    left = [name for name in first if name not in ('attention', 'guard', 'learn_gpt2')]
+    assert records['names_asked'](folder) == [*left, 'guard']
+
+
+def test_every_row_of_a_gpu_has_a_part_and_a_limit(script, tmp_path):
+    rows = script('dev/gpu_records.py', '--show=True', f"--results={tmp_path / 'x.tar.gz'}").globals['ROWS']
+    parts = [part for part, *_ in rows.values()]
+    assert parts == sorted(parts, key=['first', 'second', 'third'].index)
+    assert all(seconds <= 400 and callable(make) for _, seconds, make, *_ in rows.values())
