@@ -4,12 +4,16 @@ import re
 import time
 
 import pytest
+import torch
 from conftest import REPO, torchrun
 
 from support import devices, out_of_memory, trial
 from support.error_line import shorten
 
 LLAMA_70B = ['config/plan_llama_70b.py', '--data_dir=nowhere', '--world_size=512', '--gpu_memory=80']
+
+
+GPUS = (REPO / 'docs' / 'gpus.md').read_text(encoding='utf-8')
 
 
 def gb(text, what):
@@ -116,3 +120,49 @@ def test_what_cannot_be_planned_is_one_line(script, tiny, flags, word):
 def test_nothing_in_the_model_is_patched():
     for name in ('memory', 'gpu_on_cpu', 'estimate', 'planned_run'):
         assert 'mock' not in (REPO / 'support' / f'{name}.py').read_text()
+
+
+# -----------------------------------------------------------------------------
+# docs/gpus.md
+
+
+def test_the_speeds_of_common_cards_follow_from_peak_and_mfu():
+    from model import GPT, GPTConfig
+    from support.peak_flops import PEAK_FLOPS
+    shakespeare = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
+    with torch.device('meta'):
+        flops = GPT(GPTConfig(vocab_size=50304)).flops_per_token()
+        small = GPT(GPTConfig(**shakespeare)).flops_per_token()
+    # evaluations: both splits, the forward pass alone
+    whole = small * 16384 * (5000 + 21 * 2 * 200 / 3)
+    rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in GPUS.splitlines()
+            if line.endswith('| estimated |')]
+    assert len(rows) == 12, 'each says whether it was measured'
+    for name, peak, _, mfu, speed, _, small_mfu, minutes, _ in rows:
+        word = re.sub('^rtx 3060.*|^apple.*', '', name.lower()).split(',')[0].removesuffix(' sxm')
+        assert not word or PEAK_FLOPS[word] == float(peak) * 1e12, name
+        per_second = float(peak) * 1e12 * float(mfu.strip('%')) / 100
+        assert float(speed.replace(',', '')) == pytest.approx(per_second / flops, rel=0.02), name
+        per_second = float(peak) * 1e12 * float(small_mfu.strip('%')) / 100
+        assert float(minutes) == pytest.approx(whole / per_second / 60, rel=0.12), name
+
+
+@pytest.mark.parametrize('card, memory', [('RTX 3060, 12 GB', 12), ('A100, 80 GB', 80)])
+def test_the_micro_batches_of_common_cards_fit(script, card, memory):
+    cells = re.search(rf'^\| {card} \|(.*)', GPUS, re.M)[1].split('|')
+    flags = '--data_dir=nowhere', f'--gpu_memory={memory}', '--total_batch_size=491520'
+    done = script('plan.py', 'config/train_gpt2.py', *flags, f'--batch_size={int(cells[1])}')
+    assert ' fits. ' in ' '.join(done.out.split()), done.out + done.err
+
+
+@pytest.mark.parametrize('name, memory', [('8gb', 8), ('24gb', 24)])
+def test_a_weekend_fits_into_its_card(script, name, memory):
+    config = REPO / 'config' / f'train_fineweb_edu_{name}.py'
+    done = script('plan.py', config, 'config/arch_modern.py', '--data_dir=nowhere', f'--gpu_memory={memory}')
+    taken = re.search(r'([\d.]+) GB by\s+#\s+plan.py', config.read_text())[1]
+    said = ' '.join(done.out.split())
+    assert f'of the {memory} GB of each GPU, so it fits' in said, said + done.err
+    assert gb(done.out, 'memory') == pytest.approx(float(taken), abs=0.06)
+    iterations, tokens = re.search(r'budget\s+([\d,]+) iterations = ([\d,]+) tokens', said).groups()
+    assert f'{iterations} iterations' in config.read_text()
+    assert float(tokens.replace(',', '')) < float(re.search(r'max_tokens=(\S+)', config.read_text())[1])

@@ -35,6 +35,7 @@ NOT_RUN = {
     'config/plan_llama_70b.py': 'tests/test_plan.py',
     'plan.py': 'tests/test_plan.py',
     'prepare.py openwebtext': 'a download of 24 GB',
+    'config/train_fineweb': 'a download of its data: tests/test_plan.py plans it',
     'prepare.py tinystories': 'a download', 'prepare.py fineweb': 'a download', '=hf:': 'a download',
     'gpt2-xl': 'a download', '--init_from=gpt2': 'a download', 'config/eval_gpt2': 'a download',
     'config/finetune_shakespeare.py': 'a download', 'SmolLM2': 'a download',
