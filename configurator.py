@@ -88,9 +88,8 @@ def configure(script, positional=None, like=None):
         others, their_kinds = knobs_of(like)
         knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
         script.update(knobs)
-    script_dir = os.path.dirname(script.get('__file__', ''))
     from support.errors import explain_missing_package
-    explain_missing_package(script_dir)
+    explain_missing_package(os.path.dirname(os.path.abspath(__file__)))
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
     if problems:
         fail(*problems)

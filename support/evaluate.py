@@ -52,7 +52,8 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
             if at >= n and not dist.sharded:
                 continue
             rows = windows[at:at + batch_size] if at < n else windows[:1]
-            x, y, *texts = (part.to(device) for part in read_batch(tokens, rows, block_size, batch_size))
+            batch = read_batch(tokens, rows, block_size, batch_size)
+            x, y, *texts = (part.to(device).contiguous() for part in batch)  # as compiled: strides count
             with autocast:
                 nats = model(x, y, *texts, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
