@@ -4,6 +4,8 @@ import re
 
 import numpy as np
 
+from support.chat_format import ASSISTANT_END
+
 
 class WithAddedTokens:
     """See support/tokenizer.py for what a tokenizer has."""
@@ -11,7 +13,10 @@ class WithAddedTokens:
     def __init__(self, base, added):
         self.base, self.added, self.split_at = base, list(added), base.split_at
         self.n_vocab = base.n_vocab + len(self.added)
-        self.end_of_text, self.stop_ids = base.end_of_text, base.stop_ids
+        self.end_of_text = base.end_of_text
+        # the end of an answer ends a text as well
+        ends = [id for token, id in self.special_ids().items() if token == ASSISTANT_END]
+        self.stop_ids = [*ends, *(base.stop_ids or ())] or None
 
     def special_ids(self):
         return {token: self.base.n_vocab + i for i, token in enumerate(self.added)}

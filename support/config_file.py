@@ -73,11 +73,9 @@ def run_config(path, before):
         problem = f"{path} is not UTF-8 (byte {e.start}). save it as UTF-8"
     except SyntaxError as e:
         problem = f"{path}:{e.lineno} is not Python ({e.msg}). correct that line"
-    except SystemExit as e:
-        if e.code == 2:  # fail() has said why
+    except (Exception, SystemExit) as e:
+        if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
             raise
-        problem = f"{path} ended Python ({e}). correct it"
-    except Exception as e:
         tb = e.__traceback__
         while tb.tb_next is not None and tb.tb_frame.f_code.co_filename != found:
             tb = tb.tb_next

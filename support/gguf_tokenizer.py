@@ -5,6 +5,7 @@ regular expressions that it knows by name. A tokenizer with another one is refus
 
 import json
 
+from support.chat_format import chat_format
 from support.hf_export_tokenizer import merges_of, oniguruma
 from support.hf_tokenizer import bytes_to_unicode
 from support.learn_bpe import PATTERN
@@ -29,12 +30,16 @@ def vocabulary(state, vocab_size):
     tokenizer = make_tokenizer(state)
     if kind == 'hf':
         return of_tokenizer_json(json.loads(state['json']), tokenizer, vocab_size)
+    if kind == 'char' and state.get('added'):
+        raise ValueError("llama.cpp's vocabulary of characters has no tokens for a conversation's roles. "
+                         "train and finetune with --tokenizer=byte, gpt2 or bpe:N")
     if kind == 'char':
         return characters(tokenizer.chars, vocab_size)
     letters = bytes_to_unicode()
     if kind == 'byte':
         words = {i: (letters[i], NORMAL) for i in range(256)}
         words[tokenizer.end_of_text] = (END_OF_TEXT, CONTROL)
+        words.update({id: (token, CONTROL) for token, id in tokenizer.special_ids().items()})
         return bpe(words, NO_MERGES, 'gpt-2', tokenizer, vocab_size)
     encoding = tokenizer.encoding
     ranks, special = encoding._mergeable_ranks, encoding._special_tokens
@@ -104,6 +109,8 @@ def bpe(words, merges, pre, tokenizer, vocab_size):
     if tokenizer.end_of_text is not None:
         keys['tokenizer.ggml.bos_token_id'] = tokenizer.end_of_text
         keys['tokenizer.ggml.eos_token_id'] = tokenizer.stop_ids[0]
+    if form := chat_format(tokenizer):
+        keys['tokenizer.chat_template'] = form.template()
     return keys
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 
+from support.chat_format import ASSISTANT_END, chat_format
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import END_OF_TEXT
 
@@ -22,16 +23,16 @@ def to_tokenizer_json(tokenizer, block_size):
         raise ValueError("transformers has no such tokenizer: ids that are no text, or several characters "
                          "each")
     from tokenizers import AddedToken
-    special, ends = {}, None
+    special, ends = tokenizer.special_ids(), None
     if state['kind'] == 'char':
-        out = char_tokenizer(tokenizer)
-        ends = next((c for c in RARE if c in tokenizer.chars), tokenizer.chars[-1])
+        chars = state['chars']
+        out = char_tokenizer(chars, special)
+        ends = next((c for c in RARE if c in chars), chars[-1])
         out.add_tokens([AddedToken(ends, special=False, normalized=False)])
     elif state['kind'] == 'byte':
-        special = {END_OF_TEXT: tokenizer.end_of_text}
+        special = {END_OF_TEXT: tokenizer.end_of_text, **special}
         out = bpe_tokenizer({bytes([i]): i for i in range(256)}, special)
     else:
-        special = tokenizer.encoding._special_tokens
         out = bpe_tokenizer(tokenizer.encoding._mergeable_ranks, special, tokenizer.encoding._pat_str)
     out.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': block_size,
@@ -41,12 +42,14 @@ def to_tokenizer_json(tokenizer, block_size):
             ends = text
     if ends:
         settings.update(bos_token=ends, eos_token=ends, pad_token=ends)
+    if form := chat_format(tokenizer):  # finetuned on conversations
+        settings.update(eos_token=ASSISTANT_END, chat_template=form.template())
     return out.to_str(pretty=True), json.dumps(settings, indent=2)
 
 
-def char_tokenizer(tokenizer):
+def char_tokenizer(chars, special):
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    vocab = {c: i for i, c in enumerate(tokenizer.chars)}
+    vocab = {**{c: i for i, c in enumerate(chars)}, **special}
     out = Tokenizer(models.WordLevel(vocab))  # without an unknown token: an unknown character is an error
     out.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
     out.decoder = decoders.Fuse()

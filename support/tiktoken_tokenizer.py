@@ -24,7 +24,8 @@ class TiktokenTokenizer:
         special = encoding._special_tokens
         self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
         self.end_of_text = special.get(self.separator)
-        self.stop_ids = None if self.end_of_text is None else [self.end_of_text]
+        ends = [encoding._special_tokens.get(token) for token in ('<|assistant_end|>', END_OF_TEXT)]
+        self.stop_ids = [id for id in ends if id is not None] or None
 
     def encode(self, text):
         # nothing is special in a corpus: text that merely contains <|endoftext|> is text

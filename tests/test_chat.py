@@ -333,6 +333,37 @@ def test_a_template_that_fails_is_told(hf_folder):
         form.render([SYSTEM, *TALK])
 
 
+@pytest.mark.parametrize('kind', STATES)
+def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, tmp_path):
+    transformers = pytest.importorskip('transformers')
+    from support.hf_export_tokenizer import to_tokenizer_json
+    tokenizer = chat_tokenizer(kind)
+    content, settings = to_tokenizer_json(tokenizer, 128)
+    (tmp_path / 'tokenizer.json').write_text(content)
+    (tmp_path / 'tokenizer_config.json').write_text(settings)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    form = chat_format(tokenizer)
+    rows = made_conversations(200, seed=2) if kind == 'byte' else [{'messages': TALK}]
+    for row in rows:
+        messages = [SYSTEM, *row['messages']]
+        assert form.render(messages)[0].tolist() == theirs.apply_chat_template(messages, return_dict=False)
+    assert theirs.eos_token_id == form.stop_ids[0] == tokenizer.stop_ids[0]
+
+
+def test_a_gguf_vocabulary_has_the_roles_and_the_template():
+    pytest.importorskip('tokenizers')
+    from support.gguf_tokenizer import CONTROL, vocabulary
+    tokenizer = chat_tokenizer('byte')
+    keys = vocabulary(tokenizer.state(), tokenizer.n_vocab)
+    roles = tokenizer.special_ids()
+    assert [keys['tokenizer.ggml.tokens'][id] for id in roles.values()] == list(roles)
+    assert all(keys['tokenizer.ggml.token_type'][id] == CONTROL for id in roles.values())
+    assert keys['tokenizer.ggml.eos_token_id'] == roles['<|assistant_end|>']
+    assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template()
+    with pytest.raises(ValueError, match='roles'):
+        vocabulary(chat_tokenizer('char').state(), 64)
+
+
 # -----------------------------------------------------------------------------
 # bad input
 
