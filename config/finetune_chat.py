@@ -8,7 +8,7 @@
 #   batch    16 windows as long as the model's context, filled with whole conversations: of 1,024 tokens at
 #            most 16,384 tokens per iteration, of which those are learned that the assistant says
 #   cost     two epochs. A small model of one's own wants more, and larger steps: docs/chat.md
-#   loss     not measured for large models; a small one that learns a task in minutes: dev/records/chat.md
+#   loss     not measured for large models; a small one on a made task: dev/records/chat.md
 
 out_dir = 'out-chat'
 dataset = 'mychat'
