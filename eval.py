@@ -272,11 +272,11 @@ def evaluate_answers(name):
     t0 = time.perf_counter()
     found = score_answers(model, tokenizer, questions[name], batch_size * 8, dist, autocast,
                           dist.progress(os.path.basename(name)))
-    for group, (share, error, n) in found.items():
+    for group, of_group in found.items():
         what = f"{os.path.basename(name)}{', ' + group if group else ''}"
-        result['tasks'][what] = {'accuracy': share, 'error': error, 'chance': 0.0, 'centered': share,
-                                 'questions': n, 'shots': 0, 'truncated': 0}
-        dist.print(f"{what:32} {n:5,} answers, {100 * share:5.2f} ± {100 * error:4.2f} % right")
+        result['tasks'][what] = of_group
+        dist.print(f"{what:32} {of_group['questions']:5,} answers, {100 * of_group['accuracy']:5.2f} ± "
+                   f"{100 * of_group['error']:4.2f} % right")
     dist.print(f"in {time.perf_counter() - t0:.0f} s")
 
 

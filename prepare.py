@@ -62,7 +62,6 @@ from support import tinyshakespeare, token_files
 from support.choose_tokenizer import check_replacement, choose_tokenizer
 from support.dataset_meta import read_tokenizer_state
 from support.missing_dataset import KNOWN
-from support.files import read_json
 from support.lasting_output import make_output_last
 from support.progress_bar import ProgressBar
 from support.tokenizer import END_OF_TEXT, make_tokenizer
@@ -110,6 +109,9 @@ def check_knobs():
     if chat and (input is None or name in KNOWN or part or join):
         problems.append("--chat makes a dataset of your own from --input, without --part and --join. write "
                         "python prepare.py NAME --chat --input=FILE_OR_FOLDER")
+    if chat and tokenizer and (tokenizer == 'char' or tokenizer.startswith('bpe:')):
+        problems.append(f"--chat learns no tokenizer ({tokenizer}), it takes that of the model to finetune. "
+                        "use --tokenizer=data/NAME, its dataset, or byte, gpt2, hf:OWNER/NAME")
     if isinstance(input, list) and len(input) > 1 and (name in AS_NANOGPT or 'hf:' in str(input)):
         problems.append(f"only one --input here ({', '.join(input)}). several may be files, folders, "
                         "patterns")
@@ -192,8 +194,11 @@ def make_dataset():
 def make_conversations():
     """A dataset of conversations, for a model that answers."""
     from support.chat_dataset import make_chat_dataset
-    # there is no text whose size could choose one: that of the model which is to be finetuned is needed
-    tok = choose_tokenizer(tokenizer or 'gpt2', [], documents)
+    from support.chat_format import with_chat_tokens
+    # that of the model which is to be finetuned: there is no text here whose size could choose one
+    tok = make_tokenizer(with_chat_tokens(choose_tokenizer(tokenizer or 'gpt2', [], documents).state()))
+    if not overwrite:
+        check_replacement(folder, tok, same_bytes=False)
     return make_chat_dataset(folder, unfinished, sources, tok, val_fraction, bad_rows, workers, command)
 
 

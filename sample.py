@@ -254,7 +254,7 @@ if chat:
     from support import chat_session
     session = chat_session.Session(model, tokenizer, max_new_tokens, continue_ids)
     if talking:
-        chat_session.talk(session, escape_control_characters)
+        chat_session.talk(session)
     else:
         chat_session.answer_file(session, texts)
     sys.exit()

@@ -11,7 +11,6 @@ continued as plain text up to the end of its line. With "group" each group is re
 import collections
 import itertools
 import json
-import math
 import os
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from configurator import fail
 from support.chat_format import chat_format
 from support.evaluate import eval_mode
+from support.tasks import share_of
 
 
 def first_row(path):
@@ -73,8 +73,7 @@ def prompt_ids(row, tokenizer, form):
 
 
 def score_answers(model, tokenizer, questions, batch_size, dist, autocast, tick=lambda done, n: None):
-    """Accuracy over all and of each group, {name: (share right, standard error, number)}, with '' for all;
-    the processes share the questions."""
+    """{group: what eval.json says of it}, with '' for all questions; the processes share them."""
     device, form = model.lm_head.weight.device, chat_format(tokenizer)
     stop = form.stop_ids if form else list(tokenizer.stop_ids or ())
     order = sorted(range(len(questions)), key=lambda i: len(questions[i][0]))
@@ -104,7 +103,7 @@ def score_answers(model, tokenizer, questions, batch_size, dist, autocast, tick=
         groups[''].append(value)
         if group:
             groups[group].append(value)
-    return {name: with_error(values) for name, values in groups.items()}
+    return {name: share_of(values) for name, values in groups.items()}
 
 
 def greedy_answers(model, tokenizer, prompts, stop, max_new_tokens):
@@ -118,7 +117,3 @@ def greedy_answers(model, tokenizer, prompts, stop, max_new_tokens):
         answers.append(text.strip() if ends else text.strip().split('\n')[0].strip())
     return answers
 
-
-def with_error(values):
-    share = sum(values) / len(values)
-    return share, math.sqrt(share * (1 - share) / len(values)), len(values)

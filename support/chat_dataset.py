@@ -14,22 +14,20 @@ import numpy as np
 
 from configurator import fail
 from support import dataset_folder, encode_text
-from support.chat_format import chat_format, dump, with_chat_tokens
+from support.chat_format import chat_format, dump
 from support.files import sync_folder, write_whole
 from support.read_conversations import read_conversations
-from support.tokenizer import make_tokenizer
 from support.tokenizer_files import write_tokenizer
 
 PORTION = 64  # conversations that a worker takes at a time
 
 
-class ChatEncoder:
+class ChatEncoder(encode_text.Encoder):
     """Encodes portions of conversations, in a worker process or here."""
 
     def __init__(self, tokenizer):
+        super().__init__(tokenizer)
         self.format = chat_format(tokenizer)
-        self.token_bytes = tokenizer.token_bytes()
-        self.dtype = np.dtype('<u2' if tokenizer.n_vocab <= 1 << 16 else '<u4')
 
     def encode(self, portion):
         """[(split, ids, mask, bytes of text)] of [(split, messages)]. read_text.Problem if one cannot be
@@ -40,15 +38,15 @@ class ChatEncoder:
                 ids, mask = self.format.render(messages)
             except ValueError as e:
                 raise encode_text.Problem(f"a conversation cannot be encoded: {e}. use another --tokenizer")
-            found.append((split, ids.astype(self.dtype), mask, int(self.token_bytes[ids].sum())))
+            found.append((split, ids.astype(self.dtype), mask, self.count_bytes(ids)))
         return found, 0
 
 
 class ChatSplit:
     """The three files of one split, written conversation by conversation."""
 
-    def __init__(self, folder, name, dtype):
-        self.folder, self.name, self.itemsize = folder, name, dtype.itemsize
+    def __init__(self, folder, name):
+        self.folder, self.name = folder, name
         self.bin = open(os.path.join(folder, f'{name}_000000.bin'), 'wb')
         self.digest, self.tokens, self.bytes, self.masks, self.starts = hashlib.sha256(), 0, 0, [], []
 
@@ -91,14 +89,13 @@ def portions(source, on_bad, val_fraction, skipped):
 
 
 def make_chat_dataset(folder, unfinished, source, tokenizer, val_fraction, on_bad, workers, command):
-    """Write the dataset of the conversations in `source`. tokenizer: the one whose vocabulary gets the roles,
-    if it has no chat template. Returns what meta.json says."""
-    tokenizer = make_tokenizer(with_chat_tokens(tokenizer.state()))
+    """Write the dataset of the conversations in `source`. tokenizer: one that has chat tokens. Returns what
+    meta.json says."""
     encoder, skipped = ChatEncoder(tokenizer), []
     shutil.rmtree(unfinished, ignore_errors=True)
     os.makedirs(unfinished)
     try:
-        splits = {name: ChatSplit(unfinished, name, encoder.dtype) for name in ('train', 'val')}
+        splits = {name: ChatSplit(unfinished, name) for name in ('train', 'val')}
         conversations = portions(source, on_bad, val_fraction, skipped)
         for encoded, _, _ in encode_text.encode_in_order(conversations, workers, encoder):
             for split, ids, mask, n_bytes in encoded:
@@ -108,10 +105,9 @@ def make_chat_dataset(folder, unfinished, source, tokenizer, val_fraction, on_ba
                  "--val_fraction")
         if skipped[0]:
             print(f"note: {skipped[0]:,} rows are no conversations and were left out")
-        meta = write_tokenizer(unfinished, tokenizer)
-        meta['dtype'] = 'uint16' if encoder.dtype.itemsize == 2 else 'uint32'
+        meta, checksums = write_tokenizer(unfinished, tokenizer, encoder.dtype)
         meta['splits'] = {name: split.finish() for name, split in splits.items() if split.starts}
-        meta.update(chat=encoder.format.template(), source=', '.join(source), command=command)
+        meta.update(checksums, chat=encoder.format.template(), source=', '.join(source), command=command)
         sync_folder(unfinished)
         dataset_folder.move_into_place(folder, unfinished, meta, {'chat': command})
     finally:

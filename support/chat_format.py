@@ -15,11 +15,13 @@ import json
 
 import numpy as np
 
+from support.tokenizer import END_OF_TEXT, make_tokenizer
+
 USER_START, USER_END = '<|user_start|>', '<|user_end|>'
 ASSISTANT_START, ASSISTANT_END = '<|assistant_start|>', '<|assistant_end|>'
 ROLE_TOKENS = (USER_START, USER_END, ASSISTANT_START, ASSISTANT_END)
 BOS = '<|bos|>'  # only where the tokenizer has no token of that kind
-# the same for transformers, llama.cpp and Ollama; {bos} is filled in
+# the same for transformers and llama.cpp; {bos} is filled in
 TEMPLATE = (
     "{{%- if messages[0]['role'] == 'system' -%}}"
     "{{%- set system = messages[0]['content'] + '\\n\\n' -%}}{{%- set turns = messages[1:] -%}}"
@@ -42,13 +44,12 @@ def with_chat_tokens(state):
         from support.chat_template import with_template
         return with_template(state)
     if state['kind'] == 'tiktoken':
-        from support.tokenizer import make_tokenizer
-        state = make_tokenizer(state).state()  # with its merges
-        special, size = dict(state['special_tokens']), make_tokenizer(state).n_vocab
-        bos = [] if '<|endoftext|>' in special else [BOS]
+        tokenizer = make_tokenizer(state)
+        special = tokenizer.special_ids()
+        bos = [] if END_OF_TEXT in special else [BOS]
         new = [token for token in (*bos, *ROLE_TOKENS) if token not in special]
-        special.update({token: size + i for i, token in enumerate(new)})
-        return {**state, 'special_tokens': special}
+        special.update({token: tokenizer.n_vocab + i for i, token in enumerate(new)})
+        return {**tokenizer.state(), 'special_tokens': special}  # with its merges
     if state.get('added'):
         return state
     bos = [BOS] if state['kind'] == 'char' else []
@@ -105,7 +106,7 @@ class RoleFormat:
 
     def template(self):
         """The same as a Jinja template."""
-        return TEMPLATE.format(bos=BOS if self.tokenizer.end_of_text is None else '<|endoftext|>')
+        return TEMPLATE.format(bos=BOS if self.tokenizer.end_of_text is None else END_OF_TEXT)
 
 
 def dump(messages):

@@ -1,12 +1,8 @@
 """A conversation at a terminal, or one answer to each prompt: what sample.py --chat does."""
 
-import signal
-import sys
-
-import torch
-
 from configurator import fail
 from support.chat_format import chat_format
+from support.streaming import Sample, escape_control_characters
 
 HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
 
@@ -30,7 +26,7 @@ class Session:
             fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
                  "finetune it on some: python prepare.py NAME --chat --input=FILE, then "
                  "config/finetune_chat.py")
-        self.model, self.tokenizer, self.generate = model, tokenizer, generate
+        self.tokenizer, self.generate = tokenizer, generate
         self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
         self.messages = []
 
@@ -50,23 +46,19 @@ class Session:
             raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
         if len(kept) < len(asked):
             write(f"({len(asked) - len(kept)} earlier messages no longer fit and are forgotten)\n")
-        new, shown = [], ''
+        ids = self.ids(kept)
+        sample = Sample(ids, len(ids), self.tokenizer, self.format.stop_ids)
 
-        def on_token(ids):
-            nonlocal shown
-            if ids.item() in self.format.stop_ids:
-                return True
-            new.append(ids.item())
-            text = self.tokenizer.decode(new)
-            if not text.endswith('\ufffd'):  # else the rest of a character is still to come
-                write(text[len(shown):])
-                shown = text
+        def on_token(new):
+            sample.add(new.item())
+            write(sample.new_text())
+            return sample.done
 
-        self.generate(self.ids(kept), on_token)
-        text = self.tokenizer.decode(new)
-        write(text[len(shown):])
-        self.messages = [*kept, {'role': 'assistant', 'content': text}]
-        return text
+        self.generate(ids, on_token)
+        sample.finish()
+        write(sample.new_text())
+        self.messages = [*kept, {'role': 'assistant', 'content': sample.text}]
+        return sample.text
 
 
 def answer_file(session, questions):
@@ -79,8 +71,12 @@ def answer_file(session, questions):
             fail(f"a prompt cannot be answered: {e}. shorten it")
 
 
-def talk(session, clean):
-    """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer. clean: makes text safe to print."""
+def print_live(text):
+    print(escape_control_characters(text), end='', flush=True)
+
+
+def talk(session):
+    """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer."""
     print(HELP)
     while True:
         try:
@@ -97,7 +93,7 @@ def talk(session, clean):
             print(HELP)
         elif line:
             try:
-                session.answer(line, lambda text: print(clean(text), end='', flush=True))
+                session.answer(line, print_live)
             except ValueError as e:
                 print(f"({e})", end='')
             print()

@@ -6,6 +6,7 @@ Best fit: the longest conversation first, each into the window with the least ro
 cut, unless it alone is longer than a window. The packing is a function of the data, the seed and block_size.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -16,15 +17,15 @@ from dataset import ORDER, Tokens, hash64, permute
 
 
 class Conversations(Tokens):
-    """Tokens with a mask. pack() has to be called before samples are taken."""
+    """Tokens with a mask. pack() has to be called before anything is asked about windows."""
 
     def __init__(self, folder, split, meta):
         super().__init__(folder, split, meta)
         entry = meta['splits'].get(split, {})
         packed = self.read_whole(folder, f'{split}.mask', -(-self.n // 8), np.uint8)
         self.mask = np.unpackbits(packed, count=self.n, bitorder='little').view(bool)
-        self.starts = self.read_whole(folder, f'{split}.starts', 8 * entry.get('documents', 0), '<u8')
-        starts = self.starts.astype(np.int64)
+        starts = self.read_whole(folder, f'{split}.starts', 8 * entry.get('documents', 0), '<u8')
+        starts = starts.astype(np.int64)
         if starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= self.n:
             fail(f"{os.path.join(folder, split)}.starts does not fit its .bin. run prepare.py for this "
                  "dataset again")
@@ -61,6 +62,8 @@ class Conversations(Tokens):
         self.window_of, self.windows_of = best_fit(by_length, lengths, block_size)
         self.targets_of = np.bincount(self.window_of, n_targets[by_length], len(self.windows_of))
         self.targets_of = self.targets_of.astype(np.int64)
+        # an iteration's micro-batches all ask for its number
+        self.count_targets = functools.lru_cache(4)(self.count_samples_targets)
         return self
 
     def overview(self, name, val):
@@ -76,7 +79,7 @@ class Conversations(Tokens):
         return line
 
     def n_windows(self, block_size):
-        return len(self.pack(block_size, 0 if self.block_size is None else self.seed).windows_of)
+        return len(self.windows_of)
 
     def too_short(self, block_size):
         return None
@@ -101,7 +104,7 @@ class Conversations(Tokens):
         """The training samples `numbers` as packed() gives them, tensors."""
         return [torch.from_numpy(part) for part in self.packed(self.sample_windows(seed, numbers))]
 
-    def count_targets(self, seed, numbers):
+    def count_samples_targets(self, seed, numbers):
         """How many targets of the training samples `numbers` count."""
         return int(self.targets_of[self.sample_windows(seed, numbers)].sum())
 

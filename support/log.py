@@ -113,8 +113,7 @@ class Logger:
                  'eta': self.time_left(it, ms)}
         smooth = smooth_loss(self.loss_sum, measured['loss'])
         self.print_iteration({name: part for name, part in parts.items() if part}, tokens, smooth)
-        note = self.pace.note(ms)
-        if note and self.dist.device.type == 'cpu':
+        if self.dist.device.type == 'cpu' and (note := self.pace.note(ms)):
             self.dist.print(note)
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,

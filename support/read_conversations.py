@@ -7,12 +7,11 @@ Conversations from .jsonl (also .gz, .zst) and .parquet, in the three forms that
 """
 
 import io
-import json
 import re
 
 from configurator import fail
 from support.find_text import find_files
-from support.read_text import explain_errors, open_bytes
+from support.read_text import explain_errors, object_of, open_bytes, open_parquet, read_lines
 
 FROM = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
 
@@ -98,23 +97,15 @@ def rows(path):
         fail(f"conversations are read from .jsonl, .jsonl.gz, .jsonl.zst and .parquet ({path}). convert it")
     content, raw = open_bytes(path)
     with explain_errors(path), raw, io.TextIOWrapper(content, encoding='utf-8-sig') as f:
-        for number, line in enumerate(f, 1):
+        for number, line in enumerate(read_lines(f, path), 1):
             if line.strip():
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as e:
-                    fail(f"{path}:{number} is not JSON ({e}). correct or remove that line")
-                yield f'{path}:{number}', row
+                where = f'{path}:{number}'
+                yield where, object_of(line, where)
 
 
 def parquet_rows(path):
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        fail(f"to read {path} a package is needed that is not installed (pyarrow). pip install pyarrow")
-    open_bytes(path)[1].close()  # fails if it is something else
     number = 0
-    with explain_errors(path), pyarrow.parquet.ParquetFile(path) as f:
+    with open_parquet(path) as f:
         for batch in f.iter_batches(256, use_threads=False):
             for row in batch.to_pylist():
                 number += 1

@@ -269,12 +269,19 @@ def slices(text):
     return (text[i:i + PIECE] for i in range(0, len(text), PIECE))
 
 
-def text_of(line, text_key, where):
-    """The text in a line of JSON; `where` is its file and number, for messages."""
+def object_of(line, where):
+    """What a line of JSON says; `where` is its file and number, for messages."""
     try:
-        text = json.loads(line)[text_key]
+        return json.loads(line)
     except (ValueError, RecursionError) as e:
         fail(f"{where} is not JSON ({e}). correct or remove that line")
+
+
+def text_of(line, text_key, where):
+    """The text in a line of JSON; `where` is its file and number, for messages."""
+    row = object_of(line, where)
+    try:
+        text = row[text_key]
     except (KeyError, TypeError, IndexError):
         fail(f"{where} has no text under the key {text_key!r}. name the right one with --text_key")
     if not isinstance(text, str):
@@ -286,13 +293,20 @@ def text_of(line, text_key, where):
     return text
 
 
-def read_parquet(path, text_key, skip):
+@contextlib.contextmanager
+def open_parquet(path):
+    """The ParquetFile at `path`. Errors, also while it is read, become one line."""
     try:
         import pyarrow.parquet
     except ImportError:
         fail(f"to read {path} a package is needed that is not installed (pyarrow). pip install pyarrow")
     open_bytes(path)[1].close()  # fails if it is something else
     with explain_errors(path), pyarrow.parquet.ParquetFile(path) as f:
+        yield f
+
+
+def read_parquet(path, text_key, skip):
+    with open_parquet(path) as f:
         check_column(f.schema_arrow, path, text_key)
         rows, size = f.metadata.num_rows, os.path.getsize(path)
         sizes = [f.metadata.row_group(group).num_rows for group in range(f.num_row_groups)]

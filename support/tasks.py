@@ -292,6 +292,14 @@ def score_batch(model, rows, dist, autocast):
     return torch.stack((nats.sum(1), in_answer.sum(1), likeliest.sum(1)), dim=1)
 
 
+def share_of(correct, chance=0.0, shots=0, truncated=0):
+    """What eval.json says of examples of which `correct` tells whether they are."""
+    n = len(correct)
+    p = sum(correct) / n
+    return {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': chance,
+            'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': shots, 'truncated': truncated}
+
+
 def accuracy(task, scores):
     """A dict with the accuracy, its standard error, ... and which examples are correct. Its keys are those of
     eval.json, where `questions` is the number of examples."""
@@ -307,14 +315,10 @@ def accuracy(task, scores):
         correct = [bool(likeliest[rows[0]] == count[rows[0]]) for rows in rows_of]
     else:
         correct = [choice == answer for choice, answer in zip(chosen(nats / count), task.answers)]
-    n = len(correct)
-    p = sum(correct) / n
-    result = {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': task.chance,
-              'centered': (p - task.chance) / (1 - task.chance), 'questions': n, 'shots': task.shots,
-              'truncated': task.truncated, 'correct': correct}
+    result = {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
     if task.kind == 'hellaswag':  # by the loss of the whole ending, which favors short ones
         same = [choice == answer for choice, answer in zip(chosen(nats), task.answers)]
-        result['accuracy_sum'] = sum(same) / n
+        result['accuracy_sum'] = sum(same) / len(same)
     return result
 
 

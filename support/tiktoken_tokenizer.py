@@ -9,6 +9,7 @@ import tempfile
 import numpy as np
 
 from configurator import fail
+from support.chat_format import ASSISTANT_END
 from support.tokenizer import END_OF_TEXT
 
 GPT2_FILES = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
@@ -24,7 +25,7 @@ class TiktokenTokenizer:
         special = encoding._special_tokens
         self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
         self.end_of_text = special.get(self.separator)
-        ends = [encoding._special_tokens.get(token) for token in ('<|assistant_end|>', END_OF_TEXT)]
+        ends = [encoding._special_tokens.get(token) for token in (ASSISTANT_END, END_OF_TEXT)]
         self.stop_ids = [id for id in ends if id is not None] or None
 
     def encode(self, text):

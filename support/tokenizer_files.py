@@ -28,8 +28,9 @@ def read_files(folder, state, checksums):
                  "prepare.py for this dataset again")
 
 
-def write_tokenizer(folder, tokenizer):
-    """What meta.json says of a tokenizer; what is too long for it is written to files in `folder`."""
+def write_tokenizer(folder, tokenizer, dtype):
+    """What meta.json says of a tokenizer whose ids are stored as `dtype`; what is too long for it is written
+    to files in `folder`. Returns two dicts, the second with the files' checksums if there are any."""
     state, checksums = tokenizer.state(), {}
     for key, file in TOKENIZER_FILES.items():
         if state.get(key) is not None:
@@ -38,5 +39,6 @@ def write_tokenizer(folder, tokenizer):
             write_whole(os.path.join(folder, file), content)
             state[f'{key}_file'] = file
             checksums[file] = hashlib.sha256(content).hexdigest()
-    meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text}
-    return {**meta, 'checksums': checksums} if checksums else meta
+    meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+            'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32'}
+    return meta, {'checksums': checksums} if checksums else {}

@@ -210,11 +210,9 @@ class Draft:
 
     def finish(self):
         """Write the last files. Returns what meta.json says of the splits and the tokenizer."""
-        meta = write_tokenizer(self.folder, self.encoder.tokenizer)
+        meta, checksums = write_tokenizer(self.folder, self.encoder.tokenizer, self.encoder.dtype)
         splits = {name: split.finish() for name, split in self.splits.items() if split.tokens > 0}
-        dtype = 'uint16' if self.encoder.dtype.itemsize == 2 else 'uint32'
-        checksums = {'checksums': meta.pop('checksums')} if 'checksums' in meta else {}
-        return {**meta, 'dtype': dtype, 'splits': splits, **checksums}
+        return {**meta, 'splits': splits, **checksums}
 
     def close(self):
         for split in self.splits.values():

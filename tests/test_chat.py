@@ -132,7 +132,7 @@ def chats(tmp_path_factory):
     path = write_rows(folder / 'rows.jsonl', made_conversations(300))
     target = folder / 'chats'
     target.mkdir()
-    make_chat_dataset(str(target), str(target / 'unfinished'), [str(path)], make_tokenizer({'kind': 'byte'}), 0.1, 'stop', 1, 'a test')
+    make_chat_dataset(str(target), str(target / 'unfinished'), [str(path)], chat_tokenizer('byte'), 0.1, 'stop', 1, 'a test')
     return folder
 
 
@@ -371,13 +371,25 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
 @pytest.mark.parametrize('rows, flags, what', [
     ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'is empty'),
     ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
-    ([{'messages': TALK}], ['--part=1/2'], '--part'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
+    ([{'messages': TALK}], ['--part=1/2'], '--part'), ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
 def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):
     path = write_rows(tmp_path / 'rows.jsonl', rows)
     result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1',
-                    *(flags if '--tokenizer=nosuch' in flags else ['--tokenizer=byte', *flags]))
+                    *(flags if '--tokenizer=' in str(flags) else ['--tokenizer=byte', *flags]))
     assert result.status == 2 and result.err.startswith('error: ') and len(result.err.splitlines()) == 1
     assert what in result.err and not (tmp_path / 'bad').exists()
+
+
+def test_a_dataset_with_another_tokenizer_is_not_replaced_unasked(script, tmp_path):
+    path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}] * 9)
+    (tmp_path / 'book.txt').write_text('Some words. ' * 40)
+    made = ['prepare.py', 'same', f'--data_dir={tmp_path}', '--workers=1']
+    assert script(*made, f'--input={tmp_path}/book.txt', '--tokenizer=char').status == 0
+    before = (tmp_path / 'same' / 'train.bin').read_bytes()
+    result = script(*made, '--chat', f'--input={path}', '--tokenizer=byte')
+    assert result.status == 2 and '--overwrite' in result.err
+    assert (tmp_path / 'same' / 'train.bin').read_bytes() == before
+    assert script(*made, '--chat', f'--input={path}', '--tokenizer=byte', '--overwrite').status == 0
 
 
 def test_bad_rows_can_be_left_out(script, tmp_path):
