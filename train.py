@@ -55,6 +55,7 @@ matrix_lr: float = None  # for the matrices inside the blocks. None with muon: 0
 embedding_lr: float = None  # for the embeddings, including a tied head
 head_lr: float = None  # for an untied head
 matrix_optimizer: Literal['adamw', 'muon'] = 'adamw'  # for the matrices in the blocks
+momentum = 0.95  # of muon; less for short runs with small batches
 weight_decay = 1e-1  # on matrices and embeddings only
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
@@ -77,9 +78,8 @@ eval_iters = 200  # batches per split, the same ones each time; 0: all of val.bi
 eval_tokens: int = None  # tokens per evaluation; replaces eval_iters
 eval_only = False  # evaluate once and exit
 stop_val_loss: float = None  # end the run when the validation loss is this low
-tasks = ''  # benchmarks, as for eval.py: 'hellaswag,core'
+tasks = ''  # benchmarks: 'hellaswag,core'; 'core:100': with 100 examples of each task, not 500
 tasks_interval = 0  # iterations between them, and at the end; 0: never
-max_per_task = 500  # examples of each task; of HellaSwag always all 10,042
 sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
 sample_prompts: str = None  # file with a prompt per line. None: three without
 sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8 prompts=1'
@@ -161,7 +161,7 @@ model = dist.place(model, shard, dtype)  # onto the device: whole, or this proce
 autocast = devices.autocast(dist.device, dtype)
 scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
-                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, dtype=dtype)
+                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, dtype)
 if run.resuming:  # else ckpt, if there is one, has only given its weights
     run.load_optimizer_state(optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop

@@ -24,7 +24,7 @@ ALIASES = dict(
     scheduler='lr_schedule', eval_every='eval_interval', eval_freq='eval_interval',
     eval_steps='eval_iters', log_every='log_interval', save_every='save_interval',
     save_steps='save_interval', token_ckpt='save_interval', sample_every='sample_interval',
-    core_metric_every='tasks_interval', core_metric_max_per_task='max_per_task', output_dir='out_dir',
+    core_metric_every='tasks_interval', output_dir='out_dir',
     log_dir='out_dir', logdir='out_dir', ckpt_dir='out_dir', save_dir='out_dir', dataset_dir='data_dir',
     load_ckpt='init_from', resume='init_from', resume_from_step='init_from', checkpoint='init_from',
     model='init_from', use_wandb='wandb_log', precision='dtype',

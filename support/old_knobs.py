@@ -1,6 +1,8 @@
 """Knobs that train.py once had: what took their place. Older checkpoints are translated; a typed one gets a
 line."""
 
+import re
+
 REMOVED = {  # name: what to use instead
     'resume_from': "--init_from=resume:PATH",
     'max_tokens': "--budget='1e9 tokens'",
@@ -8,7 +10,7 @@ REMOVED = {  # name: what to use instead
     'tokens_per_param': "--budget='20 tokens_per_param'",
     'hellaswag_interval': "--tasks=hellaswag --tasks_interval=N",
     'core_interval': "--tasks=core --tasks_interval=N",
-    'core_max_per_task': "--max_per_task",
+    'core_max_per_task': "--tasks=core:N", 'max_per_task': "--tasks=core:N",
     'tasks_dir': "--data_dir: hellaswag_val.jsonl and eval_bundle/ lie there",
     'sample_growth': "--sample_interval=100x1.5",
     'dry_run': "python plan.py, with the same config and flags; add --measure to try it here",
@@ -19,7 +21,6 @@ REMOVED = {  # name: what to use instead
     'max_bad_steps': "nothing: it is ten, in support/guard.py",
     'matmul_precision': "nothing: it is set in train.py",
     'write_report': "nothing: the report is always written",
-    'momentum': "nothing: it is 0.95, in optim.py",
     'norm_eps': "GPTConfig in model.py", 'embd_norm': "GPTConfig in model.py",
     'fused_qkv': "GPTConfig in model.py", 'init': "GPTConfig in model.py",
 }
@@ -37,7 +38,9 @@ def translate(saved):
     if names:
         saved.setdefault('tasks', ','.join(names))
         saved.setdefault('tasks_interval', min(intervals[name] for name in names))
-        saved.setdefault('max_per_task', saved.get('core_max_per_task'))
+    limit = saved.get('core_max_per_task', saved.get('max_per_task'))
+    if limit not in (None, 500) and isinstance(saved.get('tasks'), str):
+        saved['tasks'] = re.sub(r'\bcore\b(?!:)', f'core:{limit}', saved['tasks'])
     growth = saved.get('sample_growth')
     interval = saved.get('sample_interval', 0)
     if isinstance(growth, float) and growth > 1 and isinstance(interval, int):

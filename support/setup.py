@@ -20,12 +20,12 @@ from support.run import Run
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
-              'n_kv_head keep_checkpoints save_interval max_per_task lr_decay_iters eval_tokens '
+              'n_kv_head keep_checkpoints save_interval lr_decay_iters eval_tokens '
               'adam_eps peak_flops max_minutes')
 FROM_ZERO = ('seed max_iters warmup_iters eval_interval tasks_interval eval_iters log_interval '
              'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay '
              'grad_clip shard')
-BELOW_ONE = 'dropout beta1 beta2'
+BELOW_ONE = 'dropout beta1 beta2 momentum'
 # far above all that makes sense; their products have to be numbers of float32
 BELOW_1E15 = ('learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr', 'min_lr', 'weight_decay',
               'matrix_weight_decay')

@@ -326,16 +326,17 @@ def accuracy(task, scores):
 # in the training loop
 
 
-def in_loop(names, folder, tokenizer, max_per_task, model, batch_size, dist, autocast, is_stopping):
+def in_loop(names, folder, tokenizer, model, batch_size, dist, autocast, is_stopping):
     """An evaluation for the training loop, its files read now: a function of the iteration that returns
-    {'hellaswag': accuracy, 'core': CORE, ...} for `names` such as 'hellaswag,core', or {} if interrupted. It
-    uses max_per_task examples of each task, but all of HellaSwag. folder None: data/."""
+    {'hellaswag': accuracy, 'core': CORE, ...} for `names` such as 'hellaswag,core', or {} if interrupted.
+    'core:100' uses 100 examples of each of CORE's tasks; without a number it is 500, and all of HellaSwag.
+    folder None: data/."""
     folder = folder or DATA_DIR
     batch_tokens = batch_size * model.config.block_size
     tasks = {}
-    for name in split_names(names):
+    for named in split_names(names):
+        name, limit = with_limit(named)
         parts = bundle(folder) if name == 'core' else [name]
-        limit = None if name == 'hellaswag' else max_per_task
         tasks[name] = [load_task(part, folder, tokenizer, model.config.block_size, limit) for part in parts]
 
     def evaluate_tasks(it):
@@ -355,11 +356,21 @@ def in_loop(names, folder, tokenizer, max_per_task, model, batch_size, dist, aut
     return evaluate_tasks
 
 
+def with_limit(named):
+    """('core', 100) of 'core:100', ('core', 500) of 'core', ('hellaswag', None) of 'hellaswag'."""
+    name, _, number = named.partition(':')
+    if not number:
+        return name, None if name == 'hellaswag' else 500
+    if not number.isdecimal() or int(number) == 0:
+        fail(f"tasks names {named!r}. use a whole number above 0 behind the colon: core:500")
+    return name, int(number)
+
+
 def of_run(run, model, dist, autocast, stop):
     """in_loop() as the knobs of a run ask for it."""
     k = run.knobs
-    return in_loop(k['tasks'], k['data_dir'], run.data.tokenizer(), k['max_per_task'], model,
-                   k['batch_size'], dist, autocast, stop.asks_to_stop)
+    return in_loop(k['tasks'], k['data_dir'], run.data.tokenizer(), model, k['batch_size'], dist,
+                   autocast, stop.asks_to_stop)
 
 
 def summary(name, results):

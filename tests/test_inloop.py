@@ -29,7 +29,7 @@ def place(tmp_path_factory):
     (folder / 'prompts.txt').write_text('7 times\n\n4 times 4 is 16.\\n5\n3\n')
     plain = [*TINY, f"--data_dir={folder / 'data'}", '--dataset=ascii', '--block_size=64', '--dropout=0.1',
              '--max_iters=7']
-    evaluated = [*plain, '--tasks=hellaswag,core', '--tasks_interval=2', '--max_per_task=5',
+    evaluated = [*plain, '--tasks=hellaswag,core:5', '--tasks_interval=2',
                  '--sample_interval=1x2', f"--sample_prompts={folder / 'prompts.txt'}", '--sample_tokens=12']
     return folder, plain, evaluated
 
@@ -135,7 +135,7 @@ def test_what_is_missing_is_told_before_anything_is_trained(script, place, tmp_p
             ([f'--data_dir={no_who}', '--tasks=core'], 'who.jsonl', 'http'),
             (['--sample_interval=2', '--sample_prompts=nowhere.txt'], 'nowhere.txt'),
             (['--sample_interval=2', f"--sample_prompts={tmp_path / 'empty.txt'}"], 'empty'),
-            (['--sample_interval=2x0.5'], 'sample_interval'), (['--max_per_task=0'], 'max_per_task')):
+            (['--sample_interval=2x0.5'], 'sample_interval'), (['--tasks=hellaswag,core:0', '--tasks_interval=1'], 'core:0')):
         result = script('train.py', *flags, *args)
         assert result.status == 2 and result.err.count('error: ') == 1, (args, result.err)
         assert all(word in result.err for word in words), (args, result.err)
