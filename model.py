@@ -19,24 +19,25 @@ from torch.utils.checkpoint import checkpoint
 
 from support.cpu_kernels import in_bfloat16_on_gpu, scaled_dot_product_attention
 
-# The parts of the three presets. Each preset is an architecture of Hugging Face transformers as well.
-PRESETS = ('gpt2', 'llama', 'modern')
+# The parts of the presets. The first three are architectures of Hugging Face transformers as well; local
+# learns sooner from little text (support/near.py).
+PRESETS = ('gpt2', 'llama', 'modern', 'local')
 PARTS = {
-    'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'),  # plain: without gains
-    'norm_eps': (1e-5, 1e-5, 1e-6),
-    'bias': (True, False, False),  # in Linear and LayerNorm
-    'positions': ('learned', 'rope', 'rope'),
-    'rope_theta': (10000.0, 10000.0, 10000.0),  # larger for longer contexts
-    # or 'linear:FACTOR', 'llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE'
-    'rope_scaling': ('none', 'none', 'none'),
-    'embd_norm': (False, False, True),  # a norm after the embedding as well
-    'fused_qkv': (True, False, False),  # query, key and value in one matrix. Muon needs three
-    'qk_norm': (False, False, True),  # a norm without gains on queries and keys, after the rotation
-    'mlp': ('gelu', 'swiglu', 'relu2'),  # gelu is exact, as in nanoGPT; OpenAI's GPT-2 has gelu_tanh
+    'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain', 'rmsnorm_plain'),  # plain: without gains
+    'norm_eps': (1e-5, 1e-5, 1e-6, 1e-6),
+    'bias': (True, False, False, False),  # in Linear and LayerNorm
+    'positions': ('learned', 'rope', 'rope', 'rope'),
+    'rope_theta': (1e4, 1e4, 1e4, 1e4),
+    'rope_scaling': ('none', 'none', 'none', 'none'),  # for others see train.py
+    'embd_norm': (False, False, True, True),  # a norm after the embedding as well
+    'fused_qkv': (True, False, False, False),  # query, key and value in one matrix. Muon needs three
+    'qk_norm': (False, False, True, True),  # a norm without gains on queries and keys, after the rotation
+    'mlp': ('gelu', 'swiglu', 'relu2', 'relu2'),  # gelu is exact, as in nanoGPT; OpenAI's has gelu_tanh
     # one matrix for the embedding and the head: https://arxiv.org/abs/1608.05859
-    'tie': (True, False, False),
-    'softcap': (0.0, 0.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
-    'init': ('gpt2', 'gpt2', 'modern'),  # see GPT.init_weights
+    'tie': (True, False, False, False),
+    'softcap': (0.0, 0.0, 15.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
+    'init': ('gpt2', 'gpt2', 'modern', 'modern'),
+    'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: neither
 }
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 
@@ -67,6 +68,7 @@ class GPTConfig:
     tie: bool = None
     softcap: float = None
     init: str = None
+    near: int = None
 
     def __post_init__(self):
         for name, values in PARTS.items():
@@ -207,16 +209,20 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
+        if config.near:
+            from support.near import ShortConv
+            self.conv = ShortConv(config.n_embd, layer_idx)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
 
-    def forward(self, x, rope=None, cache=None, mask=None):
+    def forward(self, x, *context):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, rope, cache, mask, use_reentrant=False)
-        return self.compute(x, rope, cache, mask)
+            return checkpoint(self.compute, x, *context, use_reentrant=False)
+        return self.compute(x, *context)
 
-    def compute(self, x, rope=None, cache=None, mask=None):
+    def compute(self, x, rope=None, cache=None, mask=None, near=None):
         x = x + self.attn(self.ln_1(x), rope, cache, mask)
-        x = x + self.mlp(self.ln_2(x))
+        h = self.ln_2(x)
+        x = x + self.mlp(self.conv(h, near) if near else h)
         return x
 
 
@@ -235,6 +241,9 @@ class GPT(nn.Module):
             h=nn.ModuleList([Block(config, layer_idx) for layer_idx in range(config.n_layer)]),
             ln_f=make_norm(config),
         )
+        if config.near:
+            from support.near import BigramEmbedding
+            parts['bigram'] = BigramEmbedding(config.near, config.n_embd)
         self.transformer = nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie:
@@ -285,7 +294,11 @@ class GPT(nn.Module):
         if texts is not None:
             from support.document_mask import document_mask, positions_in_text
             mask, positions = document_mask(texts), positions_in_text(texts)  # (B, 1, T, T), (B, T)
-        x = self.transformer.wte(idx)  # (B, T, C)
+        x, near = self.transformer.wte(idx), None  # (B, T, C)
+        if self.config.near:
+            from support.near import Near
+            near = Near(positions, cache)
+            x = x + self.transformer.bigram(idx, near)
         if self.config.positions == 'learned':
             x = x + self.transformer.wpe(positions)
         x = self.transformer.drop(self.transformer.ln_e(x))
@@ -295,7 +308,7 @@ class GPT(nn.Module):
         if self.rope is not None:
             rope = self.rope[:, :T] if cache is None else self.rope[:, positions]  # (2, T, D/2)
         for block in self.transformer.h:
-            x = block(x, rope, cache, mask)
+            x = block(x, rope, cache, mask, near)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
@@ -339,18 +352,16 @@ class GPT(nn.Module):
             block.activation_checkpointing = activation_checkpointing
 
     def crop_block_size(self, block_size):
-        """Shorten the context to its first `block_size` positions."""
+        """Keep the first `block_size` positions."""
         from support.crop_block_size import crop_block_size
         crop_block_size(self, block_size)
 
     def get_num_params(self, non_embedding=True):
-        """Number of parameters, by default without embeddings, as in nanoGPT (a tied one stays: it is the
-        head)."""
+        """Number of parameters, by default without embeddings; a tied one stays, as in nanoGPT."""
         n = sum(p.numel() for p in self.parameters())
-        if non_embedding and self.config.positions == 'learned':
-            n -= self.transformer.wpe.weight.numel()
-        if non_embedding and not self.config.tie:
-            n -= self.transformer.wte.weight.numel()
+        if non_embedding:
+            n -= sum(m.weight.numel() for m in self.modules()
+                     if isinstance(m, nn.Embedding) and m.weight is not self.lm_head.weight)
         return n
 
     def flops_per_token(self):

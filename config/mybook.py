@@ -22,13 +22,14 @@ _tokens, _bytes = _text_size(globals().get('dataset'), globals().get('data_dir')
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, _times, _most = _row
 
-arch = 'modern'
+arch = 'local'
 n_head = n_embd // 32
 batch_size = 16
 block_size = min(128, max(8, _tokens // 64))
 gradient_accumulation_steps = 1
 
 matrix_optimizer = 'muon'
+momentum = 0.85
 matrix_lr = 0.03
 embedding_lr = 0.1
 learning_rate = 0.01

@@ -10,8 +10,8 @@
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'
 
-# the modern network and its recipe, with learning rates for a small batch
-arch = 'modern'
+# the network that learns soonest from so little text, and its recipe with learning rates for a small batch
+arch = 'local'
 n_layer = 2
 n_head = 4
 n_embd = 128
@@ -20,6 +20,7 @@ block_size = 128
 gradient_accumulation_steps = 1
 
 matrix_optimizer = 'muon'
+momentum = 0.85
 matrix_lr = 0.03
 embedding_lr = 0.1
 learning_rate = 0.01

@@ -10,7 +10,7 @@ On a CPU:
 1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py.
    Seconds until the loss over 100 batches of 12 windows of 64 characters, the same ones each time, is 1.88
    or less; and our loss when nanoGPT's time is up.
-2. Bytes of Gutenberg's books: five pairs of network and optimizer, the same minutes each; bits per byte.
+2. Bytes of Gutenberg's books: pairs of network and optimizer, the same minutes each; bits per byte.
    AdamW's learning rate is swept before, with a seed that does not race; Muon's come from the first race. A
    minute is as many iterations as fit into it at a pace measured beforehand, in turns.
 On a GPU:
@@ -39,6 +39,7 @@ gutenberg: str = None  # a folder with gutenberg_{train,val}.jsonl.gz. None: no 
 shakespeare = True  # False: no first race
 seeds = 3
 first_seed = 1
+only = ''  # contestants of the second race: 'modern + Muon,local + Muon'. Empty: all
 minutes: float = None  # of each contestant in the second race. None: 3 on a CPU, 8 on a GPU
 long_minutes = 10.0  # on a CPU: the second race once more, so long, with one seed; 0: no such race
 smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
@@ -65,6 +66,9 @@ LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_it
         '--lr_decay_iters=2000 --dropout=0.0').split()  # nanoGPT's README
 TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_iters=3 --lr_decay_iters=3 '
         '--warmup_iters=0 --batch_size=2 --eval_iters=1').split() if smoke else []
+HURRY = '--n_embd=128 --matrix_lr=0.04 --max_iters=130'
+BEFORE = '--arch=modern --momentum=0.95'  # the recipe that raced here first
+LOCAL = '--momentum=0.85'  # chosen on a tenth of the training text that did not race: dev/records/recipe.md
 SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
 
 # A curve is [(iteration, seconds of training, loss)]
@@ -202,7 +206,7 @@ def draw(curves, name, title, ylabel, line=None, xlabel='seconds of training'):
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
     fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
-    colors = '#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1'
+    colors = '#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1', '#c98a1b'
     for color, (label, runs) in zip(colors, curves.items()):
         for curve in runs:
             xs, ys = [s for _, s, _ in curve], [loss for _, _, loss in curve]
@@ -291,14 +295,22 @@ def shakespeare_cpu():
         return curve_of_checkpoints('long', seed, val, recipe, 50)
 
     def short(seed):
-        return curve_of_checkpoints('short', seed, val, [*recipe, '--max_iters=180'], 20)
+        return curve_of_checkpoints('short', seed, val, [*recipe, *HURRY.split()], 10)
+
+    def long_before(seed):
+        return curve_of_checkpoints('long', seed, val, [*recipe, *BEFORE.split()], 50)
+
+    def short_before(seed):
+        return curve_of_checkpoints('short', seed, val, [*recipe, *BEFORE.split(), '--max_iters=180'], 10)
     contestants = {"faithful mode, nanoGPT's line": faithful}
     if peer:  # the same text through its own script, as it also reads the meta.pkl that this writes
         shutil.copyfile(text or os.path.join(folder, 'input.txt'),
                         os.path.join(peer, 'data', 'shakespeare_char', 'input.txt'))
         run_script('data/shakespeare_char/prepare.py', cwd=peer)
         contestants = {'nanoGPT': nanogpt}
-    contestants.update({'ours, all the time': long, 'ours, in a hurry': short})
+    contestants.update({'ours, all the time': long, 'ours, in a hurry': short,
+                        'the recipe before, all the time': long_before,
+                        'the recipe before, in a hurry': short_before})
     curves = {name: [] for name in contestants}
     for seed in range(first_seed, first_seed + seeds):
         for name, run in contestants.items():
@@ -357,7 +369,10 @@ def gutenberg_cpu():
         'llama + Muon': ['--arch=llama', *muon],
         'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'],
         'modern + Muon': ['--arch=modern', *muon],
+        'local + Muon': ['--arch=local', *muon, *LOCAL.split()],
     }
+    if only:
+        contestants = {name: contestants[name.strip()] for name in only.split(',')}
     paces = measure_paces(contestants)
     print('ms per iteration:', {name: round(1000 * s, 1) for name, s in paces.items()}, flush=True)
 
@@ -375,10 +390,12 @@ def gutenberg_cpu():
         contestants[name].append(f'--learning_rate={min(found, key=found.get)}')
         swept.append(f"{name} {', '.join(f'{lr} {value:.3f}' for lr, value in found.items())}")
     lines = ['', '4 layers, 192 channels, 8 windows of 256 bytes per iteration; a complete schedule. Bits '
-             'per byte over the first 400 windows of the validation file, in float32.', '',
-             f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 --adam_eps=1e-10` too. '
-             f"Learning rates, swept over a third of the time: {'; '.join(swept)}. The best one raced.", '',
-             f'Muon: `{MUON}`, chosen in the race on Shakespeare.']
+             'per byte over the first 400 windows of the validation file, in float32.']
+    if swept:
+        lines += ['', f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 '
+                  '--adam_eps=1e-10` too. Learning rates, swept over a third of the time: '
+                  f"{'; '.join(swept)}. The best one raced."]
+    lines += ['', f'Muon: `{MUON}`, chosen in the race on Shakespeare; local with `{LOCAL}`.']
     every = {}
     for budget, n in ((minutes, seeds), (long_minutes, 1)):
         if not budget:

@@ -84,8 +84,13 @@ class KVCache:
         self.k = [zeros() for _ in range(config.n_layer)]
         self.v = [zeros() for _ in range(config.n_layer)]
         self.size, self.device, self.static, self.end = S, weight.device, static, 0
+        self.ends = {}
+        if config.near:
+            from support.near import ends
+            self.ends = ends(config, B, weight)
         if static:
-            for tensor in (*self.k, *self.v):  # they are written to, for which CUDA graphs would be given up
+            # they are written to, for which CUDA graphs would be given up
+            for tensor in (*self.k, *self.v, *self.ends.values()):
                 torch._dynamo.mark_static_address(tensor, guard=False)
 
     def advance(self, T):
@@ -98,6 +103,14 @@ class KVCache:
             keys = torch.arange(self.visible, device=self.device)
             self.mask = keys <= self.positions[:, None]  # (T, S)
         return self
+
+    def before(self, name, x):
+        """What ended the pass before this one, (B, n, ...), zeros if there was none; keeps the end of x
+        (B, T, ...) for the next."""
+        end = self.ends[name]
+        before = end.masked_fill(self.positions[0] == 0, 0).to(x.dtype)
+        end.copy_(torch.cat((before, x), dim=1)[:, -end.size(1):])
+        return before
 
     def update(self, layer, k, v):
         """Store k, v (B, K, T, D) at their positions; returns all keys and values so far, (B, K, S, D)

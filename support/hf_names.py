@@ -42,6 +42,8 @@ FIXED = {
                   softcap=0.0, mlp='swiglu'),
     'modern': dict(norm='rmsnorm_plain', positions='rope', fused_qkv=False, embd_norm=True, qk_norm=True),
 }
+for _parts in FIXED.values():
+    _parts['near'] = 0
 ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2'}  # ours, theirs
 OUR_ACTIVATIONS = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',
                    'gelu_fast': 'gelu_tanh', 'relu2': 'relu2'}

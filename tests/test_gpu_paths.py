@@ -19,7 +19,7 @@ from support import guard as guarding
 from support.chunked_loss import ChunkedLoss
 from support.distributed import Distributed
 
-PRESETS = ('gpt2', 'llama', 'modern')
+PRESETS = ('gpt2', 'llama', 'modern', 'local')
 AUTOCAST = torch.autocast('cpu', torch.bfloat16)
 
 

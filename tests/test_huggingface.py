@@ -635,6 +635,9 @@ def test_export_writes_all_or_nothing_and_in_pieces(tiny, tmp_path, script):
     assert_refused(script('export.py', f"--out_dir={tmp_path / 'none'}", x), ['none'])
     assert script('train.py', *tiny, '--overwrite', '--arch=modern', '--positions=learned').status == 0
     assert_refused(script('export.py', out, x), ['positions=learned'])
+    assert script('train.py', *tiny, '--overwrite', '--arch=local').status == 0
+    assert_refused(script('export.py', out, x), ['near=16384', 'NanoChatForCausalLM'])
+    assert_refused(script('export.py', out, f"--to={tmp_path / 'x.gguf'}"), ['near=16384'])
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ['again', 'data', 'hf', 'out'], 'nothing half-written stays'
 

@@ -171,7 +171,7 @@ def lively(arch, **args):
     torch.manual_seed(1)
     net = GPT(GPTConfig(**{**dict(block_size=16, vocab_size=40, n_layer=2, n_head=4, n_embd=32, arch=arch), **args})).eval()
     for name, p in net.named_parameters():
-        if p.dim() > 1:
+        if p.dim() > 1 or '.conv.' in name:
             torch.nn.init.normal_(p, std=0.02 if 'wte' in name and not net.config.tie else 0.3)
     return net
 
@@ -311,7 +311,7 @@ def test_an_arch_sets_the_parts_that_are_not_given_and_a_checkpoint_has_them_all
 
 
 @pytest.mark.parametrize('args, word', [
-    (dict(arch='gpt3'), 'gpt2, llama, modern'), (dict(arch='llama', bias=True), 'bias=True makes no sense'), (dict(n_head=5), 'n_embd=768'),
+    (dict(arch='gpt3'), 'gpt2, llama, modern, local'), (dict(near=-1), 'near'), (dict(near=0.5), 'near'), (dict(arch='llama', bias=True), 'bias=True makes no sense'), (dict(n_head=5), 'n_embd=768'),
     (dict(n_kv_head=5), '--n_kv_head=4'), (dict(n_kv_head=24), '--n_kv_head=12'), (dict(mlp='relu'), 'swiglu'), (dict(norm='batchnorm'), 'rmsnorm'),
     (dict(arch='llama', n_embd=36, n_head=4), '--n_embd=40'), (dict(rope_theta=5e5), 'learned positions'), (dict(rope_scaling='linear:2'), 'learned positions'),
     (dict(arch='llama', rope_scaling='yarn:2'), 'llama3:'), (dict(arch='llama', rope_scaling='linear:0'), 'linear:FACTOR'),

@@ -34,7 +34,7 @@ def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
     assert 'causal' in first_loss_note(1.0, math.log(257), 257)
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_the_first_loss_of_a_wide_network_is_within_what_is_expected(arch):
     torch.manual_seed(0)
     model = GPT(GPTConfig(block_size=32, arch=arch, n_embd=1024, n_head=8, n_layer=1, vocab_size=1000))

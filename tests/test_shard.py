@@ -50,7 +50,7 @@ def same(found, loss, gradient):
         assert (grads[name] - grads_[name]).norm() <= gradient * grads[name].norm(), name
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])  # tied and untied, with softcap and without
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])  # tied and untied, with softcap and without
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
         net.loss_chunk_size = 7  # 96 targets: the last chunk is a smaller one
@@ -83,7 +83,7 @@ def test_the_chunked_loss_never_holds_all_logits():
     assert max(largest) == max(64 * V, V * C)
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_activation_checkpointing_changes_no_bit(arch):
     def less(net):
         for block in net.transformer.h:

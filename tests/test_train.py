@@ -76,7 +76,7 @@ def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny,
             torch.testing.assert_close(params[other][k], params[0][k], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize('cut, arch, optimizer', [(1, 'gpt2', 'adamw'), (3, 'llama', 'adamw'), (4, 'modern', 'muon')])
+@pytest.mark.parametrize('cut, arch, optimizer', [(1, 'gpt2', 'adamw'), (3, 'llama', 'adamw'), (4, 'modern', 'muon'), (2, 'local', 'muon')])
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut, arch, optimizer):
     through, parts = tmp_path / 'through', tmp_path / 'parts'
     flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1', f'--matrix_optimizer={optimizer}']

@@ -1,0 +1,37 @@
+# What an A100 takes three minutes for in nanoGPT's README, tried on two CPU cores: Shakespeare by characters,
+# with 256 characters of context. A smaller network that learns sooner, and a recipe that has done what it can
+# after two minutes.
+#
+#   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
+#   launch   python train.py config/train_shakespeare_char_laptop.py
+#   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
+#   cost     two minutes on two CPU cores
+#   loss     dev/records/laptop.md
+
+out_dir = 'out-shakespeare-char-laptop'
+dataset = 'shakespeare_char'
+
+arch = 'local'
+n_layer, n_head, n_embd = 3, 4, 192
+batch_size = 8
+block_size = 256
+gradient_accumulation_steps = 1
+
+matrix_optimizer = 'muon'
+momentum = 0.85
+matrix_lr = 0.03
+embedding_lr = 0.1
+learning_rate = 0.01
+weight_decay = 0.0
+beta1, beta2 = 0.8, 0.95
+adam_eps = 1e-10
+grad_clip = 0.0
+
+max_iters = 900
+lr_schedule = 'wsd'
+decay_fraction = 0.7
+warmup_iters = 0
+
+eval_interval = 0  # at the end, over all of val.bin
+eval_iters = 0
+log_interval = 20
