@@ -1,0 +1,77 @@
+"""
+Today's recipe of a configuration beside the one before it, in turns, seed by seed: the loss over all of
+val.bin after the same iterations, and the seconds that they took.
+
+    $ python dev/recipe.py quickstart
+    $ python dev/recipe.py laptop --text=input.txt
+
+The seconds are those of training, without evaluations and checkpoints. The table goes to
+dev/records/recipe_quickstart.md or recipe_laptop.md.
+"""
+
+import os
+import sys
+from typing import Literal
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, HERE)
+from configurator import configure, fail
+
+# -----------------------------------------------------------------------------
+which: Literal['quickstart', 'laptop'] = 'quickstart'
+seeds = 3
+first_seed = 1
+before = True  # False: only today's
+flags = ''  # more of them, for all runs: '--max_iters=9000 --dropout=0.1'
+text: str = None  # tinyshakespeare's file. None: prepare.py downloads it
+out = os.path.join(HERE, 'dev', 'records')
+# -----------------------------------------------------------------------------
+knobs, given = configure(globals(), positional='which')
+if seeds < 1:
+    fail(f"seeds is out of range ({seeds}). use 1 or more")
+
+import math
+import tempfile
+
+from common import machine, run_script, table
+from support.curves import points, read_log
+
+BEFORE = '--arch=modern --momentum=0.95'
+CONFIGS = {'quickstart': ('quickstart', 'pystdlib'),
+           'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char')}
+
+
+def train(seed, *more):
+    """(loss in nats, seconds of training, iterations) of a run with this seed."""
+    folder = os.path.join(work, 'out')
+    own = [f'--out_dir={folder}', f'--data_dir={work}', f'--seed={seed}', '--eval_interval=0',
+           '--eval_iters=0', '--sample_interval=0', '--overwrite', '--keep_checkpoints=1']
+    run_script('train.py', f'config/{config}.py', '--device=cpu', *own, *flags.split(), *more)
+    log = read_log(folder)
+    loss, seconds = (points(log, 'iter', name)[-1][1] for name in ('val_loss', 'seconds'))
+    return loss, seconds, int(log['iter'][-1])
+
+
+config, dataset = CONFIGS[which]
+with tempfile.TemporaryDirectory() as work:
+    run_script('prepare.py', dataset, f'--data_dir={work}', *([f'--input={text}'] if text else []))
+    contestants = {"today's recipe": [], 'the one before': BEFORE.split()}
+    if not before:
+        del contestants['the one before']
+    rows = [('', 'seed', 'iterations', 'seconds', 'loss', 'bits')]
+    for seed in range(first_seed, first_seed + seeds):
+        for name, more in contestants.items():
+            loss, seconds, n = train(seed, *more)
+            rows.append((name, seed, f'{n:,}', f'{seconds:.1f}', f'{loss:.4f}', f'{loss / math.log(2):.4f}'))
+            print(*rows[-1], flush=True)
+for name in contestants:
+    own = [row for row in rows[1:] if row[0] == name]
+    means = [sum(float(row[i]) for row in own) / len(own) for i in (3, 4, 5)]
+    rows.append((name, 'mean', own[0][2], f'{means[0]:.1f}', f'{means[1]:.4f}', f'{means[2]:.4f}'))
+words = ' '.join(arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in sys.argv[1:])
+lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {words}`; {machine()}.', '',
+         'Loss in nats per token over all of val.bin with the last weights, bits, and the seconds of training.',
+         f'The recipe before: `{BEFORE}`.', '', *table(*rows)]
+with open(os.path.join(out, f'recipe_{which}.md'), 'w') as f:
+    f.write('\n'.join(lines) + '\n')
+print('\n'.join(lines))
