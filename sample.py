@@ -137,8 +137,11 @@ def new_samples(text):
 
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
-if wanted_dtype == 'auto' and device.type == 'cpu' and len(samples) <= 1 and model.get_num_params() < 30e6:
-    dtype = 'float32'  # bfloat16 is no faster for one text of a small model (dev/records/sample.md)
+if wanted_dtype == 'auto' and device.type == 'cpu' and dtype == 'bfloat16':
+    from support.fastest_dtype import fastest_dtype
+    dtype = fastest_dtype(model, max(1, min(len(samples), batch_size)))
+    if 'seed' in given:  # bfloat16 rounds, so the same seed may write another text
+        say(f"note: measured, {dtype} is the faster one here. the same texts again: --dtype={dtype}")
 model.to_inference(device, dtype)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False

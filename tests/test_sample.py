@@ -18,7 +18,7 @@ from warm import Process
 
 from dataset import Dataset
 from model import GPT, GPTConfig, load
-from support import devices
+from support import devices, fastest_dtype
 from support import samples as in_loop
 from support.distributed import Distributed
 from support.streaming import Sample
@@ -186,12 +186,22 @@ def test_bfloat16_is_chosen_where_it_is_faster(script, trained, monkeypatch):
 
     def record(self, device, dtype):  # this CPU may not have it
         chosen.append(dtype)
+        self.called = dtype
         return to_inference(self, device, 'float32')
+    speed = {'bfloat16': 1e-3, 'float32': 2e-3}
+    monkeypatch.setattr(fastest_dtype, 'seconds', lambda model, idx: speed[model.called])
     monkeypatch.setattr(devices, 'choose_dtype', choose_dtype)
     monkeypatch.setattr(GPT, 'to_inference', record)
-    for flags in ([], ['--num_samples=1'], ['--num_samples=1', '--dtype=bfloat16'], ['--dtype=float32']):
+    for flags, want in (([], 'bfloat16'), (['--dtype=float32'], 'float32'), (['--dtype=bfloat16'], 'bfloat16')):
         assert script('sample.py', *trained, *flags).status == 0
-    assert chosen == ['bfloat16', 'float32', 'bfloat16', 'float32']
+        assert chosen[-1] == want
+    assert chosen[:2] == ['bfloat16', 'float32'] and len(chosen) == 3 + 1 + 1, 'both are measured, unless one is asked for'
+    speed['float32'] = 1e-4
+    done = script('sample.py', *trained, '--seed=3')
+    assert chosen[-1] == 'float32' and '--dtype=float32' in done.out + done.err
+    speed.update(bfloat16=9.0)
+    script('sample.py', *trained)
+    assert chosen[-2:] == ['bfloat16', 'bfloat16'], 'a large model is not measured twice'
 
 
 def test_nothing_else_that_is_random_is_touched(script, trained):
