@@ -35,6 +35,15 @@ TEMPLATE = (
     "{{%- endif -%}}"
     "{{%- endfor -%}}"
     "{{%- if add_generation_prompt -%}}{{{{- '<|assistant_start|>' -}}}}{{%- endif -%}}")
+# the same for Ollama, whose templates are Go's, after {bos}
+OLLAMA_TEMPLATE = (
+    '{{- $system := "" }}'
+    '{{- range $i, $message := .Messages }}'
+    '{{- if eq .Role "system" }}{{- $system = printf "%s\n\n" .Content }}'
+    '{{- else if eq .Role "user" }}<|user_start|>{{ $system }}{{ .Content }}<|user_end|>{{- $system = "" }}'
+    '{{- if eq (len (slice $.Messages $i)) 1 }}<|assistant_start|>{{- end }}'
+    '{{- else }}<|assistant_start|>{{ .Content }}<|assistant_end|>'
+    '{{- end }}{{- end }}')
 
 
 def with_chat_tokens(state):
@@ -106,7 +115,15 @@ class RoleFormat:
 
     def template(self):
         """The same as a Jinja template."""
-        return TEMPLATE.format(bos=BOS if self.tokenizer.end_of_text is None else END_OF_TEXT)
+        return TEMPLATE.format(bos=self.bos_text())
+
+    def bos_text(self):
+        return BOS if self.tokenizer.end_of_text is None else END_OF_TEXT
+
+    def ollama_template(self):
+        """The same in Go's language. llama.cpp puts the first token there itself if it does so for texts."""
+        does = self.tokenizer.encode_prompt('a')[:1] == [self.bos]
+        return ('' if does else self.bos_text()) + OLLAMA_TEMPLATE
 
 
 def dump(messages):

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from support.chat_format import RoleFormat, chat_format
 from support.gguf_model import arch_of, sizes, tensors
 from support.gguf_tokenizer import vocabulary
 from support.tokenizer import make_tokenizer
@@ -95,11 +96,18 @@ def largest_error(kind, p):
 
 def modelfile(path, config, tokenizer_state):
     """The text of an Ollama Modelfile for the GGUF file `path`, which is in the same folder."""
+    tokenizer = make_tokenizer(tokenizer_state)
     lines = ["# For Ollama; not run by us: ollama create NAME -f THIS_FILE",
              f"FROM ./{os.path.basename(path)}",
-             'TEMPLATE """{{ .Prompt }}"""',  # a base model: it continues a text, there is no chat
+             f'TEMPLATE """{ollama_template(tokenizer)}"""',
              f"PARAMETER num_ctx {config.block_size}"]
-    tokenizer = make_tokenizer(tokenizer_state)
     for id in tokenizer.stop_ids or []:
         lines.append(f'PARAMETER stop "{tokenizer.decode([id])}"')
     return '\n'.join(lines) + '\n'
+
+
+def ollama_template(tokenizer):
+    """The roles of a model that answers; of another one the text alone, which it continues. A chat template
+    from Hugging Face is in the GGUF file, and cannot be written in Go's language by a rule."""
+    form = chat_format(tokenizer)
+    return form.ollama_template() if isinstance(form, RoleFormat) else '{{ .Prompt }}'

@@ -1,6 +1,10 @@
 """Conversations: how they become tokens, a mask and windows; training on them; talking."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -365,6 +369,45 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template()
     with pytest.raises(ValueError, match='roles'):
         vocabulary(chat_tokenizer('char').state(), 64)
+
+
+GO = '''package main
+import ("encoding/json"; "os"; "text/template")
+type Message struct { Role, Content string }
+func main() {
+	text, _ := os.ReadFile(os.Args[1])
+	form := template.Must(template.New("").Parse(string(text)))
+	input, _ := os.ReadFile(os.Args[2])
+	var all [][]Message
+	if err := json.Unmarshal(input, &all); err != nil { panic(err) }
+	for _, messages := range all {
+		if err := form.Execute(os.Stdout, map[string]any{"Messages": messages}); err != nil { panic(err) }
+		os.Stdout.WriteString("\\x00")
+	}
+}
+'''
+
+
+def test_ollamas_template_rendered_by_go_gives_the_same_tokens(tmp_path):
+    go = shutil.which('go')
+    if not go:
+        pytest.skip('Go is not installed')
+    tokenizer = chat_tokenizer('byte')
+    form = chat_format(tokenizer)
+    talks = [row['messages'][:-1] for row in made_conversations(200, seed=2)]
+    talks = [[SYSTEM, *talk] if i % 2 else talk for i, talk in enumerate(talks)]
+    (tmp_path / 'main.go').write_text(GO)
+    (tmp_path / 'template').write_text(form.ollama_template())
+    (tmp_path / 'talks.json').write_text(json.dumps(talks))
+    done = subprocess.run([go, 'run', 'main.go', 'template', 'talks.json'], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, 'GOCACHE': str(tmp_path / 'cache'), 'GOFLAGS': '-mod=mod', 'HOME': str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    names = {text: id for text, id in tokenizer.special_ids().items()}
+    for talk, text in zip(talks, done.stdout.split('\0')[:-1], strict=True):
+        ids = []
+        for part in re.split('(' + '|'.join(map(re.escape, names)) + ')', text):
+            ids += [names[part]] if part in names else tokenizer.encode(part).tolist()
+        assert ids == form.render(talk, answer=True)[0].tolist()
 
 
 # -----------------------------------------------------------------------------
