@@ -37,7 +37,7 @@ PARTS = {
     'tie': (True, False, False, False),
     'softcap': (0.0, 0.0, 15.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
     'init': ('gpt2', 'gpt2', 'modern', 'modern'),
-    'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: neither
+    'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: none
 }
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 

@@ -141,7 +141,7 @@ if wanted_dtype == 'auto' and device.type == 'cpu' and dtype == 'bfloat16':
     from support.fastest_dtype import fastest_dtype
     dtype = fastest_dtype(model, max(1, min(len(samples), batch_size)))
     if 'seed' in given:  # bfloat16 rounds, so the same seed may write another text
-        say(f"note: measured, {dtype} is the faster one here. the same texts again: --dtype={dtype}")
+        say(f"note: {dtype} was faster when tried. for the same texts again: --seed={seed} --dtype={dtype}")
 model.to_inference(device, dtype)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False

@@ -32,7 +32,7 @@ gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,
 total_batch_size: int = None  # tokens per iteration; if set, gradient_accumulation_steps is derived from it
 seed = 1337  # for the initial weights, the order of the data and dropout
 # model
-arch = 'gpt2'  # 'gpt2', 'llama', 'modern': see the table in model.py
+arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
 n_layer = 12
 n_head = 12
 n_embd = 768
@@ -60,7 +60,7 @@ weight_decay = 1e-1  # on matrices and embeddings only
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # 1e-5 has saved runs that diverged; arch='modern' starts its head at zero and wants 1e-10
+adam_eps = 1e-8  # 1e-5 has saved runs that diverged; with init='modern' the head starts at zero: 1e-10
 grad_clip = 1.0  # clip the gradient norm to this; 0: off
 # schedule
 max_iters = 600000  # number of updates

@@ -19,6 +19,7 @@ if n_embd % 128 == 0:
 
 matrix_optimizer = 'muon'
 matrix_lr = 0.025
+momentum = 0.95
 embedding_lr = 0.7
 head_lr = 0.004
 learning_rate = 0.004

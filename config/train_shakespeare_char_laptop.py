@@ -1,12 +1,11 @@
-# What an A100 takes three minutes for in nanoGPT's README, tried on two CPU cores: Shakespeare by characters,
-# with 256 characters of context. A smaller network that learns sooner, and a recipe that has done what it can
-# after two minutes.
+# nanoGPT's README reaches 1.4697 in three minutes on an A100, with 10.7 million parameters and 256 characters
+# of context. This is a smaller network with the same context for two minutes of two CPU cores.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_laptop.py
 #   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
 #   cost     two minutes on two CPU cores
-#   loss     dev/records/laptop.md
+#   loss     dev/records/recipe_laptop.md
 
 out_dir = 'out-shakespeare-char-laptop'
 dataset = 'shakespeare_char'

@@ -39,7 +39,7 @@ gutenberg: str = None  # a folder with gutenberg_{train,val}.jsonl.gz. None: no 
 shakespeare = True  # False: no first race
 seeds = 3
 first_seed = 1
-only = ''  # contestants of the second race: 'modern + Muon,local + Muon'. Empty: all
+only = ''  # contestants, by their names in the tables: 'modern + Muon,local + Muon'. Empty: all
 minutes: float = None  # of each contestant in the second race. None: 3 on a CPU, 8 on a GPU
 long_minutes = 10.0  # on a CPU: the second race once more, so long, with one seed; 0: no such race
 smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
@@ -281,6 +281,11 @@ def rounded(curves):
 # the races
 
 
+def chosen(contestants):
+    """Those that `only` names: a race of which it names none is left out."""
+    return {name: run for name, run in contestants.items() if not only or name in only.split(',')}
+
+
 def shakespeare_cpu():
     prepare_shakespeare()
     folder = os.path.join(work, 'shakespeare_char')
@@ -307,15 +312,20 @@ def shakespeare_cpu():
                         os.path.join(peer, 'data', 'shakespeare_char', 'input.txt'))
         run_script('data/shakespeare_char/prepare.py', cwd=peer)
         contestants = {'nanoGPT': nanogpt}
-    contestants.update({'ours, all the time': long, 'ours, in a hurry': short,
-                        'the recipe before, all the time': long_before,
-                        'the recipe before, in a hurry': short_before})
+    contestants.update({'ours all the time': long, 'ours in a hurry': short,
+                        'the recipe before all the time': long_before,
+                        'the recipe before in a hurry': short_before})
+    opponent = next(iter(contestants))
+    contestants = chosen(contestants)
+    if not contestants:
+        return
     curves = {name: [] for name in contestants}
     for seed in range(first_seed, first_seed + seeds):
         for name, run in contestants.items():
             curves[name].append(run(seed))
             print(f'shakespeare, seed {seed}, {name}: {curves[name][-1][-1]}', flush=True)
-    ends = [curve[-1][1] for curve in next(iter(curves.values()))]
+    # without the opponent nobody's time is up
+    ends = [curve[-1][1] for curve in curves[opponent]] if opponent in curves else [0.0] * seeds
     rows = [('', 'seconds in all', 'seconds to 1.88', "loss when the opponent's time is up")]
     for name, runs in curves.items():
         seconds = [curve[-1][1] for curve in runs]
@@ -371,8 +381,9 @@ def gutenberg_cpu():
         'modern + Muon': ['--arch=modern', *muon],
         'local + Muon': ['--arch=local', *muon, *LOCAL.split()],
     }
-    if only:
-        contestants = {name: contestants[name.strip()] for name in only.split(',')}
+    contestants = chosen(contestants)
+    if not contestants:
+        return
     paces = measure_paces(contestants)
     print('ms per iteration:', {name: round(1000 * s, 1) for name, s in paces.items()}, flush=True)
 

@@ -70,7 +70,7 @@ for name in contestants:
     rows.append((name, 'mean', own[0][2], f'{means[0]:.1f}', f'{means[1]:.4f}', f'{means[2]:.4f}'))
 words = ' '.join(arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in sys.argv[1:])
 lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {words}`; {machine()}.', '',
-         'Loss in nats per token over all of val.bin with the last weights, bits, and the seconds of training.',
+         'Loss in nats per token over all of val.bin with the last weights, bits, seconds of training.',
          f'The recipe before: `{BEFORE}`.', '', *table(*rows)]
 with open(os.path.join(out, f'recipe_{which}.md'), 'w') as f:
     f.write('\n'.join(lines) + '\n')

@@ -39,7 +39,7 @@ TEMPLATE = (
 OLLAMA_TEMPLATE = (
     '{{- $system := "" }}'
     '{{- range $i, $message := .Messages }}'
-    '{{- if eq .Role "system" }}{{- $system = printf "%s\n\n" .Content }}'
+    '{{- if eq .Role "system" }}{{- $system = printf "%s\\n\\n" .Content }}'
     '{{- else if eq .Role "user" }}<|user_start|>{{ $system }}{{ .Content }}<|user_end|>{{- $system = "" }}'
     '{{- if eq (len (slice $.Messages $i)) 1 }}<|assistant_start|>{{- end }}'
     '{{- else }}<|assistant_start|>{{ .Content }}<|assistant_end|>'
@@ -121,7 +121,7 @@ class RoleFormat:
         return BOS if self.tokenizer.end_of_text is None else END_OF_TEXT
 
     def ollama_template(self):
-        """The same in Go's language. llama.cpp puts the first token there itself if it does so for texts."""
+        """The same in Go's language. Where llama.cpp adds the first token to every text, it is left out."""
         does = self.tokenizer.encode_prompt('a')[:1] == [self.bos]
         return ('' if does else self.bos_text()) + OLLAMA_TEMPLATE
 

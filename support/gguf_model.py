@@ -1,5 +1,5 @@
 """What llama.cpp calls things: the sizes of a network and its weights, as a GGUF file names them. It has two
-of the three presets, GPT-2 and Llama."""
+of the presets, GPT-2 and Llama."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
 """
 What Hugging Face calls things: the names of the weights and the fields of config.json, in both directions.
-The three presets are three architectures of transformers: GPT-2, Llama and NanoChat.
+Three presets are architectures of transformers: GPT-2, Llama and NanoChat.
 """
 
 import re

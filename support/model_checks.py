@@ -41,7 +41,8 @@ def field_problems(field, value):
         too_small = (name in ABOVE_ZERO and value <= 0) or (name in FROM_ZERO and value < 0)
         if too_small or not abs(value) < largest:
             below = f" and below {largest:,}" if name in LARGEST else ''
-            return [f"{name} is out of range ({value}). use a number above 0{below}"]
+            above = '0 or more' if name in FROM_ZERO else 'a number above 0'
+        return [f"{name} is out of range ({value}). use {above}{below}"]
     return []
 
 

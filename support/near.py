@@ -4,7 +4,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-
 SEEN = 3  # positions before its own that a convolution sees
 
 
@@ -15,13 +14,15 @@ class Near:
     def __init__(self, positions, cache=None):
         self.positions, self.cache = positions, cache
 
-    def before(self, x, n, name):
-        """[x (B, T, ...) of one position before, of two, ... of n]: zeros where a text begins. name: what the
-        cache keeps it under."""
+    def before(self, x, n, layer=None):
+        """[x (B, T, ...) of one position before, of two, ... of n]: zeros where a text begins. layer: the
+        module that asks; None: x is ids."""
         T = x.size(1)
         if self.cache is None:
             longer = F.pad(x, (0, 0) * (x.dim() - 2) + (n, 0))
         else:
+            # the layer's number is asked for only here: else each layer would be compiled for itself
+            name = 'ids' if layer is None else layer.layer_idx
             longer = torch.cat((self.cache.before(name, x), x), dim=1)
         before = [longer[:, n - k:n - k + T] for k in range(1, n + 1)]
         if self.positions.dim() == 1:
@@ -35,7 +36,7 @@ class BigramEmbedding(nn.Embedding):
     (https://arxiv.org/abs/1607.04606)."""
 
     def forward(self, idx, near):
-        before, = near.before(idx + 1, 1, 'ids')  # 0: nothing
+        before, = near.before(idx + 1, 1)  # 0: nothing
         return super().forward((idx * 1_000_003 + before) % self.num_embeddings)
 
 
@@ -50,13 +51,13 @@ class ShortConv(nn.Module):
 
     def forward(self, x, near):
         y = x
-        for share, before in zip(self.shares, near.before(x, SEEN, self.layer_idx)):
+        for share, before in zip(self.shares, near.before(x, SEEN, self)):
             y = torch.addcmul(y, before, share.to(x.dtype))
         return y
 
 
 def ends(config, B, weight):
-    """What a KVCache keeps of B texts between two passes: the last id, and what each convolution read last."""
+    """What a KVCache keeps of B texts between two passes: the last id, and what convolutions read last."""
     zeros = lambda *shape, **dtype: torch.zeros(B, *shape, device=weight.device, **dtype)
     seen = {i: zeros(SEEN, config.n_embd, dtype=weight.dtype) for i in range(config.n_layer)}
     return {'ids': zeros(1, dtype=torch.long), **seen}

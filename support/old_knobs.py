@@ -1,8 +1,6 @@
 """Knobs that train.py once had: what took their place. Older checkpoints are translated; a typed one gets a
 line."""
 
-import re
-
 REMOVED = {  # name: what to use instead
     'resume_from': "--init_from=resume:PATH",
     'max_tokens': "--budget='1e9 tokens'",
@@ -39,8 +37,10 @@ def translate(saved):
         saved.setdefault('tasks', ','.join(names))
         saved.setdefault('tasks_interval', min(intervals[name] for name in names))
     limit = saved.get('core_max_per_task', saved.get('max_per_task'))
-    if limit not in (None, 500) and isinstance(saved.get('tasks'), str):
-        saved['tasks'] = re.sub(r'\bcore\b(?!:)', f'core:{limit}', saved['tasks'])
+    if isinstance(limit, int) and limit != 500 and isinstance(saved.get('tasks'), str):
+        names = [name.strip() for name in saved['tasks'].split(',')]
+        saved['tasks'] = ','.join(name if name in ('', 'hellaswag') else f'{name}:{limit}' for name in names)
+    saved.setdefault('momentum', 0.95)  # of muon, when it was no knob
     growth = saved.get('sample_growth')
     interval = saved.get('sample_interval', 0)
     if isinstance(growth, float) and growth > 1 and isinstance(interval, int):

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import random
 
 import numpy as np
@@ -76,7 +77,8 @@ def load_task(name, folder, tokenizer, block_size, max_examples=None):
     else:
         tasks = bundle(folder)
         if name not in tasks:
-            fail(f"no such task ({name}). use hellaswag, core, or one of {', '.join(tasks)}")
+            limit = ". eval.py takes --max_per_task=N in place of NAME:N" if ':' in name else ''
+            fail(f"no such task ({name}). use hellaswag, core, or one of {', '.join(tasks)}{limit}")
         task = tasks[name]
         remedy = f"download {BUNDLE_URL} and unpack it there"
     if not os.path.exists(task.path):
@@ -329,7 +331,7 @@ def accuracy(task, scores):
 def in_loop(names, folder, tokenizer, model, batch_size, dist, autocast, is_stopping):
     """An evaluation for the training loop, its files read now: a function of the iteration that returns
     {'hellaswag': accuracy, 'core': CORE, ...} for `names` such as 'hellaswag,core', or {} if interrupted.
-    'core:100' uses 100 examples of each of CORE's tasks; without a number it is 500, and all of HellaSwag.
+    'core:100' uses 100 examples of each of CORE's tasks; without a number it is 500, of HellaSwag all.
     folder None: data/."""
     folder = folder or DATA_DIR
     batch_tokens = batch_size * model.config.block_size
@@ -358,12 +360,12 @@ def in_loop(names, folder, tokenizer, model, batch_size, dist, autocast, is_stop
 
 def with_limit(named):
     """('core', 100) of 'core:100', ('core', 500) of 'core', ('hellaswag', None) of 'hellaswag'."""
-    name, _, number = named.partition(':')
-    if not number:
-        return name, None if name == 'hellaswag' else 500
-    if not number.isdecimal() or int(number) == 0:
-        fail(f"tasks names {named!r}. use a whole number above 0 behind the colon: core:500")
-    return name, int(number)
+    found = re.fullmatch(r'(.+):(\d+)', named)
+    if not found:
+        return named, None if named == 'hellaswag' else 500
+    if int(found[2]) == 0:
+        fail(f"tasks is out of range ({named}). use a number above 0 behind the colon: core:500")
+    return found[1], int(found[2])
 
 
 def of_run(run, model, dist, autocast, stop):

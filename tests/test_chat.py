@@ -388,6 +388,17 @@ func main() {
 '''
 
 
+def test_a_modelfile_has_the_roles():
+    from model import GPTConfig
+    from support.gguf_file import modelfile
+    for kind, words in (('byte', '<|user_start|>{{ $system }}{{ .Content }}<|user_end|>'), (None, '{{ .Prompt }}')):
+        state = chat_tokenizer(kind).state() if kind else STATES['byte']
+        text = modelfile('m.gguf', GPTConfig(block_size=64), state)
+        template = re.search(r'TEMPLATE """(.*)"""', text)  # on one line: a text in quotes may not go over two in Go
+        assert words in template[1]
+        assert not kind or 'PARAMETER stop "<|assistant_end|>"' in text and 'printf "%s\\n\\n"' in template[1]
+
+
 def test_ollamas_template_rendered_by_go_gives_the_same_tokens(tmp_path):
     go = shutil.which('go')
     if not go:

@@ -229,7 +229,7 @@ def pretended():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize('arch', ['llama', 'modern'])
+@pytest.mark.parametrize('arch', ['llama', 'modern', 'local'])
 def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
     torch._dynamo.reset()
     net, dist = pretended(network(arch, n_layer=12), 2, 2)
