@@ -42,7 +42,7 @@ def field_problems(field, value):
         if too_small or not abs(value) < largest:
             below = f" and below {largest:,}" if name in LARGEST else ''
             above = '0 or more' if name in FROM_ZERO else 'a number above 0'
-        return [f"{name} is out of range ({value}). use {above}{below}"]
+            return [f"{name} is out of range ({value}). use {above}{below}"]
     return []
 
 
