@@ -260,7 +260,7 @@ for flags in ('--max_iters=-1', '--budget=0tokens', '--budget=x', '--budget=3par
     row(45, flags, re.match('--(.*)=', flags)[1], 'out of range')
 row(45, '--seed=9223372036854775808', 'seed', '2**63')
 for name, words in {'max_tokens': '--budget', 'max_bad_steps': 'ten', 'matmul_precision': 'train.py', 'dry_run': 'plan.py', 'shard_size': '--shard=N', 'write_report': 'always',
-                    'hellaswag_interval': '--tasks=hellaswag', 'sample_growth': '100x1.5', 'chunked_loss': 'memory', 'momentum': '0.95'}.items():
+                    'hellaswag_interval': '--tasks=hellaswag', 'sample_growth': '100x1.5', 'chunked_loss': 'memory', 'max_per_task': '--tasks=core:N'}.items():
     row(45, f'--{name}=1', name, 'it is gone', words)
 row(45, '--max_iters=-0', 'done: 0 iterations', status=0)
 row(46, '--init_from=scrath', 'scrath', 'scratch', 'resume')

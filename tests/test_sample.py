@@ -172,6 +172,7 @@ def test_batches_hold_as_many_samples_as_asked_and_equal_lengths(script, trained
     monkeypatch.setattr(GPT, 'generate', generate)
     (tmp_path / 'prompts.txt').write_text('777\n1\n888\n')
     prompts = f"--prompts={tmp_path / 'prompts.txt'}"
+    trained = [*trained, '--dtype=float32']  # else some steps are tried before
     script('sample.py', *trained, prompts, '--num_samples=3', '--batch_size=4')
     assert shapes == [(3, 1), (4, 3), (2, 3)]
     shapes.clear()

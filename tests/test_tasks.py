@@ -265,8 +265,8 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
 def test_in_the_loop_hellaswag_is_whole_and_core_is_the_mean(folder, capsys):
     net = make_net('modern', True)
     tokenizer = make_tokenizer(BYTES)
-    names = 'hellaswag, core,who'
-    evaluate = tasks.in_loop(names, str(folder), tokenizer, 3, net, 4, ONE, PLAIN, lambda: False)
+    names = 'hellaswag, core:3,who:3'
+    evaluate = tasks.in_loop(names, str(folder), tokenizer, net, 4, ONE, PLAIN, lambda: False)
     shutil.rmtree(folder)  # all files have been read
     metrics = evaluate(7)
     out = capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_in_the_loop_hellaswag_is_whole_and_core_is_the_mean(folder, capsys):
     percent = f"{100 * whole['accuracy']:.2f} \u00b1 {100 * whole['error']:.2f} %"
     assert f"step 7: hellaswag {percent} of 6 examples (chance: 25 %)\n" in out
     assert f"step 7: CORE {core:.4f} over 4 tasks (chance: 0)\nstep 7: who " in out
-    stopped = tasks.in_loop('hellaswag', str(folder), tokenizer, 3, net, 4, ONE, PLAIN, lambda: True)
+    stopped = tasks.in_loop('hellaswag', str(folder), tokenizer, net, 4, ONE, PLAIN, lambda: True)
     assert stopped(7) == {} and capsys.readouterr().out == ''
 
 
