@@ -3,7 +3,7 @@
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_laptop.py
-#   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
+#   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.7 epochs
 #   cost     two minutes on two CPU cores
 #   loss     dev/records/recipe_laptop.md
 
@@ -26,7 +26,7 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = 900
+max_iters = 840
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
