@@ -5,7 +5,7 @@
 #   launch   python train.py config/train_shakespeare_char_laptop.py
 #   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.7 epochs
 #   cost     two minutes on two CPU cores
-#   loss     dev/records/recipe_laptop.md
+#   loss     1.4744 over all of val.bin (1.4694 to 1.4785, three seeds): dev/records/recipe_laptop.md
 
 out_dir = 'out-shakespeare-char-laptop'
 dataset = 'shakespeare_char'
