@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import shlex
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import torch
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
 from support.devices import choose_dtype
+
+BEFORE = '--arch=modern --momentum=0.95'  # turns the small configurations' recipe into the one before it
 
 
 def flags_of(settings):
@@ -119,6 +122,12 @@ def table(*rows):
     """The rows, the first of which is the head, as lines of Markdown."""
     lines = ['| ' + ' | '.join(str(cell) for cell in row) + ' |' for row in rows]
     return [lines[0], '|---' * len(rows[0]) + '|', *lines[1:]]
+
+
+def given_flags(args):
+    """Command-line arguments as a record shows them: quoted for a shell, paths of this machine left out."""
+    shown = [arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in args]
+    return ' '.join(map(shlex.quote, shown))
 
 
 def commit_of_code():

@@ -55,7 +55,7 @@ import tempfile
 import numpy as np
 import torch
 
-from common import check_peer, machine, run_script, table
+from common import BEFORE, check_peer, given_flags, machine, run_script, table
 from model import load
 from support.checkpoint import numbered
 from support.curves import points, read_log
@@ -67,7 +67,6 @@ LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_it
 TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_iters=3 --lr_decay_iters=3 '
         '--warmup_iters=0 --batch_size=2 --eval_iters=1').split() if smoke else []
 HURRY = '--n_embd=128 --matrix_lr=0.04 --max_iters=130'
-BEFORE = '--arch=modern --momentum=0.95'  # the recipe that raced here first
 LOCAL = '--momentum=0.85'  # chosen on a tenth of the training text that did not race: dev/records/recipe.md
 SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
 
@@ -259,8 +258,7 @@ PICTURES = {
 
 def record(name, title, lines, curves):
     """Write a race's table, its curves and its pictures."""
-    flags = [arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in sys.argv[2:]]
-    top = [f'# {title}', '', f"`bash runs/race_{where}.sh {' '.join(flags)}`; {machine()}.",
+    top = [f'# {title}', '', f"`bash runs/race_{where}.sh {given_flags(sys.argv[2:])}`; {machine()}.",
            f'Mean (smallest to largest) over the seeds; all curves are in {name}.json.']
     if smoke:
         top += ['', '**A smoke test with tiny networks: the numbers mean nothing.**']
@@ -283,7 +281,10 @@ def rounded(curves):
 
 def chosen(contestants):
     """Those that `only` names: a race of which it names none is left out."""
-    return {name: run for name, run in contestants.items() if not only or name in only.split(',')}
+    names = only.split(',') if only else list(contestants)
+    if not set(names) & set(contestants):
+        print(f"{only}: not in the race of {', '.join(contestants)}")
+    return {name: run for name, run in contestants.items() if name in names}
 
 
 def shakespeare_cpu():
@@ -324,14 +325,15 @@ def shakespeare_cpu():
         for name, run in contestants.items():
             curves[name].append(run(seed))
             print(f'shakespeare, seed {seed}, {name}: {curves[name][-1][-1]}', flush=True)
-    # without the opponent nobody's time is up
-    ends = [curve[-1][1] for curve in curves[opponent]] if opponent in curves else [0.0] * seeds
-    rows = [('', 'seconds in all', 'seconds to 1.88', "loss when the opponent's time is up")]
+    rows = [['', 'seconds in all', 'seconds to 1.88']]
     for name, runs in curves.items():
-        seconds = [curve[-1][1] for curve in runs]
         to = [reached(curve, 1.88) for curve in runs]
-        in_time = [at(curve, end) for curve, end in zip(runs, ends)]
-        rows.append((name, spread(seconds, 1), spread(to, 1), spread(in_time)))
+        rows.append([name, spread([curve[-1][1] for curve in runs], 1), spread(to, 1)])
+    if opponent in curves:
+        ends = [curve[-1][1] for curve in curves[opponent]]
+        rows[0].append("loss when the opponent's time is up")
+        for row, runs in zip(rows[1:], curves.values()):
+            row.append(spread([at(curve, end) for curve, end in zip(runs, ends)]))
     lines = ['', 'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Ours '
              'trains in bfloat16 where the CPU has it, nanoGPT in float32, as its line says.', '',
              *table(*rows), '', '![The race on Shakespeare](race_shakespeare.png)']

@@ -18,13 +18,13 @@ sys.path.insert(0, HERE)
 from configurator import configure, fail
 
 # -----------------------------------------------------------------------------
-which: Literal['quickstart', 'laptop'] = 'quickstart'
-seeds = 3
+which: Literal['quickstart', 'laptop'] = 'quickstart'  # of which configuration
+seeds = 3  # runs of each recipe
 first_seed = 1
 before = True  # False: only today's
 flags = ''  # more of them, for all runs: '--max_iters=9000 --dropout=0.1'
 text: str = None  # tinyshakespeare's file. None: prepare.py downloads it
-out = os.path.join(HERE, 'dev', 'records')
+out = os.path.join(HERE, 'dev', 'records')  # where the table goes
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='which')
 if seeds < 1:
@@ -33,10 +33,9 @@ if seeds < 1:
 import math
 import tempfile
 
-from common import machine, run_script, table
+from common import BEFORE, given_flags, machine, run_script, table
 from support.curves import points, read_log
 
-BEFORE = '--arch=modern --momentum=0.95'
 CONFIGS = {'quickstart': ('quickstart', 'pystdlib'),
            'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char')}
 
@@ -68,8 +67,7 @@ for name in contestants:
     own = [row for row in rows[1:] if row[0] == name]
     means = [sum(float(row[i]) for row in own) / len(own) for i in (3, 4, 5)]
     rows.append((name, 'mean', own[0][2], f'{means[0]:.1f}', f'{means[1]:.4f}', f'{means[2]:.4f}'))
-words = ' '.join(arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in sys.argv[1:])
-lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {words}`; {machine()}.', '',
+lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {given_flags(sys.argv[1:])}`; {machine()}.', '',
          'Loss in nats per token over all of val.bin with the last weights, bits, seconds of training.',
          f'The recipe before: `{BEFORE}`.', '', *table(*rows)]
 with open(os.path.join(out, f'recipe_{which}.md'), 'w') as f:

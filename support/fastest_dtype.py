@@ -14,10 +14,10 @@ def fastest_dtype(model, n_rows):
     if model.get_num_params(non_embedding=False) > LARGEST:
         return 'bfloat16'
     try:
-        return 'float32' if MARGIN * seconds(model, 'float32', n_rows) < seconds(model, 'bfloat16', n_rows) \
-            else 'bfloat16'
+        exact, light = (seconds(model, dtype, n_rows) for dtype in ('float32', 'bfloat16'))
     except (RuntimeError, FloatingPointError):  # the texts themselves will meet it and say it
         return 'bfloat16'
+    return 'float32' if MARGIN * exact < light else 'bfloat16'
 
 
 def seconds(model, dtype, n_rows):

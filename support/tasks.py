@@ -21,8 +21,8 @@ import dataclasses
 import json
 import math
 import os
-import re
 import random
+import re
 
 import numpy as np
 import torch
