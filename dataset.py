@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from configurator import fail
-from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
+from support.dataset_meta import bin_files, checksum, read_meta, read_tokenizer_state
 from support.errors import DataLost
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
@@ -73,6 +73,7 @@ class Tokens:
     a mapped file counts as our memory, and kills the process if it is cut short. A read costs two
     microseconds more."""
 
+    separator = None  # with document_mask: the id that begins a document
     open_files = 128  # shards kept open at once; a process may have about a thousand files
 
     def __init__(self, folder, split, meta):
@@ -122,6 +123,10 @@ class Tokens:
                            "says: run prepare.py for this dataset again")
         return out.astype(np.int64)
 
+    def texts(self, x):
+        """[the document of each id of x (B, T)], or [] if attention looks across."""
+        return [] if self.separator is None else [(x == self.separator).cumsum(dim=1)]
+
     def read(self, row, start):
         """Fill the array `row` with the ids from `start` on, across files."""
         i = bisect.bisect_right(self.ends, start)
@@ -157,14 +162,6 @@ class Tokens:
         if self.n_windows(block_size) < 1:
             return (f"{self.path} has {self.n:,} tokens, too few for one window. use "
                     f"--block_size={max(1, self.n - 1)} or less, or more text")
-
-
-def checksum(entry):
-    """16 digits of the sha256 in a split's entry of meta.json; of several shards, of their checksums."""
-    sums = [str(part.get('sha256', 'unknown')) for part in entry.get('shards', [entry])]
-    if len(sums) == 1:
-        return sums[0][:16]
-    return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'
 
 
 # -----------------------------------------------------------------------------

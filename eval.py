@@ -115,6 +115,8 @@ def open_text():
     tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
     if data.packed:
         data.pack(block_size, seed=0)
+    elif state['config'].get('document_mask'):  # it never looked across texts
+        tokens.separator = data.meta['end_of_text']
     if tokens.n < 2:
         fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")
     return data, tokens

@@ -30,6 +30,7 @@ batch_size = 12  # sequences per micro-batch and process
 block_size = 1024  # context length, in tokens
 gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
 total_batch_size: int = None  # tokens per iteration; if set, gradient_accumulation_steps is derived from it
+document_mask = False  # attention stays inside a document; in conversations always
 seed = 1337  # for the initial weights, the order of the data and dropout
 # model
 arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
@@ -74,8 +75,7 @@ lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_it
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only at the end
-eval_iters = 200  # batches per split, the same ones each time; 0: all of val.bin
-eval_tokens: int = None  # tokens per evaluation; replaces eval_iters
+eval_iters: int | str = 200  # batches per split, the same ones each time; '1e6 tokens'; 0: all of val.bin
 eval_only = False  # evaluate once and exit
 stop_val_loss: float = None  # end the run when the validation loss is this low
 tasks = ''  # benchmarks: 'hellaswag,core'; 'core:100': with 100 examples of each task, not 500
@@ -145,7 +145,8 @@ def get_batch(it, micro_step):
         return data.train.samples(seed, numbers)
     starts = sample_starts(seed, numbers, len(data.train), block_size)
     tokens = torch.from_numpy(data.train.windows(starts, block_size + 1))
-    return tokens[:, :-1], tokens[:, 1:]  # the target is the next token
+    x, y = tokens[:, :-1], tokens[:, 1:]  # the target is the next token
+    return x, y, *data.train.texts(x)
 
 
 batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)

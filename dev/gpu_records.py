@@ -378,7 +378,7 @@ def learn(row, arch):
     row.run('prepare.py', 'corpus', *tokens, f'--data_dir={row.work}')
     recipe = ['config/arch_modern.py'] if arch == 'modern' else []
     more = {**LARGE, 'total_batch_size': 65536, 'max_iters': 500, 'warmup_iters': 50, 'eval_interval': 100,
-            'eval_tokens': 2**19, 'log_interval': 10}
+            'eval_iters': '524288 tokens', 'log_interval': 10}
     if smoke:
         more = {**SMALL, 'gradient_accumulation_steps': 1, 'max_iters': 4, 'warmup_iters': 1, 'eval_iters': 1}
     said = row.run('train.py', *flags_of(more), *recipe, '--dataset=corpus', f'--data_dir={row.work}',

@@ -1,6 +1,7 @@
 """What a dataset folder says of itself: meta.json, or nanoGPT's meta.pkl, or nothing."""
 
 import glob
+import hashlib
 import json
 import os
 
@@ -75,3 +76,11 @@ def read_tokenizer_state(folder, meta):
         from support.tokenizer_files import read_files
         read_files(folder, state, meta.get('checksums', {}))
     return state
+
+
+def checksum(entry):
+    """16 digits of the sha256 in a split's entry of meta.json; of several shards, of their checksums."""
+    sums = [str(part.get('sha256', 'unknown')) for part in entry.get('shards', [entry])]
+    if len(sums) == 1:
+        return sums[0][:16]
+    return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'

@@ -72,8 +72,8 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
 
 def read_batch(tokens, rows, block_size, batch_size):
     """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
-    Packed conversations bring which of them a position belongs to as well. The last batch is filled up, so
-    that a compiled model sees one shape only."""
+    Where attention stays inside a text, a third tensor tells which one a position belongs to. The last batch
+    is filled up, so that a compiled model sees one shape only."""
     if hasattr(tokens, 'packed'):
         x, y, texts = map(torch.from_numpy, tokens.packed(np.resize(rows[:, 0] // block_size, batch_size)))
         y[len(rows):] = -1
@@ -84,7 +84,7 @@ def read_batch(tokens, rows, block_size, batch_size):
     position = begin + torch.arange(1, block_size + 1)
     y[:len(rows)][(position <= done) | (position > end)] = -1
     y[len(rows):] = -1
-    return x, y
+    return x, y, *tokens.texts(x)
 
 
 def ratio_of_sums(part, whole):

@@ -2,6 +2,7 @@
 line."""
 
 REMOVED = {  # name: what to use instead
+    'eval_tokens': "--eval_iters='1e6 tokens'",
     'resume_from': "--init_from=resume:PATH",
     'max_tokens': "--budget='1e9 tokens'",
     'max_epochs': "--budget='3 epochs'",
@@ -40,6 +41,8 @@ def translate(saved):
     if isinstance(limit, int) and limit != 500 and isinstance(saved.get('tasks'), str):
         names = [name.strip() for name in saved['tasks'].split(',')]
         saved['tasks'] = ','.join(name if name in ('', 'hellaswag') else f'{name}:{limit}' for name in names)
+    if isinstance(saved.get('eval_tokens'), int):
+        saved['eval_iters'] = f"{saved['eval_tokens']} tokens"
     saved.setdefault('momentum', 0.95)  # of muon, when it was no knob
     growth = saved.get('sample_growth')
     interval = saved.get('sample_interval', 0)

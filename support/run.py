@@ -9,6 +9,7 @@ import torch
 from dataset import Dataset
 from model import GPTConfig
 from support import checkpoint, devices
+from support.evaluations import parse_eval_iters
 
 
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
@@ -65,9 +66,10 @@ class Run:
         """How many windows of block_size tokens of each split an evaluation reads: {split: number}."""
         k = SimpleNamespace(**self.knobs)
         have = {split: tokens.n_windows(k.block_size) for split, tokens in self.data.splits.items()}
-        wanted = k.eval_iters * k.batch_size or have.get('val', have['train'])
-        if k.eval_tokens:
-            wanted = max(1, k.eval_tokens // k.block_size)
+        batches, tokens = parse_eval_iters(k.eval_iters)
+        wanted = batches * k.batch_size or have.get('val', have['train'])
+        if tokens:
+            wanted = max(1, tokens // k.block_size)
         return {split: min(wanted, n) for split, n in have.items()}
 
     def loss_divisor(self, it, micro_step):

@@ -15,14 +15,14 @@ from optim import MUON_LR
 from support import checkpoint, devices, folders, run_plan, shared_cpu
 from support.console import wrap
 from support.errors import explain_out_of_memory
-from support.evaluations import parse_interval
+from support.evaluations import parse_eval_iters, parse_interval
 from support.run import Run
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
-              'n_kv_head keep_checkpoints save_interval lr_decay_iters eval_tokens '
+              'n_kv_head keep_checkpoints save_interval lr_decay_iters '
               'adam_eps peak_flops max_minutes')
-FROM_ZERO = ('seed max_iters warmup_iters eval_interval tasks_interval eval_iters log_interval '
+FROM_ZERO = ('seed max_iters warmup_iters eval_interval tasks_interval log_interval '
              'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay '
              'grad_clip shard')
 BELOW_ONE = 'dropout beta1 beta2 momentum'
@@ -95,6 +95,11 @@ def knob_problems(run):
     if not 0 < k.decay_fraction <= 1:
         problems.append(f"decay_fraction is out of range ({k.decay_fraction}). use a number in (0, 1]")
     try:
+        parse_eval_iters(k.eval_iters)
+    except ValueError:
+        problems.append(f"eval_iters is out of range ({k.eval_iters}). use 0 or more, or tokens, such as "
+                        "'1e6 tokens'")
+    try:
         parse_interval(k.sample_interval)
     except ValueError:
         problems.append(f"sample_interval is out of range ({k.sample_interval}). use a number from 0, or one "
@@ -163,6 +168,10 @@ def data_problems(run):
     run.samples_per_epoch = max(1, len(run.data.train) // k.block_size)
     if run.data.packed:
         run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
+    for tokens in run.data.splits.values() if k.document_mask and not run.data.packed else ():
+        tokens.separator = run.data.meta['end_of_text']
+        if tokens.separator is None:
+            problems.append(f"document_mask: {tokens.path} has no token that ends a text. leave it out")
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter

@@ -331,7 +331,7 @@ def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path)
 def test_a_changed_knob_that_was_none_is_listed_on_resume(script, tiny):
     assert script('train.py', *tiny).status == 0
     result = script('train.py', *tiny, '--init_from=resume', '--max_iters=8', '--min_lr=0.001',
-                    '--eval_tokens=64')
+                    '--eval_iters=64 tokens')
     assert result.status == 0
-    for line in ('  max_iters: 6 -> 8', '  min_lr: None -> 0.001', '  eval_tokens: None -> 64'):
+    for line in ('  max_iters: 6 -> 8', '  min_lr: None -> 0.001', '  eval_iters: 2 -> 64 tokens'):
         assert line in result.out.splitlines()

@@ -243,8 +243,8 @@ def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
         want = model(x, y)[1].item()
     assert found['metrics']['val_loss'] == pytest.approx(want, rel=1e-5)
     # the same windows whatever the batch size, and all of the split with 0
-    a = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=4').globals['metrics']['val_loss']
-    b = script('train.py', *tiny, '--eval_only', '--eval_tokens=320', '--batch_size=3').globals['metrics']['val_loss']
+    a = script('train.py', *tiny, '--eval_only', '--eval_iters=320 tokens', '--batch_size=4').globals['metrics']['val_loss']
+    b = script('train.py', *tiny, '--eval_only', '--eval_iters=320 tokens', '--batch_size=3').globals['metrics']['val_loss']
     assert a == pytest.approx(b, rel=1e-6)
     make_dataset(tmp_path / 'data', 'small', TEXT[:6000] + TEXT[-3000:])
     result = script('train.py', *tiny, '--eval_only', '--eval_iters=0', '--dataset=small')
@@ -256,11 +256,32 @@ def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
     assert whole == pytest.approx(want, rel=1e-5)
 
 
+def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
+    assert 'no token that ends a text' in script('train.py', *tiny, '--document_mask').err
+    path = tmp_path / 'data' / 'tiny' / 'meta.json'
+    meta = json.loads(path.read_text())
+    separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
+    path.write_text(json.dumps({**meta, 'end_of_text': separator}))
+    across = script('train.py', *tiny).globals['metrics']['val_loss']
+    result = script('train.py', *tiny, '--document_mask', '--overwrite')
+    model, data, loss = result.globals['model'].eval(), result.globals['data'], result.globals['metrics']['val_loss']
+    total, windows = 0, torch.tensor(data.val.windows(range(0, 8 * 16, 16), 17))
+    for window in windows:
+        begins = sorted({0, 16, *(window[:16] == separator).nonzero().flatten().tolist()})
+        for i, j in zip(begins, begins[1:]):  # each document read as if it were alone
+            with torch.no_grad():
+                total += (j - i) * model(window[None, i:j], window[None, i + 1:j + 1])[1].item()
+    assert loss == pytest.approx(total / 128, rel=1e-4) and abs(loss - across) > 1e-3
+    script('eval.py', f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--eval_tokens=128', '--device=cpu', '--dtype=float32')
+    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())['texts']['tiny/val']
+    assert found['loss'] == pytest.approx(loss, rel=1e-4)
+
+
 def test_a_small_evaluation_stays_small(script, tiny, monkeypatch):
     import dataset
     read = []
     monkeypatch.setattr(dataset.Tokens, 'windows', lambda self, starts, length, real=dataset.Tokens.windows: (read.append(len(starts)), real(self, starts, length))[1])
-    assert script('train.py', *tiny, '--eval_only', '--eval_tokens=8').status == 0
+    assert script('train.py', *tiny, '--eval_only', '--eval_iters=8 tokens').status == 0
     assert sum(n for n in read if n == 4) == 2 * 4, 'one batch of each split'
 
 
