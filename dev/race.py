@@ -56,6 +56,7 @@ import numpy as np
 import torch
 
 from common import BEFORE, check_peer, given_flags, machine, run_script, table
+from draw_curves import draw_curves
 from model import load
 from support.checkpoint import numbered
 from support.curves import points, read_log
@@ -195,35 +196,8 @@ def spread(values, digits=3):
     return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def draw(curves, name, title, ylabel, line=None, xlabel='seconds of training'):
-    """{contestant: [curve of each seed]} as the picture `name`, where there is matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return print(f'no {name}: matplotlib is not installed')
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
-    colors = '#7f8c9b', '#c23b22', '#1f6fb2', '#2f8f4e', '#a56cc1', '#c98a1b'
-    for color, (label, runs) in zip(colors, curves.items()):
-        for curve in runs:
-            xs, ys = [s for _, s, _ in curve], [loss for _, _, loss in curve]
-            ax.plot(xs, ys, color=color, linewidth=1.4, alpha=0.85, label=label)
-            ax.plot(xs[-1], ys[-1], 'o', color=color, markersize=4)
-            label = None  # once per contestant
-    if line:
-        ax.axhline(line, color='#999999', linewidth=0.8, linestyle=':')
-        ax.annotate(f'{line}', (0, line), xytext=(4, 3), textcoords='offset points', fontsize=8)
-    # without the steep beginning, which would flatten all the rest
-    ax.set_ylim(top=1.15 * np.median([curve[:3][-1][2] for runs in curves.values() for curve in runs]))
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.set_title(title, fontsize=11)
-    ax.grid(alpha=0.25)
-    ax.spines[['top', 'right']].set_visible(False)
-    ax.legend(frameon=False, fontsize=9)
-    fig.tight_layout()
-    fig.savefig(os.path.join(out, name))
-    plt.close(fig)
+def draw(curves, name, *words, **options):
+    draw_curves(curves, os.path.join(out, name), *words, **options)
 
 
 def draw_shakespeare_cpu(curves):
@@ -453,9 +427,9 @@ def gutenberg_gpu():
     tokens = read_json(os.path.join(work, 'gutenberg', 'meta.json'))['splits']['train']['tokens']
     common = ['--dataset=gutenberg', '--batch_size=32', '--keep_checkpoints=1', '--log_interval=1']
     if smoke:
-        common += ['--total_batch_size=64', '--eval_tokens=640']
+        common += ['--total_batch_size=64', '--eval_iters=640 tokens']
     else:
-        common += ['--total_batch_size=65536', '--eval_tokens=1000000']
+        common += ['--total_batch_size=65536', '--eval_iters=1e6 tokens']
     # the learning rates of config/arch_modern.py belong to eight times as many tokens per iteration: times
     # sqrt(1/8). GPT-2's 6e-4 is left as it is
     scaled = ['--matrix_lr=0.009', '--embedding_lr=0.25', '--head_lr=0.0014', '--learning_rate=0.0014']
