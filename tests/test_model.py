@@ -12,9 +12,12 @@ import record_nanogpt
 import torch
 import torch._dynamo.testing
 from conftest import REPO
+from torch.nn import functional as F
 
 import model as ours
 from model import GPT, PRESETS, GPTConfig, apply_rotary_emb
+from support.cpu_kernels import scaled_dot_product_attention
+from support.document_mask import document_mask
 from support.rms_norm import RMSNorm
 from support.rope_table import rope_table
 from support.generation import KVCache, sample_next
@@ -352,3 +355,21 @@ def test_our_rmsnorm_is_torchs(dtype):
         results.append((y.float(), a.grad, norm.weight.grad))
     for got, want in zip(*results):
         torch.testing.assert_close(got, want, **tolerance)
+
+
+@pytest.mark.parametrize('kind', ['causal', 'mask', 'mask of texts'])
+@pytest.mark.parametrize('K', [4, 2])
+def test_attention_in_bfloat16_on_a_cpu_is_torchs(kind, K):
+    torch.manual_seed(1)
+    B, H, T, D = 3, 4, 24, 16
+    wants = {'causal': None, 'mask': torch.ones(T, T, dtype=torch.bool).tril(),
+             'mask of texts': document_mask(torch.arange(T).div(torch.tensor([[7], [24], [1]]), rounding_mode='floor'))}
+    found = []
+    for attend, dtype in ((scaled_dot_product_attention, torch.bfloat16), (F.scaled_dot_product_attention, torch.float32)):
+        torch.manual_seed(2)
+        q, k, v = (torch.randn(B, n, T, D).to(dtype).requires_grad_() for n in (H, K, K))
+        y = attend(q, k, v, wants[kind], is_causal=kind == 'causal', enable_gqa=K < H)
+        y.float().square().sum().backward()
+        found.append([t.float() for t in (y, q.grad, k.grad, v.grad)])
+    for ours, torchs in zip(*found):
+        torch.testing.assert_close(ours, torchs, atol=0.15, rtol=0.05)
