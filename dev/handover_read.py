@@ -105,6 +105,18 @@ def greedy_llama(llama, prompt):
     return ids
 
 
+def of_vllm(job, net, tokenizer):
+    """The same greedy texts, in float32, from ids."""
+    from vllm import LLM, SamplingParams
+    llm = LLM(job['folder'], dtype='float32', max_model_len=net.config.block_size, enforce_eager=True)
+    ids = [tokenizer.encode_prompt(prompt) for prompt in job['prompts']]
+    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    done = llm.generate([{'prompt_token_ids': prompt} for prompt in ids], params)
+    equal = sum(prompt + list(theirs.outputs[0].token_ids) == greedy(net, tokenizer, text)
+                for prompt, theirs, text in zip(ids, done, job['prompts']))
+    return {'greedy': equal, 'of': len(ids)}
+
+
 def of_perplexity(job, net, tokenizer):
     """Loss over the windows of a text: ours in float32, llama.cpp's by dtype."""
     T = net.config.block_size
@@ -169,7 +181,7 @@ def answer(net, tokenizer, question):
 
 
 READERS = {'transformers': of_transformers, 'llama': of_llama, 'perplexity': of_perplexity,
-           'lm_eval': of_lm_eval}
+           'lm_eval': of_lm_eval, 'vllm': of_vllm}
 
 if __name__ == '__main__':
     reader = sys.argv[1]
