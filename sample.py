@@ -30,7 +30,7 @@ top_p: float | None = None  # sample from the most likely tokens with this total
 stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftext|>'
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
-dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'; auto: bfloat16 where that is faster
+dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16', 'int8' (CPUs); auto: the faster of two
 compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for long texts
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
@@ -106,7 +106,10 @@ if problems:
 device, _ = devices.choose_device(device)
 shared_cpu.watch(device)
 wanted_dtype = dtype
-dtype, _ = devices.choose_dtype(dtype, device)
+if dtype != 'int8':
+    dtype, _ = devices.choose_dtype(dtype, device)
+elif device.type != 'cpu':
+    fail(f"dtype=int8 is for CPUs, and this is {device.type}. use --dtype=auto, or --device=cpu")
 compiling, _ = devices.choose_compile(compile, device)
 
 path = find(out_dir, hub=False) if init_from == 'resume' else init_from

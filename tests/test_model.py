@@ -1,5 +1,6 @@
 """The network is nanoGPT's: the numbers that nanoGPT itself gave for the same weights (dev/record_nanogpt.py) come out again."""
 
+import copy
 import importlib.util
 import json
 import math
@@ -259,6 +260,10 @@ def test_weights_for_inference_keep_the_function(arch):
     net = lively(arch, bias=True if arch == 'gpt2' else None)
     idx = torch.randint(40, (2, 16))
     want = net(idx, full_logits=True)[0]
+    for_bytes = copy.deepcopy(net).to_inference('cpu', 'int8')
+    got = for_bytes(idx, full_logits=True)[0]
+    assert 0 < (got.float() - want).norm() < 0.05 * want.norm()
+    assert for_bytes.generate(idx, 20, temperature=0).shape == (2, 36)
     net.to_inference('cpu', 'float32')
     assert torch.equal(net(idx, full_logits=True)[0], want)
     net.to_inference('cpu', 'bfloat16')
