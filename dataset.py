@@ -73,7 +73,7 @@ class Tokens:
     a mapped file counts as our memory, and kills the process if it is cut short. A read costs two
     microseconds more."""
 
-    separator = None  # with document_mask: the id that begins a document
+    end_of_text = None  # with document_mask: the id before each document
     open_files = 128  # shards kept open at once; a process may have about a thousand files
 
     def __init__(self, folder, split, meta):
@@ -123,9 +123,9 @@ class Tokens:
                            "says: run prepare.py for this dataset again")
         return out.astype(np.int64)
 
-    def texts(self, x):
-        """[the document of each id of x (B, T)], or [] if attention looks across."""
-        return [] if self.separator is None else [(x == self.separator).cumsum(dim=1)]
+    def doc_ids(self, x):
+        """[the number of each id's document in x (B, T)] with document_mask, else []."""
+        return [] if self.end_of_text is None else [(x == self.end_of_text).cumsum(dim=1)]
 
     def read(self, row, start):
         """Fill the array `row` with the ids from `start` on, across files."""

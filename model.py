@@ -278,22 +278,22 @@ class GPT(nn.Module):
             elif name.endswith('c_proj.weight'):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None, texts=None, full_logits=False, reduction='mean', cache=None,
+    def forward(self, idx, targets=None, doc_ids=None, full_logits=False, reduction='mean', cache=None,
                 return_logits=True):
         """
         idx (B, T) token ids; targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, loss):
         the mean loss in nats, or with reduction='none' that of each of the B * T targets. Without targets the
         loss is None and the logits are the last position's, (B, 1, V), unless full_logits. With a cache, idx
-        continues what is in it. texts (B, T): which text of its window a position belongs to, if attention is
-        not to look across texts. Who needs no logits beside a loss saves memory and time without them.
+        continues what is in it. doc_ids (B, T): the number of the text that a position belongs to, if
+        attention is to stay inside it. return_logits=False saves memory and time beside a loss.
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
         positions = torch.arange(T, device=idx.device) if cache is None else cache.positions  # (T)
         mask = None
-        if texts is not None:
+        if doc_ids is not None:
             from support.document_mask import document_mask, positions_in_text
-            mask, positions = document_mask(texts), positions_in_text(texts)  # (B, 1, T, T), (B, T)
+            mask, positions = document_mask(doc_ids), positions_in_text(doc_ids)  # (B, 1, T, T), (B, T)
         x, near = self.transformer.wte(idx), None  # (B, T, C)
         if self.config.near:
             from support.near import Near

@@ -30,7 +30,7 @@ top_p: float | None = None  # sample from the most likely tokens with this total
 stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftext|>'
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
-dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16', 'int8' (CPUs); auto: the faster of two
+dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16', 'int8' (CPUs); auto: never int8
 compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for long texts
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
@@ -108,8 +108,12 @@ shared_cpu.watch(device)
 wanted_dtype = dtype
 if dtype != 'int8':
     dtype, _ = devices.choose_dtype(dtype, device)
-elif device.type != 'cpu':
-    fail(f"dtype=int8 is for CPUs, and this is {device.type}. use --dtype=auto, or --device=cpu")
+else:
+    from support.packed_linear import int8_problem
+    if problem := f'the device is {device.type}' if device.type != 'cpu' else int8_problem():
+        fail(f"dtype=int8 cannot be used: {problem}. use --dtype=auto")
+    if compile is True:
+        fail("compile is not for dtype=int8. leave one of them out")
 compiling, _ = devices.choose_compile(compile, device)
 
 path = find(out_dir, hub=False) if init_from == 'resume' else init_from

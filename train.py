@@ -30,7 +30,7 @@ batch_size = 12  # sequences per micro-batch and process
 block_size = 1024  # context length, in tokens
 gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
 total_batch_size: int = None  # tokens per iteration; if set, gradient_accumulation_steps is derived from it
-document_mask = False  # attention stays inside a document; in conversations always
+document_mask = False  # True: a document sees no other; slower. Conversations: always
 seed = 1337  # for the initial weights, the order of the data and dropout
 # model
 arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
@@ -51,7 +51,7 @@ qk_norm: bool = None  # normalize queries and keys
 tie: bool = None  # one matrix for the embedding and the head
 softcap: float = None  # tanh bound on the logits; 0: none
 # optimizer
-learning_rate = 6e-4  # peak. The next three replace it for some of the parameters; None: they do not
+learning_rate = 6e-4  # peak. The next three are for some of the parameters; None: this one
 matrix_lr: float = None  # for the matrices inside the blocks. None with muon: 0.02
 embedding_lr: float = None  # for the embeddings, including a tied head
 head_lr: float = None  # for an untied head
@@ -61,27 +61,27 @@ weight_decay = 1e-1  # on matrices and embeddings only
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # 1e-5 has saved runs that diverged; with init='modern' the head starts at zero: 1e-10
+adam_eps = 1e-8  # 1e-5 has saved runs that diverged; 1e-10 for 'modern', 'local': their head starts at 0
 grad_clip = 1.0  # clip the gradient norm to this; 0: off
 # schedule
 max_iters = 600000  # number of updates
 budget: str = None  # instead of max_iters: '1e9 tokens', '3 epochs', '20 tokens_per_param' (Chinchilla's)
 # wsd: constant, then linear at the end
 lr_schedule: Literal['cosine', 'linear', 'wsd', 'constant'] = 'cosine'
-decay_fraction = 0.5  # for wsd: the last part of the run, in which the learning rate falls
+decay_fraction = 0.5  # for wsd: over this last share of the run the learning rate falls
 decay_lr = True  # False: learning_rate throughout, without warmup
 warmup_iters = 2000  # of linear warmup
 lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_iters
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only at the end
-eval_iters: int | str = 200  # batches per split, the same ones each time; '1e6 tokens'; 0: all of val.bin
+eval_iters: int | str = 200  # per split, always the same: batches, or '1e6 tokens'; 0: all of val.bin
 eval_only = False  # evaluate once and exit
 stop_val_loss: float = None  # end the run when the validation loss is this low
 tasks = ''  # benchmarks: 'hellaswag,core'; 'core:100': with 100 examples of each task, not 500
 tasks_interval = 0  # iterations between them, and at the end; 0: never
 sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
-sample_prompts: str = None  # file with a prompt per line. None: three without
+sample_prompts: str = None  # file with a prompt per line. None: three empty ones
 sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8 prompts=1'
 overfit_batch = False  # True: one batch only. If its loss stays far from 0, something is broken
 log_interval = 1  # iterations between lines on the console and in log.csv
@@ -137,16 +137,16 @@ def batch_number(it, micro_step):
 
 
 def get_batch(it, micro_step):
-    """One micro-batch of this process: x, y (batch_size, block_size). It keeps no state, so neither a resume,
-    an evaluation nor more processes change which samples an iteration sees."""
+    """A micro-batch of this process: x, y (batch_size, block_size), maybe doc_ids. It keeps no state, so no
+    resume, evaluation or further process changes which samples an iteration sees."""
     first = batch_number(0 if overfit_batch else it, micro_step) * batch_size
     numbers = range(first, first + batch_size)
-    if data.packed:  # conversations: some of y is -1, and a third tensor tells them apart
+    if data.packed:  # conversations: some of y is -1, and a third tensor numbers them
         return data.train.samples(seed, numbers)
     starts = sample_starts(seed, numbers, len(data.train), block_size)
     tokens = torch.from_numpy(data.train.windows(starts, block_size + 1))
     x, y = tokens[:, :-1], tokens[:, 1:]  # the target is the next token
-    return x, y, *data.train.texts(x)
+    return x, y, *data.train.doc_ids(x)
 
 
 batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
@@ -163,7 +163,7 @@ autocast = devices.autocast(dist.device, dtype)
 scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
                              matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, dtype)
-if run.resuming:  # else ckpt, if there is one, has only given its weights
+if run.resuming:  # else only the weights are ckpt's, if there is one
     run.load_optimizer_state(optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop
 ddp_model = dist.wrap(model, deterministic)  # trains; `model`, inside it, is evaluated and saved
@@ -221,7 +221,7 @@ evaluator = evaluations.Evaluator(evaluated, run, clock, stop, dist)  # knows wh
 saver = checkpoint.Saver(state, run, clock, guard, stop, dist)  # knows when to save, and the best loss
 logger = log.Logger(run, clock, dist)  # console, log.csv, run.json, wandb
 loss_total = dist.loss_total(model, deterministic)  # over micro-batches and processes
-ckpt = run.ckpt = None  # all have taken what they need: free its memory
+ckpt = run.ckpt = None  # no longer needed: free its memory
 
 # -----------------------------------------------------------------------------
 # the loop: iteration `it` starts with `it` updates made; the last one evaluates and saves but does not update
@@ -249,7 +249,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         batch = next(batches)
         with autocast:
             batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)
-            # by grad_accum_steps, unless some targets are masked
+            # loss_divisor: grad_accum_steps, unless some targets are masked
             micro_loss = batch_loss / run.loss_divisor(it, micro_step)
         scaler.scale(micro_loss).backward()
         loss_total.add(micro_loss)
@@ -258,7 +258,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     # the update
     lr = get_lr(it)
     for group in optimizer.param_groups:
-        group['lr'] = lr * group.get('lr_scale', 1.0)  # create_optimizer gave each group its peak
+        group['lr'] = lr * group.get('lr_scale', 1.0)  # a group's share
     scaler.unscale_(optimizer)
     grad_norm = dist.clip_grad_norm_(model, grad_clip)
     guard.step(it, loss, grad_norm)  # optimizer.step(), unless loss or gradient are not finite

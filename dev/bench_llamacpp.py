@@ -1,12 +1,12 @@
 """
-How fast we write beside llama.cpp, with the same weights in the same dtype on the same cores.
+How fast we write beside llama.cpp, with the same weights in the nearest dtype on the same cores.
 
     $ python dev/bench_llamacpp.py --env=.venv-handover       # the environment that dev/handover.py makes
     $ python dev/bench_llamacpp.py --env=... --sizes=124M --dtypes=bf16
 
 Weights are random, as their values change no time. Each token is the likeliest one. The contestants take
-turns, llama.cpp in a process of its own that sleeps in ours; keys and values have its default dtype there,
-float16. The table goes to dev/records/sample_llamacpp.md.
+turns, llama.cpp in a process of its own that waits while ours writes; keys and values have its default dtype
+there, float16. The table goes to dev/records/sample_llamacpp.md.
 """
 
 import os
@@ -88,7 +88,8 @@ class LlamaCpp:
     def __init__(self, path, B, n):
         command = [python, '-c', IN_LLAMACPP, path, str(B), str(n), str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.process.stdout.readline()
+        if self.process.stdout.readline() != 'ready\n':
+            fail(f"llama.cpp could not open {path}. delete it, and run this again")
 
     def __call__(self):
         self.process.stdin.write('go\n')

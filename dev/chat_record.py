@@ -112,7 +112,7 @@ def train(name, dataset, seed, *more):
 
 
 def finetune(name, way, seed, n, *more):
-    start = [f'--init_from={work}/books'] if book_iters else []
+    start = [f'--init_from={work}/books-{book_iters}'] if book_iters else []
     return train(name, way if way != 'masked_packed' else 'made', seed, *start, f'--max_iters={n}',
                  *flags.split(), *more)
 
@@ -143,8 +143,8 @@ def main():
     text = [f'--input={books}', '--tokenizer=byte'] if books else []
     prepare('books' if books else 'pystdlib', *text)
     prepare('made', '--chat', f'--input={work}/train.jsonl', '--tokenizer=byte')
-    if book_iters and not os.path.exists(f'{work}/books/report.md'):
-        train('books', 'books' if books else 'pystdlib', 1, f'--max_iters={book_iters}')
+    if book_iters and not os.path.exists(f'{work}/books-{book_iters}/report.md'):
+        train(f'books-{book_iters}', 'books' if books else 'pystdlib', 1, f'--max_iters={book_iters}')
     for way in ways:
         made_dataset(way)
     seconds = None if iters else pace()
@@ -167,10 +167,10 @@ def main():
             seed, way, percent = job.result()
             row(way.replace('_', ', '), seed, percent)
     for way in ways:
-        own = [row for row in rows if row[0] == way.replace('_', ', ')]
-        means = (statistics.mean(float(row[i]) for row in own) for i in range(2, 7))
+        own = [cells for cells in rows if cells[0] == way.replace('_', ', ')]
+        means = (statistics.mean(float(cells[i]) for cells in own) for i in range(2, 7))
         rows.append((own[0][0], 'mean', *(f'{mean:.1f}' for mean in means)))
-    minutes_of = f', {minutes:g} minutes at {1000 * seconds:.0f} ms' if seconds else ''
+    minutes_of = f', {minutes:g} minutes at the {1000 * seconds:.0f} ms of one run alone' if seconds else ''
     lines = ['# A made task: does finetuning on conversations work?', '',
              f'`python dev/chat_record.py {given_flags(sys.argv[1:])}`; {machine()}.', '',
              'dev/chat_task.py writes 20,000 conversations of four kinds and 1,000 questions that are in '

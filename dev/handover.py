@@ -215,7 +215,7 @@ def main():
         make_questions(val, f'{work}/questions.jsonl')
     jobs = []
     for tokenizer, arch in itertools.product(tokenizers.split(','), ARCHS):
-        n = iters // 15 if tokenizer == 'gpt2' else iters  # a step with 50,257 ids takes ten times as long
+        n = iters // 15 if tokenizer == 'gpt2' else iters  # a step with 50,257 ids takes that much longer
         jobs.append(make_model(f"{arch}-{tokenizer.replace(':', '_')}", arch, tokenizer,
                                [*SMALL, f'--max_iters={n}']))
     long = make_model('long', 'llama', 'bpe:1024', [*LONG, f'--max_iters={long_iters}'])
@@ -247,7 +247,7 @@ def write(python, jobs, found):
     if ratios is None:
         ratios = ', '.join(f"{dtype} {long[dtype]:.3f} ({100 * (long[dtype] / long['ours'] - 1):+.2f}%)"
                            for dtype in DTYPES)
-    packages = ', '.join([*PACKAGES, *VLLM]).replace('==', ' ')
+    packages = ', '.join([*PACKAGES, *(VLLM if vllm_env else [])]).replace('==', ' ')
     lines = ['# Models that left home', '',
              f"`python dev/handover.py {given_flags(sys.argv[1:])}`; {machine()}; {packages}.", '',
              INTRODUCTION, '', *table(*rows(python, jobs, found)), '',

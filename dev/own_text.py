@@ -58,8 +58,8 @@ def make_dataset(size):
 def run(i, size, seed, words):
     """The row of one run."""
     name, folder = f'text_{size}', os.path.join(work, f'out-{size}-{seed}-{i}')
-    run_script('train.py', f'--dataset={name}', DATA, *words, f'--out_dir={folder}', f'--seed={seed}',
-               '--device=cpu', '--sample_interval=0', '--overwrite')
+    run_script('train.py', f'--dataset={name}', DATA, *words, f'--dataset={name}', f'--out_dir={folder}',
+               f'--seed={seed}', '--device=cpu', '--sample_interval=0', '--overwrite')
     run_script('eval.py', f'--out_dir={folder}', DATA, '--device=cpu', '--sample_tokens=0')
     found = read_json(os.path.join(folder, 'eval.json'))['texts'][f'{name}/val']
     log = read_log(folder)
@@ -80,10 +80,10 @@ with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             for size in sizes.split(',') for seed in range(first_seed, first_seed + seeds)
             for i, words in enumerate(contestants.split(';'))]
     rows = [job.result() for job in jobs]
-head = ('MB', 'configuration', 'seed', 'layers x channels, context', 'dropout', 'iterations', 'seconds',
-        'bits per byte')
+head = ('million characters', 'configuration', 'seed', 'layers x channels, context', 'dropout', 'iterations',
+        'seconds', 'bits per byte')
 lines = ['# A text of one\'s own', '', f'`python dev/own_text.py {given_flags(sys.argv[1:])}`; {machine()}.',
-         '', 'Books of Project Gutenberg, cut to so many characters; the tokenizer is the one that',
+         '', f'The beginning of {os.path.basename(text)}, so many characters; the tokenizer is the one that',
          "prepare.py picks for the size. Bits per byte over the validation split with the run's ckpt.pt;",
          f'seconds of training, {at_once} at a time on the cores.', '', *table(head, *rows)]
 with open(out, 'w') as f:

@@ -232,8 +232,10 @@ PICTURES = {
 
 def record(name, title, lines, curves):
     """Write a race's table, its curves and its pictures."""
+    last = first_seed + seeds - 1
     top = [f'# {title}', '', f"`bash runs/race_{where}.sh {given_flags(sys.argv[2:])}`; {machine()}.",
-           f'Mean (smallest to largest) over the seeds; all curves are in {name}.json.']
+           f'Mean (smallest to largest) over seeds {first_seed} to {last}; all curves are in {name}.json.',
+           'Seconds of training: evaluating and saving are not counted.']
     if smoke:
         top += ['', '**A smoke test with tiny networks: the numbers mean nothing.**']
     with open(os.path.join(out, f'{name}.md'), 'w') as f:
@@ -466,11 +468,11 @@ if __name__ == '__main__':
         fail(*problems)
     os.makedirs(out, exist_ok=True)
     if draw_only:
-        for name, draw_curves in PICTURES.items():
+        for name, picture in PICTURES.items():
             path = os.path.join(out, f'{name}.json')
             if os.path.exists(path):
                 with open(path) as f:
-                    draw_curves(json.load(f))
+                    picture(json.load(f))
         sys.exit()
     if minutes is None:
         minutes = 3.0 if where == 'cpu' else 8.0

@@ -85,20 +85,20 @@ class Conversations(Tokens):
         return None
 
     def packed(self, numbers):
-        """The windows `numbers` as x, y and texts, each (len(numbers), block_size) int64: token ids, targets
+        """The windows `numbers` as x, y, doc_ids, each (len(numbers), block_size) int64: token ids, targets
         (-1: not counted) and which conversation of its window a position belongs to (-1: none)."""
         T = self.block_size
         x, y = np.zeros((len(numbers), T), np.int64), np.full((len(numbers), T), -1)
-        texts = np.full((len(numbers), T), -1)
+        doc_ids = np.full((len(numbers), T), -1)
         for row, number in enumerate(numbers):
             at = 0
             for i, conversation in enumerate(self.windows_of[int(number)]):
                 start, n = self.starts[conversation], min(self.lengths[conversation], T)
                 ids = self.windows([start], n + 1)[0]
-                x[row, at:at + n], texts[row, at:at + n] = ids[:-1], i
+                x[row, at:at + n], doc_ids[row, at:at + n] = ids[:-1], i
                 y[row, at:at + n] = np.where(self.mask[start + 1:start + 1 + n], ids[1:], -1)
                 at += n
-        return x, y, texts
+        return x, y, doc_ids
 
     def samples(self, seed, numbers):
         """The training samples `numbers` as packed() gives them, tensors."""

@@ -53,9 +53,9 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
                 continue
             rows = windows[at:at + batch_size] if at < n else windows[:1]
             batch = read_batch(tokens, rows, block_size, batch_size)
-            x, y, *texts = (part.to(device).contiguous() for part in batch)  # as compiled: strides count
+            x, y, *doc_ids = (part.to(device).contiguous() for part in batch)  # as compiled: strides count
             with autocast:
-                nats = model(x, y, *texts, reduction='none', return_logits=False)[1]
+                nats = model(x, y, *doc_ids, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
             if at < n:
                 counted = y >= 0
@@ -72,19 +72,19 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
 
 def read_batch(tokens, rows, block_size, batch_size):
     """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
-    Where attention stays inside a text, a third tensor tells which one a position belongs to. The last batch
+    Where attention stays inside a text, a third tensor has the number of each position's. The last batch
     is filled up, so that a compiled model sees one shape only."""
     if hasattr(tokens, 'packed'):
-        x, y, texts = map(torch.from_numpy, tokens.packed(np.resize(rows[:, 0] // block_size, batch_size)))
+        x, y, doc_ids = map(torch.from_numpy, tokens.packed(np.resize(rows[:, 0] // block_size, batch_size)))
         y[len(rows):] = -1
-        return x, y, texts
+        return x, y, doc_ids
     ids = torch.from_numpy(tokens.windows(np.resize(rows[:, 0], batch_size), block_size + 1))  # (B, T + 1)
     x, y = ids[:, :-1], ids[:, 1:].clone()
     begin, done, end = torch.from_numpy(rows).T.unsqueeze(-1)  # each (rows, 1)
     position = begin + torch.arange(1, block_size + 1)
     y[:len(rows)][(position <= done) | (position > end)] = -1
     y[len(rows):] = -1
-    return x, y, *tokens.texts(x)
+    return x, y, *tokens.doc_ids(x)
 
 
 def ratio_of_sums(part, whole):

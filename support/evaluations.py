@@ -19,10 +19,11 @@ def parse_eval_iters(eval_iters):
     """(batches, tokens), one of them 0: 200 -> (200, 0), '1e6 tokens' -> (0, 1000000). ValueError for
     anything else."""
     found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*tokens\s*', str(eval_iters))
-    batches, tokens = (0, int(float(found[1]))) if found else (int(eval_iters), 0)
-    if batches < 0 or (found and not 0 < tokens < 2**62):
+    if found and 1 <= float(found[1]) < 2**62:
+        return 0, int(float(found[1]))
+    if found or int(eval_iters) < 0:
         raise ValueError(eval_iters)
-    return batches, tokens
+    return int(eval_iters), 0
 
 
 def in_interval(it, interval):

@@ -20,8 +20,8 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """A Linear for inference whose weights have one byte each, with a scale for each row; what comes in is
-    rounded to bytes as well, with a scale for each call. oneDNN's, as torch.compile uses it."""
+    """A Linear for inference on a CPU whose weights have one byte each, with a scale for each row; what comes
+    in is rounded to bytes as well, with a scale for each position. oneDNN's, as torch.compile uses it."""
 
     def __init__(self, linear):
         super().__init__()
@@ -34,11 +34,23 @@ class Int8Linear(nn.Module):
         self.weight = weight.new_empty(0)  # to be asked for its device
 
     def forward(self, x):
-        scale = max(x.abs().amax().item(), 1e-12) / 127
-        # unsigned: for signed ones it takes a thousand times as long
-        rounded = (x.float() / scale).round().add_(128).to(torch.uint8)
-        return torch.ops.onednn.qlinear_pointwise(rounded, scale, 128, self.packed, self.scales, self.zeros,
-                                                  self.bias, 1.0, 0, x.dtype, 'none', [], '')
+        floats = x.float()
+        scale = floats.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
+        # unsigned, around 128: for signed bytes it has no fast kernel
+        rounded = (floats / scale).round().add_(128).to(torch.uint8)
+        y = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, 128, self.packed, self.scales, self.zeros,
+                                               None, 1.0, 0, torch.float32, 'none', [], '') * scale
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+def int8_problem():
+    """Why this CPU or this torch cannot multiply bytes, None if it can. Without VNNI sums overflow."""
+    try:
+        if not torch.cpu._is_vnni_supported():
+            return 'this CPU lacks VNNI'
+        Int8Linear(nn.Linear(8, 8))(torch.ones(1, 8))
+    except (AttributeError, RuntimeError) as e:  # NotImplementedError is one of the latter
+        return str(e).strip().split('\n')[0]
 
 
 def replace_linears(model, kind):
@@ -53,8 +65,8 @@ def replace_linears(model, kind):
 
 
 def to_inference(model, device, dtype):
-    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. 'int8', on a CPU, is
-    that of the matrices; all else computes in bfloat16 or, where the CPU has none, float32."""
+    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. 'int8' (CPUs): of
+    the matrices alone; all else is in bfloat16 or, where the CPU has none, float32."""
     device = torch.device(device)
     if dtype == 'int8':
         replace_linears(model, Int8Linear)

@@ -14,6 +14,7 @@ from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, devices, folders, run_plan, shared_cpu
 from support.console import wrap
+from support.document_mask import mask_documents
 from support.errors import explain_out_of_memory
 from support.evaluations import parse_eval_iters, parse_interval
 from support.run import Run
@@ -168,10 +169,8 @@ def data_problems(run):
     run.samples_per_epoch = max(1, len(run.data.train) // k.block_size)
     if run.data.packed:
         run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
-    for tokens in run.data.splits.values() if k.document_mask and not run.data.packed else ():
-        tokens.separator = run.data.meta['end_of_text']
-        if tokens.separator is None:
-            problems.append(f"document_mask: {tokens.path} has no token that ends a text. leave it out")
+    if k.document_mask and not run.data.packed:
+        problems += mask_documents(run.data)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter

@@ -254,7 +254,7 @@ row(43, '--min_lr=1', 'note: min_lr=1 is above learning_rate=0.01', '--min_lr=0.
 row(44, '--eval_interval=0', 'step 6: ', 'done: 6', status=0)
 row(44, '--log_interval=0', 'step 3: ', 'done: 6', status=0)
 row(44, '--eval_iters=0', 'step 6: ', 'done: 6', status=0)
-for flags in ('--eval_interval=-1', '--log_interval=-1', '--eval_iters=-5', '--eval_iters=0 tokens', '--eval_iters=many', '--eval_iters=1.5', '--save_interval=0'):
+for flags in ('--eval_interval=-1', '--log_interval=-1', '--eval_iters=-5', "--eval_iters='0 tokens'", "--eval_iters='1e999 tokens'", '--eval_iters=many', '--save_interval=0'):
     row(44, flags, re.match('--(.*)=', flags)[1], 'out of range')
 for flags in ('--max_iters=-1', '--budget=0tokens', '--budget=x', '--budget=3parsecs', '--budget=1e99epochs', '--max_minutes=0', '--sample_interval=2x0.5', '--sample_interval=x', '--seed=-1', '--warmup_iters=-1', '--keep_checkpoints=0', '--peak_flops=0'):
     row(45, flags, re.match('--(.*)=', flags)[1], 'out of range')

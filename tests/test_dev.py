@@ -101,6 +101,15 @@ def test_the_race_on_a_cpu_leaves_a_table_curves_and_a_picture(tmp_path):
     assert len(curves) == 5 and curves['ours in a hurry'][0][-1][0] == 3
 
 
+def test_pictures_can_be_drawn_again(script, tmp_path):
+    pytest.importorskip('matplotlib')
+    curves = {'ours': [[(0, 0.0, 4.2), (10, 1.0, 2.5), (20, 2.0, 1.9)]]}
+    (tmp_path / 'race_shakespeare.json').write_text(json.dumps(curves))
+    assert script('dev/race.py', 'cpu', '--draw_only', f'--out={tmp_path}').status == 0
+    assert (tmp_path / 'race_shakespeare.png').stat().st_size > 1000
+
+
+
 @pytest.fixture
 def packed(script, tmp_path, monkeypatch):
     """The folder of an unpacked archive of dev/gpu_records.py, for a machine without git."""
