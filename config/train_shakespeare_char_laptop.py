@@ -11,6 +11,9 @@ out_dir = 'out-shakespeare-char-laptop'
 dataset = 'shakespeare_char'
 
 arch = 'local'
+norm = 'layernorm'  # has a fast kernel on a CPU; and norms on queries and keys cost more than they gave here
+qk_norm = False
+bias = False
 n_layer, n_head, n_embd = 3, 4, 192
 batch_size = 8
 block_size = 256
@@ -26,9 +29,9 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = 840
+max_iters = 870
 lr_schedule = 'wsd'
-decay_fraction = 0.7
+decay_fraction = 0.9
 warmup_iters = 0
 
 eval_interval = 0  # at the end, over all of val.bin

@@ -77,10 +77,10 @@ lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {given_flags(sys.a
 if which == 'laptop':
     draw_curves(curves, os.path.join(out, 'recipe_laptop.png'), 'Shakespeare by characters on two CPU cores',
                 'validation loss (nats per character)', 1.4697)
-    lines += ['', "nanoGPT's README: 1.4697, the best validation loss of 10.7 million parameters after three",
-              'minutes on an A100, by 200 random batches of 64 windows. Here all of val.bin is read in windows',
-              'of 256 characters. Shape, momentum, norms and rates were chosen on the last tenth of train.bin,',
-              'the number of iterations by the clock.', '', '![The loss](recipe_laptop.png)']
+    lines += ['', "nanoGPT's README: 1.4697, the best validation loss of 10.7 million parameters after",
+              'three minutes on an A100, by 200 random batches of 64 windows. Here all of val.bin is read in',
+              'windows of 256 characters. Shape, momentum, norms and rates were chosen on the last tenth of',
+              'train.bin, the number of iterations by the clock.', '', '![The loss](recipe_laptop.png)']
 with open(os.path.join(out, f'recipe_{which}.md'), 'w') as f:
     f.write('\n'.join(lines) + '\n')
 print('\n'.join(lines))
