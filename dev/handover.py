@@ -6,7 +6,8 @@ lm-evaluation-harness, llama.cpp and vLLM, and compare. Writes dev/records/hando
     $ python dev/handover.py --env=FOLDER --work=FOLDER
 
 The first time it makes two environments for the readers, beside .venv; building llama.cpp takes half an hour
-on two cores. What is in the folder `work` already is not made again.
+on two cores. What is in the folder `work` already is not made again:
+other networks want another folder.
 """
 
 import os
@@ -76,6 +77,9 @@ def make_env(env, packages):
     options = '-DLLAMA_BUILD_COMMON=OFF -DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF'
     subprocess.run([python, '-m', 'pip', 'install', '-q', *packages], check=True,
                    env={**os.environ, 'CMAKE_ARGS': options})
+    if packages is VLLM:  # these come built for CUDA, do not load without it, and text needs none of them
+        subprocess.run([python, '-m', 'pip', 'uninstall', '-q', '-y', 'torchvision', 'torchaudio',
+                        'torchcodec'], check=True)
     return os.path.abspath(python)
 
 
@@ -233,7 +237,7 @@ def rows(python, jobs, found):
            'logits there: f32, f16, bf16, q8_0', "llama.cpp's converter", 'vLLM']
     for job in jobs:
         name = job['name']
-        llama = ['no such network', '']
+        llama = ['no such network', 'no such network']
         if name in found['llama']:
             llama = cells_llama(found['llama'][name])
         yield [*name.split('-'), cell_transformers(found['transformers'][name]),
@@ -247,13 +251,14 @@ def write(python, jobs, found):
     if ratios is None:
         ratios = ', '.join(f"{dtype} {long[dtype]:.3f} ({100 * (long[dtype] / long['ours'] - 1):+.2f}%)"
                            for dtype in DTYPES)
+        ratios = (f"on {long['tokens']:,} tokens of another text ours is {long['ours']:.3f} in float32, "
+                  f"llama.cpp's {ratios}.")
     packages = ', '.join([*PACKAGES, *(VLLM if vllm_env else [])]).replace('==', ' ')
     lines = ['# Models that left home', '',
              f"`python dev/handover.py {given_flags(sys.argv[1:])}`; {machine()}; {packages}.", '',
              INTRODUCTION, '', *table(*rows(python, jobs, found)), '',
-             f'Perplexity of a Llama (6 layers of 384 channels, bpe:1024, {long_iters} iterations) on '
-             f"{long.get('tokens', 0):,} tokens of another text: ours {long.get('ours', 0):.3f} in float32, "
-             f"llama.cpp {ratios}.", '']
+             f'Perplexity of a Llama (6 layers of 384 channels, bpe:1024, {long_iters} iterations):', ratios,
+             '']
     Path(REPO, to).write_text('\n'.join(lines))
 
 
