@@ -23,6 +23,7 @@ from configurator import configure, fail
 # -----------------------------------------------------------------------------
 books: str = None  # text to train on first, as for prepare.py --input. None: Python's standard library
 seeds = 3
+first_seed = 1
 minutes = 5.0  # of finetuning
 iters: int = None  # of finetuning, instead of minutes
 book_iters = 1000  # iterations of training on the books; 0: finetune random weights
@@ -163,7 +164,8 @@ def main():
     def run(seed, way):
         return seed, way, ask(finetune(f'{way}-{seed}', way, seed, n))
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        jobs = [pool.submit(run, seed, way) for seed in range(1, seeds + 1) for way in ways]
+        jobs = [pool.submit(run, seed, way) for seed in range(first_seed, first_seed + seeds)
+                for way in ways]
         for job in concurrent.futures.as_completed(jobs):
             seed, way, percent = job.result()
             row(way.replace('_', ', '), seed, percent)
