@@ -29,6 +29,7 @@ from model import GPT
 from support import devices, planned_run
 from support.console import exit_on_broken_pipe, wrap
 from support.dataset_meta import bin_files
+from support.error_line import end
 from support.peak_flops import peak_flops_of
 
 elsewhere = world_size is not None or gpu_memory is not None
@@ -93,7 +94,8 @@ if measure:
     show(trial.lines(found, run, model, peak))
     if is_distributed:
         show([trial.bandwidth_line(dist)])
-        torch.distributed.destroy_process_group()
+        torch.distributed.barrier()  # nobody leaves while another still talks
+        end(0)  # without Python's own way out, on which gloo's threads sometimes abort
 else:
     from support import estimate
     setup = planned_run.memory_setup(run, memory)

@@ -89,7 +89,8 @@ def largest_error(kind, p):
     if kind == 'Q8_0':  # each 32 numbers are whole multiples, up to 127, of a float16
         blocks = np.abs(p).reshape(-1, 32)
         step = blocks.max(axis=1, keepdims=True) / 127
-        return (0.51 * step + blocks * 2**-11 + 1e-7).reshape(p.shape)
+        # small ones are subnormal in float16, with steps of 2**-24
+        return (0.51 * step + blocks * 2**-11 + 127 * 2**-25 + 1e-7).reshape(p.shape)
     digits = {'F16': 11, 'BF16': 8}[kind]
     return np.abs(p) * 2.0**-digits + (2**-25 if kind == 'F16' else 0)  # the last: below float16's range
 

@@ -7,8 +7,8 @@ from support.devices import has_bfloat16
 
 
 class PackedLinear(nn.Module):
-    """A bfloat16 Linear for inference, its weights in oneDNN's own layout: for few rows F.linear needs 1.3 to
-    1.5 times as long (dev/LOG.md). Neither function has a public name; torch.compile uses both."""
+    """A Linear for inference, its weights in oneDNN's own layout: for few rows F.linear needs 1.3 to 2 times
+    as long (dev/LOG.md). Neither function has a public name; torch.compile uses both."""
 
     def __init__(self, linear):
         super().__init__()
@@ -73,6 +73,6 @@ def to_inference(model, device, dtype):
         dtype = 'bfloat16' if has_bfloat16(device) else 'float32'
     for p in model.parameters():  # not the table of rotations
         p.data = p.data.to(device, getattr(torch, dtype))
-    if device.type == 'cpu' and dtype == 'bfloat16' and torch.backends.mkldnn.is_available():
+    if device.type == 'cpu' and dtype != 'float16' and torch.backends.mkldnn.is_available():
         replace_linears(model, PackedLinear)
     return model.to(device)

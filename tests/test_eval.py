@@ -193,7 +193,7 @@ def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_bytes_are_those_of_th
     V = tokenizer.n_vocab + 5  # some that stand for nothing
     model = GPT(GPTConfig(block_size=32, vocab_size=V, n_layer=1, n_head=1, n_embd=4, tie=False))
     torch.nn.init.zeros_(model.lm_head.weight)
-    tokens, rows = SimpleNamespace(windows=read), windows(len(ids) - 1, 32)
+    tokens, rows = SimpleNamespace(windows=read, doc_ids=lambda x: []), windows(len(ids) - 1, 32)
     found = text_loss(model, tokens, rows, 32, 7, ONE, PLAIN, token_bytes(tokenizer.state(), V))
     size = len(text.encode()) - len(tokenizer.decode(ids[:1].tolist()).encode())
     assert found['bytes'] == size and found['tokens'] == len(ids) - 1

@@ -318,3 +318,10 @@ def test_the_modelfile_passes_the_prompt_as_it_is(tmp_path):
     )
     assert 'stop' not in chars
     assert json.dumps(text).isascii()
+
+
+def test_weights_so_small_that_their_scales_are_subnormal_can_be_quantized(tmp_path):
+    p = 0.001 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    back = gguf.quants.dequantize(gguf.quants.quantize(p, kind), kind)
+    assert (np.abs(back - p) <= gguf_file.largest_error('Q8_0', p)).all() and np.abs(back - p).max() < 1e-4

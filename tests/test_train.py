@@ -257,7 +257,7 @@ def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
 
 
 def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
-    assert 'no token that ends a text' in script('train.py', *tiny, '--document_mask').err
+    assert 'no token separates the documents' in script('train.py', *tiny, '--document_mask').err
     path = tmp_path / 'data' / 'tiny' / 'meta.json'
     meta = json.loads(path.read_text())
     separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
