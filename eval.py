@@ -46,7 +46,6 @@ import torch
 from dataset import DATA_DIR, Dataset
 from support import devices, distributed, load, samples, shared_cpu
 from support.compiling import compile_model
-from support.document_mask import mask_documents
 from support.answers import is_generated, read_questions, score_answers
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
@@ -117,6 +116,7 @@ def open_text():
     if data.packed:
         data.pack(block_size, seed=0)
     elif state['config'].get('document_mask'):  # it never looked across texts
+        from support.document_mask import mask_documents
         mask_documents(data)
     if tokens.n < 2:
         fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")

@@ -112,9 +112,9 @@ else:
     from support.packed_linear import int8_problem
     if problem := f'the device is {device.type}' if device.type != 'cpu' else int8_problem():
         fail(f"dtype=int8 cannot be used: {problem}. use --dtype=auto")
-    if compile is True:
-        fail("compile is not for dtype=int8. leave one of them out")
 compiling, _ = devices.choose_compile(compile, device)
+if compiling and dtype == 'int8':
+    fail("compile is not for dtype=int8. leave one of them out")
 
 path = find(out_dir, hub=False) if init_from == 'resume' else init_from
 model, tokenizer = model_and_tokenizer(path, dataset, data_dir)

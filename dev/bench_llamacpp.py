@@ -33,7 +33,7 @@ import time
 
 import torch
 
-from common import given_flags, machine, median_and_range, table
+from common import given_flags, machine, median_and_range, table, write_record
 from model import GPT, GPTConfig
 from support import gguf_file
 
@@ -147,9 +147,7 @@ def main():
              '', 'GPT-2s with random weights, the likeliest token each time; median of the rounds and range.',
              'baby: 6 layers of 384 channels, bytes, 250 tokens; 124M: 100 tokens; 350M: 24 layers of 1,024',
              'channels, 50 tokens.', '', *table(*rows)]
-    with open(out, 'w') as f:
-        f.write('\n'.join(lines) + '\n')
-    print('\n'.join(lines))
+    write_record(out, lines)
 
 
 if __name__ == '__main__':

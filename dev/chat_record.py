@@ -48,7 +48,7 @@ import statistics
 
 import numpy as np
 
-from common import given_flags, machine, run_script, table
+from common import given_flags, machine, run_script, table, write_record
 from support.curves import points, read_log
 from support.files import read_json, write_json
 
@@ -68,11 +68,13 @@ def prepare(name, *more):
         run_script('prepare.py', name, DATA, *more)
 
 
-def made_dataset(way):
-    """The dataset of conversations, changed for the way; returns its name."""
-    if way == 'masked_packed':
-        return 'made'
-    source, folder = os.path.join(work, 'data', 'made'), os.path.join(work, 'data', way)
+def dataset_of(way):
+    return 'made' if way == 'masked_packed' else way
+
+
+def change_dataset(way):
+    """Make the dataset of conversations for another way than train.py's own."""
+    source, folder = os.path.join(work, 'data', 'made'), os.path.join(work, 'data', dataset_of(way))
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder)
     meta = read_json(os.path.join(folder, 'meta.json'))
@@ -87,7 +89,6 @@ def made_dataset(way):
         content = b''.join(open(path(end), 'rb').read() for end in ('mask', 'starts'))
         entry['mask_sha256'] = hashlib.sha256(content).hexdigest()
     write_json(os.path.join(folder, 'meta.json'), meta)
-    return way
 
 
 def pad(path, entry, dtype, length=257):
@@ -115,7 +116,7 @@ def train(name, dataset, seed, *more):
 
 def finetune(name, way, seed, n, *more):
     start = [f'--init_from={work}/books-{book_iters}'] if book_iters else []
-    return train(name, way if way != 'masked_packed' else 'made', seed, *start, f'--max_iters={n}',
+    return train(name, dataset_of(way), seed, *start, f'--max_iters={n}',
                  *flags.split(), *more)
 
 
@@ -147,8 +148,8 @@ def main():
     prepare('made', '--chat', f'--input={work}/train.jsonl', '--tokenizer=byte')
     if book_iters and not os.path.exists(f'{work}/books-{book_iters}/report.md'):
         train(f'books-{book_iters}', 'books' if books else 'pystdlib', 1, f'--max_iters={book_iters}')
-    for way in ways:
-        made_dataset(way)
+    for way in set(ways) - {'masked_packed'}:
+        change_dataset(way)
     seconds = None if iters else pace()
     n = iters or int(60 * minutes / seconds)
     rows = [('', 'seed', *KINDS, 'all')]
@@ -180,9 +181,7 @@ def main():
              'none of them.', f'Network: `{NET}`, bytes. Recipe: `{RECIPE}`.',
              f'Trained on books for {book_iters:,} iterations, then finetuned for {n:,}{minutes_of}.',
              'Percent of 1,000 answers that are right, greedily, 250 of each kind.', '', *table(*rows)]
-    with open(out, 'w') as f:
-        f.write('\n'.join(lines) + '\n')
-    print('\n'.join(lines))
+    write_record(out, lines)
 
 
 if __name__ == '__main__':

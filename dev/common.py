@@ -124,6 +124,13 @@ def table(*rows):
     return [lines[0], '|---' * len(rows[0]) + '|', *lines[1:]]
 
 
+def write_record(path, lines):
+    """Write the lines of a record, and print them."""
+    with open(path, 'w') as f:
+        f.write('\n'.join(lines) + '\n')
+    print('\n'.join(lines), flush=True)
+
+
 def given_flags(args):
     """Command-line arguments as a record shows them: quoted for a shell, paths of this machine left out."""
     shown = [arg.split('=')[0] + '=...' if os.path.sep in arg else arg for arg in args]

@@ -33,8 +33,7 @@ import concurrent.futures
 import gzip
 import json
 
-from common import given_flags, machine, run_script, table
-from support.curves import points, read_log
+from common import given_flags, machine, run_script, table, write_record
 from support.files import read_json
 
 DATA = f'--data_dir={work}/data'
@@ -62,12 +61,11 @@ def run(i, size, seed, words):
                f'--seed={seed}', '--device=cpu', '--sample_interval=0', '--overwrite')
     run_script('eval.py', f'--out_dir={folder}', DATA, '--device=cpu', '--sample_tokens=0')
     found = read_json(os.path.join(folder, 'eval.json'))['texts'][f'{name}/val']
-    log = read_log(folder)
-    seconds = points(log, 'iter', 'seconds')[-1][1]
-    config = read_json(os.path.join(folder, 'run.json'))['config']
-    shape = f"{config['n_layer']} x {config['n_embd']}, {config['block_size']} tokens"
-    row = (size, ' '.join(words), seed, shape, f"{config['dropout']:g}", f"{int(log['iter'][-1]):,}",
-           f'{seconds:.0f}', f"{found['bpb']:.3f}")
+    done = read_json(os.path.join(folder, 'run.json'))
+    knobs = done['knobs']
+    shape = f"{knobs['n_layer']} x {knobs['n_embd']}, {knobs['block_size']} tokens"
+    row = (size, ' '.join(words), seed, shape, f"{knobs['dropout']:g}", f"{done['iterations']:,}",
+           f"{done['seconds']:.0f}", f"{found['bpb']:.3f}")
     print(*row, flush=True)
     return row
 
@@ -86,6 +84,4 @@ lines = ['# A text of one\'s own', '', f'`python dev/own_text.py {given_flags(sy
          '', f'The beginning of {os.path.basename(text)}, so many characters; the tokenizer is the one that',
          "prepare.py picks for the size. Bits per byte over the validation split with the run's ckpt.pt;",
          f'seconds of training, {at_once} at a time on the cores.', '', *table(head, *rows)]
-with open(out, 'w') as f:
-    f.write('\n'.join(lines) + '\n')
-print('\n'.join(lines))
+write_record(out, lines)

@@ -55,7 +55,7 @@ import tempfile
 import numpy as np
 import torch
 
-from common import BEFORE, check_peer, given_flags, machine, run_script, table
+from common import BEFORE, check_peer, given_flags, machine, run_script, table, write_record
 from draw_curves import draw_curves
 from model import load
 from support.checkpoint import numbered
@@ -238,12 +238,10 @@ def record(name, title, lines, curves):
            'Seconds of training: evaluating and saving are not counted.']
     if smoke:
         top += ['', '**A smoke test with tiny networks: the numbers mean nothing.**']
-    with open(os.path.join(out, f'{name}.md'), 'w') as f:
-        f.write('\n'.join(top + lines) + '\n')
     with open(os.path.join(out, f'{name}.json'), 'w') as f:
         json.dump(curves, f)
     PICTURES[name](curves)
-    print('\n'.join(top + lines), flush=True)
+    write_record(os.path.join(out, f'{name}.md'), top + lines)
 
 
 def rounded(curves):

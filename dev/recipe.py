@@ -33,7 +33,7 @@ if seeds < 1:
 import math
 import tempfile
 
-from common import BEFORE, given_flags, machine, run_script, table
+from common import BEFORE, given_flags, machine, run_script, table, write_record
 from draw_curves import draw_curves
 from support.curves import points, read_log
 
@@ -81,6 +81,4 @@ if which == 'laptop':
               'three minutes on an A100, by 200 random batches of 64 windows. Here all of val.bin is read in',
               'windows of 256 characters. Shape, momentum, norms and rates were chosen on the last tenth of',
               'train.bin, the number of iterations by the clock.', '', '![The loss](recipe_laptop.png)']
-with open(os.path.join(out, f'recipe_{which}.md'), 'w') as f:
-    f.write('\n'.join(lines) + '\n')
-print('\n'.join(lines))
+write_record(os.path.join(out, f'recipe_{which}.md'), lines)

@@ -38,8 +38,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                                  scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""
     T, S = query.size(2), key.size(2)
-    is_plain = attn_mask is None if is_causal else attn_mask is not None and attn_mask.dtype == torch.bool
-    short = is_plain and scale is None and T == S <= 512
+    short = is_causal and attn_mask is None and scale is None and T == S <= 512
     if not (used_on(query.device) and short and query.dtype == torch.bfloat16):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
                                               scale=scale, enable_gqa=enable_gqa)
@@ -48,10 +47,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     heads_per_key = query.size(1) // key.size(1)
     key = key.repeat_interleave(heads_per_key, dim=1)
     value = value.repeat_interleave(heads_per_key, dim=1)
-    bias = torch.full((T, T), -math.inf, dtype=query.dtype).triu(1)  # hides the future
-    if not is_causal:  # or all that the mask, (B, 1, T, T), does not show
-        bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -math.inf)
-        bias = bias.expand(*query.shape[:2], T, T).flatten(0, 1)
+    future = torch.full((T, T), -math.inf, dtype=query.dtype).triu(1)
     scale = query.size(-1) ** -0.5
-    scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=scale)  # (B * H, T, T)
+    scores = torch.baddbmm(future, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=scale)  # (B * H, T, T)
     return F.dropout(scores.softmax(dim=-1), dropout_p).view(*query.shape[:2], T, T) @ value

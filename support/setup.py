@@ -14,7 +14,6 @@ from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, devices, folders, run_plan, shared_cpu
 from support.console import wrap
-from support.document_mask import mask_documents
 from support.errors import explain_out_of_memory
 from support.evaluations import parse_eval_iters, parse_interval
 from support.run import Run
@@ -170,6 +169,7 @@ def data_problems(run):
     if run.data.packed:
         run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
     if k.document_mask and not run.data.packed:
+        from support.document_mask import mask_documents
         problems += mask_documents(run.data)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
