@@ -377,10 +377,10 @@ class GPT(nn.Module):
         from support.flops import estimate_mfu
         return estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops)
 
-    def to_inference(self, device, dtype):
+    def to_inference(self, device, dtype, **options):
         """For generate() alone: the weights on `device` in `dtype`, a string. Returns self."""
         from support.packed_linear import to_inference
-        return to_inference(self, device, dtype)
+        return to_inference(self, device, dtype, **options)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *more, **options):
         """Continue idx (B, T) by max_new_tokens ids each; call model.eval() first. Or a text, if the model

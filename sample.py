@@ -30,7 +30,7 @@ top_p: float | None = None  # sample from the most likely tokens with this total
 stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftext|>'
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
-dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16', 'int8' (CPUs); auto: never int8
+dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
 compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for long texts
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
@@ -106,15 +106,8 @@ if problems:
 device, _ = devices.choose_device(device)
 shared_cpu.watch(device)
 wanted_dtype = dtype
-if dtype != 'int8':
-    dtype, _ = devices.choose_dtype(dtype, device)
-else:
-    from support.packed_linear import int8_problem
-    if problem := f'the device is {device.type}' if device.type != 'cpu' else int8_problem():
-        fail(f"dtype=int8 cannot be used: {problem}. use --dtype=auto")
+dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
-if compiling and dtype == 'int8':
-    fail("compile is not for dtype=int8. leave one of them out")
 
 path = find(out_dir, hub=False) if init_from == 'resume' else init_from
 model, tokenizer = model_and_tokenizer(path, dataset, data_dir)
@@ -144,19 +137,19 @@ def new_samples(text):
 
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
+n_texts = min(len(samples) or (1 if chat else num_samples), batch_size)  # at once
 if wanted_dtype == 'auto' and device.type == 'cpu' and dtype == 'bfloat16':
     from support.fastest_dtype import fastest_dtype
-    dtype = fastest_dtype(model, max(1, min(len(samples), batch_size)))
+    dtype = fastest_dtype(model, n_texts)
     if 'seed' in given:  # bfloat16 rounds, so the same seed may write another text
         say(f"note: {dtype} was faster when tried. for the same texts again: --seed={seed} --dtype={dtype}")
-model.to_inference(device, dtype)
+model.to_inference(device, dtype, n_texts=n_texts, compiling=compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
 # compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)
 n_steps = len(samples) / batch_size * max_new_tokens
 if compiling and (compile != 'auto' or chatting or n_steps > 10_000):
-    n_rows = 1 if chatting else min(len(samples), batch_size)
-    idx = torch.zeros(n_rows, 1, dtype=torch.long, device=device)
+    idx = torch.zeros(n_texts, 1, dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
                          mode='reduce-overhead', dynamic=False)
     static = note is None
@@ -166,6 +159,8 @@ if compiling and (compile != 'auto' or chatting or n_steps > 10_000):
 # generating
 
 interrupted = False
+# the latter does less bookkeeping: a tenth more tokens per second of a small model (dev/LOG.md)
+without_gradients = torch.no_grad if static else torch.inference_mode
 
 
 def on_interrupt(number, frame):
@@ -188,6 +183,7 @@ def make_batches(samples):
     return batches
 
 
+@without_gradients()
 def generate(batch, live):
     """Continue the samples of a batch; live: print the only one while it is generated."""
     new_ids = []
@@ -249,6 +245,7 @@ def write(samples):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@without_gradients()
 def continue_ids(ids, on_token):
     """Generate after `ids`, one token at a time; for a conversation."""
     global interrupted

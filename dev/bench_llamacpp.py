@@ -36,6 +36,7 @@ import torch
 from common import given_flags, machine, median_and_range, table, write_record
 from model import GPT, GPTConfig
 from support import gguf_file
+from support.packed_linear import OneRowLinear, PackedLinear
 
 GPT2 = dict(vocab_size=50304, mlp='gelu_tanh', bias=True)
 SIZES = {  # name: (texts at once, tokens, the network)
@@ -44,8 +45,7 @@ SIZES = {  # name: (texts at once, tokens, the network)
     '350M': (1, 50, dict(GPT2, n_layer=24, n_head=16, n_embd=1024)),
 }
 SIZES['baby8'], SIZES['124M8'] = (8, *SIZES['baby'][1:]), (8, *SIZES['124M'][1:])
-# int8 has a scale for each row, q8_0 for each 32 weights
-OURS = {'f32': 'float32', 'bf16': 'bfloat16', 'q8_0': 'int8'}
+OURS = {'f32': 'float32', 'bf16': 'bfloat16', 'q8_0': 'bfloat16'}  # we have no weights of one byte
 threads = threads or os.cpu_count()
 python = os.path.join(env, 'bin', 'python')
 if not os.path.exists(python):
@@ -102,14 +102,27 @@ class LlamaCpp:
 
 
 def ours(net, dtype, B, n):
-    """A function that writes n tokens for B texts and returns the seconds."""
-    net.to_inference(torch.device('cpu'), dtype)
+    """Two functions: the first writes n tokens for B texts, the second does the matrices' part of that work;
+    both return the seconds."""
+    widths = [module.in_features for module in net.modules() if isinstance(module, torch.nn.Linear)]
+    net.to_inference('cpu', dtype, n_texts=B)
+    linears = [module for module in net.modules() if isinstance(module, (PackedLinear, OneRowLinear))]
+    inputs = [torch.randn(B, 1, width, dtype=getattr(torch, dtype)) for width in widths]
 
+    @torch.inference_mode()
     def write():
         t0 = time.perf_counter()
         net.generate(torch.zeros(B, 1, dtype=torch.long), n, temperature=0)
         return time.perf_counter() - t0
-    return write
+
+    @torch.inference_mode()
+    def multiply():
+        t0 = time.perf_counter()
+        for _ in range(n):
+            for linear, x in zip(linears, inputs, strict=True):
+                linear(x)
+        return time.perf_counter() - t0
+    return write, multiply
 
 
 def make(size, dtype):
@@ -127,26 +140,30 @@ def make(size, dtype):
 def main():
     os.makedirs(work, exist_ok=True)
     torch.set_num_threads(threads)
-    rows = [('size', 'texts', 'dtype there, here', 'llama.cpp, tokens/s', 'ours, tokens/s', 'ratio')]
+    rows = [('size', 'texts', 'dtype there, here', 'llama.cpp, tokens/s', 'ours, tokens/s', 'ratio',
+             'ms per step there', 'here', 'of which matrices')]
     for size in sizes.split(','):
         for dtype in dtypes.split(','):
             B, n, net, path = make(size, dtype)
-            theirs, write = LlamaCpp(path, B, n), ours(net, OURS[dtype], B, n)
-            times = {theirs: [], write: []}
+            theirs, (write, multiply) = LlamaCpp(path, B, n), ours(net, OURS[dtype], B, n)
+            times = {theirs: [], write: [], multiply: []}
             for _ in range(rounds + 1):  # the first is for warming up
                 for who in times:
                     times[who].append(who())
             theirs.close()
             speeds = {who: [B * n / seconds for seconds in found[1:]] for who, found in times.items()}
             ratio = statistics.median(a / b for a, b in zip(speeds[write], speeds[theirs]))
+            steps = [f'{1000 * statistics.median(times[who][1:]) / n:.2f}' for who in times]
             rows.append((size.removesuffix('8'), B, f'{dtype}, {OURS[dtype]}',
-                         median_and_range(speeds[theirs]), median_and_range(speeds[write]), f'{ratio:.2f}'))
+                         *(median_and_range(speeds[who]) for who in (theirs, write)), f'{ratio:.2f}',
+                         *steps))
             print(*rows[-1], flush=True)
     lines = ['# Sampling beside llama.cpp', '',
              f'`python dev/bench_llamacpp.py {given_flags(sys.argv[1:])}`; {machine()}; {threads} threads.',
              '', 'GPT-2s with random weights, the likeliest token each time; median of the rounds and range.',
              'baby: 6 layers of 384 channels, bytes, 250 tokens; 124M: 100 tokens; 350M: 24 layers of 1,024',
-             'channels, 50 tokens.', '', *table(*rows)]
+             'channels, 50 tokens. A step is one token of each text; matrices: the products with',
+             'weights alone, one after the other.', '', *table(*rows)]
     write_record(out, lines)
 
 

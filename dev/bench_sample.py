@@ -109,8 +109,9 @@ def contestants(net, B, n, dtype, device, compile, peer):
     def cached(idx, number):
         net.generate(idx, number, 0.8, 200, generator=generator)
     ways['ours, float32'] = cached, None, 4
-    small, static = copy.deepcopy(net).to_inference(device, dtype), False
-    if choose_compile(compile, device)[0]:
+    compiling, static = choose_compile(compile, device)[0], False
+    small = copy.deepcopy(net).to_inference(device, dtype, n_texts=B, compiling=compiling)
+    if compiling:
         note = compile_model(small, lambda: small.generate(first, 4, static=True), compile,
                              mode='reduce-overhead', dynamic=False)
         static = note is None

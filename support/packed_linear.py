@@ -2,8 +2,7 @@
 
 import torch
 import torch.nn as nn
-
-from support.devices import has_bfloat16
+from torch.nn import functional as F
 
 
 class PackedLinear(nn.Module):
@@ -19,38 +18,21 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
 
 
-class Int8Linear(nn.Module):
-    """A Linear for inference on a CPU whose weights have one byte each, with a scale for each row; what comes
-    in is rounded to bytes as well, with a scale for each position. oneDNN's, as torch.compile uses it."""
+class OneRowLinear(nn.Module):
+    """A Linear for inference, in bfloat16 for one text at a time: for a single row torch's own product needs
+    0.5 to 0.8 of the time of oneDNN's, packed or not (dev/LOG.md); for the rows of a prompt it is slow."""
 
     def __init__(self, linear):
         super().__init__()
-        weight = linear.weight.data.float()
-        self.scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
-        rows = (weight / self.scales[:, None]).round().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(rows, None)
-        self.zeros = torch.zeros(len(rows), dtype=torch.long)
-        self.bias = None if linear.bias is None else linear.bias.data.float()
-        self.weight = weight.new_empty(0)  # to be asked for its device
+        self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x):
-        floats = x.float()
-        scale = floats.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
-        # unsigned, around 128: for signed bytes it has no fast kernel
-        rounded = (floats / scale).round().add_(128).to(torch.uint8)
-        y = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, 128, self.packed, self.scales, self.zeros,
-                                               None, 1.0, 0, torch.float32, 'none', [], '') * scale
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
-
-
-def int8_problem():
-    """Why this CPU or this torch cannot multiply bytes, None if it can. Without VNNI sums overflow."""
-    try:
-        if not torch.cpu._is_vnni_supported():
-            return 'this CPU lacks VNNI'
-        Int8Linear(nn.Linear(8, 8))(torch.ones(1, 8))
-    except (AttributeError, RuntimeError) as e:  # NotImplementedError is one of the latter
-        return str(e).strip().split('\n')[0]
+        before = torch.backends.mkldnn.enabled
+        torch.backends.mkldnn.enabled = before and x.numel() > x.size(-1)
+        try:
+            return F.linear(x, self.weight, self.bias)
+        finally:
+            torch.backends.mkldnn.enabled = before
 
 
 def replace_linears(model, kind):
@@ -64,15 +46,13 @@ def replace_linears(model, kind):
                     return
 
 
-def to_inference(model, device, dtype):
-    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. 'int8' (CPUs): of
-    the matrices alone; all else is in bfloat16 or, where the CPU has none, float32."""
+def to_inference(model, device, dtype, n_texts=None, compiling=False):
+    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. n_texts: how many at
+    once, if that is known. compiling: torch.compile follows, which cannot take packed matrices."""
     device = torch.device(device)
-    if dtype == 'int8':
-        replace_linears(model, Int8Linear)
-        dtype = 'bfloat16' if has_bfloat16(device) else 'float32'
     for p in model.parameters():  # not the table of rotations
         p.data = p.data.to(device, getattr(torch, dtype))
-    if device.type == 'cpu' and dtype != 'float16' and torch.backends.mkldnn.is_available():
-        replace_linears(model, PackedLinear)
+    plain = compiling or device.type != 'cpu' or dtype == 'float16'
+    if not plain and torch.backends.mkldnn.is_available():
+        replace_linears(model, OneRowLinear if n_texts == 1 and dtype == 'bfloat16' else PackedLinear)
     return model.to(device)

@@ -185,7 +185,7 @@ def test_bfloat16_is_chosen_where_it_is_faster(script, trained, monkeypatch):
         return ('bfloat16' if dtype == 'auto' else dtype), ''
     chosen, to_inference = [], GPT.to_inference
 
-    def record(self, device, dtype):  # this CPU may not have it
+    def record(self, device, dtype, **options):  # this CPU may not have it
         chosen.append(dtype)
         return to_inference(self, device, 'float32')
     speed = {'bfloat16': 1e-3, 'float32': 2e-3}
