@@ -45,6 +45,7 @@ SPECIAL = {
         '--arch=llama --n_kv_head=2 --dtype=bfloat16 --batch_size=1 --block_size=1024', 5000, None),
     'modern, float32, muon, 16 tokens': (
         '--arch=modern --n_kv_head=2 --matrix_optimizer=muon --batch_size=1 --block_size=16', 5000, None),
+    'llama, bfloat16, documents': ('--arch=llama --n_kv_head=2 --dtype=bfloat16 --document_mask', 5000, None),
     'llama, float32, adamw, 16 tokens': (
         f'--arch=llama --n_kv_head=2 --activation_checkpointing {DEEP} --batch_size=1 --block_size=16 '
         '--gradient_accumulation_steps=1', 1000, None)}
@@ -91,7 +92,7 @@ def make_dataset(data_dir, vocab_size):
     folder.mkdir(parents=True, exist_ok=True)
     (np.arange(20000) % vocab_size).astype('<u2').tofile(folder / 'train.bin')
     chars = ''.join(chr(0x4e00 + i) for i in range(vocab_size))
-    meta = {'tokenizer': {'kind': 'char', 'chars': chars}, 'vocab_size': vocab_size, 'end_of_text': None,
+    meta = {'tokenizer': {'kind': 'char', 'chars': chars}, 'vocab_size': vocab_size, 'end_of_text': 0,
             'dtype': 'uint16', 'splits': {}}
     (folder / 'meta.json').write_text(json.dumps(meta))
 

@@ -47,6 +47,7 @@ class Setup:
     activation_checkpointing: bool = False
     matrix_optimizer: str = 'adamw'
     device: torch.device = torch.device('cuda')
+    documents: bool = False  # attention stays inside them: a mask
     keeps_whole_gradients: bool = None  # FSDP, between micro-batches. None: if there is room
 
     @functools.cached_property
@@ -161,13 +162,14 @@ def run_iteration(setup, only_update=False):
 def run_micro_batches(setup, model, dist, meter):
     """Two at the most: all that follow are like the second."""
     x = torch.zeros(setup.batch_size, setup.config.block_size, dtype=torch.int64)
+    doc_ids = [torch.zeros_like(x)] if setup.documents else []
     n = min(2, setup.grad_accum_steps)
     with contextlib.nullcontext() if setup.device.type == 'cpu' else GPUFunctions():
         for micro_step in range(n):
             meter.stage, meter.micro_step = 'start', micro_step
             dist.set_grad_sync(model, micro_step == n - 1)
             with devices.autocast(CPU, setup.dtype):
-                loss = model(x, x, return_logits=False)[1] / n
+                loss = model(x, x, *doc_ids, return_logits=False)[1] / n
             loss.backward()
     return loss.detach()
 

@@ -67,4 +67,5 @@ def memory_setup(run, memory):
     """What support/memory.py wants to know. memory: bytes of the device."""
     k, dist = SimpleNamespace(**run.knobs), run.dist
     return Setup(run.config, k.dtype, k.batch_size, run.grad_accum_steps, dist.world_size, memory, k.shard,
-                 k.activation_checkpointing, k.matrix_optimizer, dist.device)
+                 k.activation_checkpointing, k.matrix_optimizer, dist.device,
+                 k.document_mask or (run.data is not NoData and run.data.packed))
