@@ -51,6 +51,7 @@ CONVOLUTION = dict(momentum=0.85, conv_mlp=True)
 LOCAL = dict(CONVOLUTION, pairs=16384)  # --arch=local and its momentum
 LOCAL_CHARS = dict(CONVOLUTION, pairs=4225)  # a row for each pair of Shakespeare's 65 characters
 SMALL = dict(LOCAL_CHARS, n_embd=128, matrix_lr=0.04)
+SIMPLE = dict(LOCAL, n_head=2, norm='layernorm', qk_norm=False)
 # what all rows of a part have
 PARTS = {'400': {}, '1000': dict(iterations=1000),
          'shakespeare': dict(n_layer=2, norm='layernorm', qk_norm=False, iterations=180, batch_size=24,
@@ -103,6 +104,13 @@ ROWS = {'400': {
         dict(CONVOLUTION, pairs=8192, triples=16384, hashed_lr=0.3),
     'convolution, pairs (8,192), three bytes, share of the embedding, queries times 1.2':
         dict(CONVOLUTION, pairs=8192, triples=16384, embedding_share=True, query_scale=1.2),
+    'local with 2 heads': dict(LOCAL, n_head=2),
+    'local with 2 heads, LayerNorm, no norms on queries and keys': SIMPLE,
+    'local with NorMuon': dict(LOCAL, row_beta2=0.95),
+    'local with a learning rate that falls for nine tenths of the run': dict(LOCAL, decay_fraction=0.9),
+    'local, 4 windows up to 30%, 460 iterations': dict(LOCAL, half_batch=0.3, iterations=460),
+    'local with 2 heads, NorMuon, such a rate, 4 windows up to 30%, 460 iterations':
+        dict(LOCAL, n_head=2, row_beta2=0.95, decay_fraction=0.9, half_batch=0.3, iterations=460),
 }, '1000': {
     'the recipe so far': {},
     'momentum 0.85': dict(momentum=0.85),

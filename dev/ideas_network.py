@@ -20,7 +20,6 @@ from support.muon import MuonAdamW, zeropower_via_newtonschulz
 from support.near import BigramEmbedding, Near, ShortConv
 from support.rope_table import rope_table
 
-DECAY_FRACTION = 0.7  # as in dev/race.py
 GATE_CHANNELS = 12  # of its input that a gate reads
 
 
@@ -61,13 +60,17 @@ class Options:
     # https://arxiv.org/abs/2409.03137; 0: none
     decay: float = 0.0  # weight decay of the matrices, itself multiplied by the learning rate's share of its
     # peak: https://arxiv.org/abs/2506.02285
+    row_beta2: float = 0.0  # divide each row of Muon's update by the running root mean square of its entries,
+    # and keep the size of the whole (NorMuon, https://arxiv.org/abs/2510.05491); 0: do not
     muon_iterations: int = 5
     polar_from: float = 0.0  # Polar Express's coefficients for singular values from this on,
     # https://arxiv.org/abs/2505.16932; 0: those of support/muon.py
     polar_cushion: float = 0.0  # its protection of what is below this share of the largest singular value
     # the loop
-    iterations: int = 400  # of a complete schedule: the learning rates fall to zero over the last 70%
+    iterations: int = 400  # of a complete schedule: the learning rates fall to zero over its last part
+    decay_fraction: float = 0.7  # that part
     batch_size: int = 8
+    half_batch: float = 0.0  # up to this share of the run, half as many windows
     grow: str = ''  # shorter windows at first: '0.3:64,0.6:128' is 64 up to 30% of the run, then 128 up to
     # 60%; the tokens of a batch stay (https://arxiv.org/abs/2108.06084)
     average: float = 0.0  # mean of the weights over this last share of the run
@@ -207,6 +210,8 @@ class Muon(MuonAdamW):
         else:
             updates = torch._foreach_lerp([p.grad for p in params], updates, momentum)
         updates = self.orthogonalize(torch.stack(updates).to(self.dtype))
+        if self.options.row_beta2:
+            updates = self.normalize_rows(updates.float(), params)
         rows, columns = params[0].shape
         torch._foreach_mul_(params, 1 - lr * weight_decay)
         step_size = -lr * math.sqrt(max(1, rows / columns))
@@ -220,6 +225,15 @@ class Muon(MuonAdamW):
         averages = [self.state[p][name] for p in params]
         torch._foreach_lerp_(averages, [p.grad for p in params], 1 - momentum)
         return averages
+
+    def normalize_rows(self, updates, params):
+        beta2, means = self.options.row_beta2, updates.square().mean(dim=2, keepdim=True)
+        for p, mean in zip(params, means):
+            self.state[p].setdefault('rows', torch.zeros_like(mean)).lerp_(mean, 1 - beta2)
+        running = torch.stack([self.state[p]['rows'] for p in params]) / (1 - beta2 ** self.n_steps)
+        normalized = updates * (running + 1e-10).rsqrt()
+        sizes = (y.norm(dim=(1, 2), keepdim=True) for y in (updates, normalized))
+        return normalized * (next(sizes) / (next(sizes) + 1e-10))  # some are zeros at first
 
     def orthogonalize(self, G):
         if not self.coefficients:
@@ -286,6 +300,8 @@ def get_batch(tokens, rng, it, options):
         if it < float(end) * options.iterations:
             T = int(length)
     B = options.batch_size * options.block_size // T
+    if it < options.half_batch * options.iterations:
+        B //= 2
     starts = rng.integers(0, len(tokens) - T - 1, B)
     windows = np.stack([tokens[start:start + T + 1] for start in starts]).astype(np.int64)
     windows = torch.from_numpy(windows)  # (B, T + 1)
@@ -319,7 +335,7 @@ def train(options, train_tokens, val_tokens, vocab_size):
             loss = network(idx, targets)
         loss.backward()
         t1 = time.perf_counter()
-        share = min(1, (options.iterations - it) / (DECAY_FRACTION * options.iterations))
+        share = min(1, (options.iterations - it) / (options.decay_fraction * options.iterations))
         for group in optimizer.param_groups:
             group['lr'] = share * group['peak_lr']
             group['weight_decay'] = share * options.decay if group['muon'] else 0.0

@@ -54,6 +54,7 @@ def train(seed, *more):
 
 
 config, dataset, interval = CONFIGS[which]
+os.makedirs(out, exist_ok=True)
 with tempfile.TemporaryDirectory() as work:
     run_script('prepare.py', dataset, f'--data_dir={work}', *([f'--input={text}'] if text else []))
     contestants = {"today's recipe": [], 'the one before': BEFORE.split()}

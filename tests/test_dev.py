@@ -1,5 +1,6 @@
 """The measurements in dev/ run from end to end on tiny networks; what they measure is for dev/records/."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -101,6 +102,29 @@ def test_the_race_on_a_cpu_leaves_a_table_curves_and_a_picture(tmp_path):
     assert len(curves) == 5 and curves['ours in a hurry'][0][-1][0] == 3
 
 
+def test_a_recipe_leaves_a_table_and_a_picture(tmp_path):
+    pytest.importorskip('matplotlib')
+    (tmp_path / 'input.txt').write_text(TEXT)
+    tiny = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=2'
+    done = own_process('dev/recipe.py', 'laptop', f"--text={tmp_path / 'input.txt'}", '--seeds=1', '--before=False',
+                       f'--flags={tiny}', f"--out={tmp_path / 'records'}", env={'PYTHONPATH': ''})
+    assert done.status == 0, done.err
+    loss = re.search(r"today's recipe \| 1 \| 2 \| [\d.]+ \| (\d\.\d{4})", (tmp_path / 'records' / 'recipe_laptop.md').read_text())
+    assert 2 < float(loss[1]) < 4 and (tmp_path / 'records' / 'recipe_laptop.png').exists()
+
+
+def test_texts_of_ones_own_are_compared_by_bits_per_byte(tmp_path):
+    with gzip.open(tmp_path / 'books.jsonl.gz', 'wt') as f:
+        f.write(json.dumps({'text': TEXT}) + '\n')
+    flags = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --eval_interval=2'
+    done = own_process('dev/own_text.py', f"--text={tmp_path / 'books.jsonl.gz'}", '--sizes=0.002',
+                       f'--contestants=config/mybook.py {flags}', f"--work={tmp_path / 'work'}", f"--out={tmp_path / 'own_text.md'}")
+    assert done.status == 0, done.err
+    row = re.search(r'\| 0.002 \| config/mybook.py .* \| 1 \| 1 x 32, 16 tokens \| 0.2 \| 2 \| \d+ \| (\d\.\d{3}) \|',
+                    (tmp_path / 'own_text.md').read_text())
+    assert 3 < float(row[1]) < 9
+
+
 def test_pictures_can_be_drawn_again(script, tmp_path):
     pytest.importorskip('matplotlib')
     curves = {'ours': [[(0, 0.0, 4.2), (10, 1.0, 2.5), (20, 2.0, 1.9)]]}
@@ -190,7 +214,7 @@ def test_several_ideas_are_tried_at_once_and_leave_a_table(tmp_path):
     tiny = ('--iterations=3 --n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --pairs=64 --triples=64 '
             '--value_embeddings --head_gate --shifted_keys --embedding_share --smear --conv_attention --conv_mlp '
             '--query_scale=1.2 --second_momentum=0.95 --decay=0.1 --polar_from=0.01 --muon_iterations=3 --grow=0.5:8 '
-            '--average=0.9')
+            '--average=0.9 --row_beta2=0.95 --half_batch=0.5 --decay_fraction=0.9')
     done = own_process('dev/ideas.py', f"--gutenberg={tmp_path / 'input.txt'}", '--part=400', '--only=momentum 0.85',
                        f'--flags={tiny}', f'--out={tmp_path}')
     assert done.status == 0, done.err
