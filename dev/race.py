@@ -40,6 +40,7 @@ shakespeare = True  # False: no first race
 seeds = 3
 first_seed = 1
 only = ''  # contestants, by their names in the tables: 'modern + Muon,local + Muon'. Empty: all
+paces = ''  # in the second race: ms per iteration of each contestant, as '169.3,181'. Empty: measured
 minutes: float = None  # of each contestant in the second race. None: 3 on a CPU, 8 on a GPU
 long_minutes = 10.0  # on a CPU: the second race once more, so long, with one seed; 0: no such race
 smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
@@ -360,15 +361,22 @@ def gutenberg_cpu():
     contestants = chosen(contestants)
     if not contestants:
         return
-    paces = measure_paces(contestants)
-    print('ms per iteration:', {name: round(1000 * s, 1) for name, s in paces.items()}, flush=True)
+    if paces:
+        try:
+            ms = map(float, paces.split(','))
+            pace_of = {name: number / 1000 for name, number in zip(contestants, ms, strict=True)}
+        except ValueError:
+            fail(f"paces do not fit ({paces}). give the milliseconds of each: {', '.join(contestants)}")
+    else:
+        pace_of = measure_paces(contestants)
+    print('ms per iteration:', {name: round(1000 * s, 1) for name, s in pace_of.items()}, flush=True)
 
     def race(name, seed, minutes, *flags):
-        n = max(6, int(minutes * 60 / paces[name]))
+        n = max(6, int(minutes * 60 / pace_of[name]))
         flags = [*COMMON, *contestants[name], *flags, f'--max_iters={n}']
         curve = curve_of_checkpoints('gutenberg', seed, val, flags, -(-n // 6), n=400, T=256)
         print(f'gutenberg, {minutes:g} minutes, seed {seed}, {name}: {curve[-1]}', flush=True)
-        return [(it, it * paces[name], value / np.log(2)) for it, _, value in curve]
+        return [(it, it * pace_of[name], value / np.log(2)) for it, _, value in curve]
 
     swept = []
     for name in [name for name in contestants if 'AdamW' in name]:
@@ -391,7 +399,7 @@ def gutenberg_cpu():
         for name in contestants:
             runs = [race(name, seed, budget) for seed in range(first_seed, first_seed + n)]
             bits = spread([curve[-1][2] for curve in runs])
-            rows.append((name, f'{1000 * paces[name]:.1f}', f'{runs[0][-1][0]:,}', bits))
+            rows.append((name, f'{1000 * pace_of[name]:.1f}', f'{runs[0][-1][0]:,}', bits))
             every[f'{name}, {budget:g} minutes'] = runs
         picture = 'race_gutenberg.png' if budget == minutes else 'race_gutenberg_long.png'
         lines += ['', f'{budget:g} minutes, seeds: {n}', '', *table(*rows), '',
