@@ -1,9 +1,10 @@
 """
 Does finetuning on conversations work? The made task of dev/chat_task.py: a small network of bytes is trained
-on books, then finetuned for some minutes, in three ways, seed by seed; questions that it has not seen are
-asked before and after.
+on Python's standard library or on books, then finetuned for some minutes, in three ways, seed by seed;
+questions that it has not seen are asked before and after.
 
-    $ python dev/chat_record.py --books=gutenberg_train.jsonl.gz
+    $ python dev/chat_record.py --at_once=2
+    $ python dev/chat_record.py --books=gutenberg_train.jsonl.gz --flags=--matrix_lr=0.015
 
 masked, packed      as train.py does it: only answers are learned, whole conversations share a window
 unmasked, packed    questions are learned too: the mask is all ones
@@ -26,7 +27,7 @@ seeds = 3
 first_seed = 1
 minutes = 5.0  # of finetuning
 iters: int = None  # of finetuning, instead of minutes
-book_iters = 1000  # iterations of training on the books; 0: finetune random weights
+book_iters = 4000  # iterations of training on that text; 0: finetune random weights
 ways = 'masked_packed,unmasked_packed,masked_padded'
 at_once = 1  # runs side by side, which share the cores; the pace is measured before
 flags = ''  # more of train.py's, for finetuning: '--matrix_lr=0.02'
@@ -179,7 +180,8 @@ def main():
              f'`python dev/chat_record.py {given_flags(sys.argv[1:])}`; {machine()}.', '',
              'dev/chat_task.py writes 20,000 conversations of four kinds and 1,000 questions that are in '
              'none of them.', f'Network: `{NET}`, bytes. Recipe: `{RECIPE}`.',
-             f'Trained on books for {book_iters:,} iterations, then finetuned for {n:,}{minutes_of}.',
+             f"Trained on {'books' if books else 'the source of the standard library'} for {book_iters:,} "
+             f'iterations, then finetuned for {n:,}{minutes_of}.',
              'Percent of 1,000 answers that are right, greedily, 250 of each kind.', '', *table(*rows)]
     write_record(out, lines)
 

@@ -37,6 +37,10 @@ def in_bfloat16_on_gpu(device):
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
                                  scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""
+    if query.dtype != key.dtype:  # the cache has another one (KVCache)
+        y = F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
+                                           scale=scale, enable_gqa=enable_gqa)
+        return y.to(query.dtype)
     T, S = query.size(2), key.size(2)
     short = is_causal and attn_mask is None and scale is None and T == S <= 512
     if not (used_on(query.device) and short and query.dtype == torch.bfloat16):

@@ -78,7 +78,11 @@ class KVCache:
     def __init__(self, model, B, S, static=False):
         config, weight = model.config, model.transformer.wte.weight
         device = weight.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        elif device == 'cpu':
+            dtype = torch.float32  # bfloat16 takes attention up to eight times as long there (dev/LOG.md)
         shape = (B, config.n_kv_head, S, config.n_embd // config.n_head)
         zeros = lambda: torch.zeros(shape, dtype=dtype, device=weight.device)
         self.k = [zeros() for _ in range(config.n_layer)]
