@@ -38,6 +38,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                                  scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""
     if query.dtype != key.dtype:  # the cache has another one (KVCache)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(key.dtype)
         y = F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
                                            scale=scale, enable_gqa=enable_gqa)
         return y.to(query.dtype)
