@@ -38,6 +38,7 @@ PARTS = {
     'softcap': (0.0, 0.0, 15.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
     'init': ('gpt2', 'gpt2', 'modern', 'modern'),
     'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: none
+    'near_layers': (0, 0, 0, 1),  # before the n_layer others: no attention, it sees by the convolution alone
 }
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 
@@ -69,6 +70,7 @@ class GPTConfig:
     softcap: float = None
     init: str = None
     near: int = None
+    near_layers: int = None
 
     def __post_init__(self):
         for name, values in PARTS.items():
@@ -205,8 +207,10 @@ class Block(nn.Module):
 
     def __init__(self, config, layer_idx=0):
         super().__init__()
-        self.ln_1 = make_norm(config)
-        self.attn = CausalSelfAttention(config, layer_idx)
+        self.ln_1 = self.attn = None
+        if layer_idx >= 0:  # the others are near_layers
+            self.ln_1 = make_norm(config)
+            self.attn = CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
         if config.near:
@@ -220,7 +224,8 @@ class Block(nn.Module):
         return self.compute(x, *context)
 
     def compute(self, x, rope=None, cache=None, mask=None, near=None):
-        x = x + self.attn(self.ln_1(x), rope, cache, mask)
+        if self.attn:
+            x = x + self.attn(self.ln_1(x), rope, cache, mask)
         h = self.ln_2(x)
         x = x + self.mlp(self.conv(h, near) if near else h)
         return x
@@ -238,7 +243,8 @@ class GPT(nn.Module):
             wpe=nn.Embedding(config.block_size, config.n_embd) if config.positions == 'learned' else None,
             ln_e=make_norm(config) if config.embd_norm else nn.Identity(),
             drop=nn.Dropout(config.dropout),
-            h=nn.ModuleList([Block(config, layer_idx) for layer_idx in range(config.n_layer)]),
+            h=nn.ModuleList([Block(config, layer_idx)
+                             for layer_idx in range(-config.near_layers, config.n_layer)]),
             ln_f=make_norm(config),
         )
         if config.near:

@@ -12,10 +12,10 @@ from support.text_size import text_size as _text_size
 
 # bytes of text up to which a row holds, layers, channels, dropout, times over the text, iterations at most
 _table = (
-    (500_000, 3, 128, 0.2, 20, 4000),  # would be learned by heart, were it not blurred by dropout
-    (3_000_000, 3, 160, 0.1, 12, 4000),
-    (30_000_000, 3, 192, 0.05, 5, 3000),
-    (1e15, 3, 256, 0.0, 1, 2000),
+    (500_000, 2, 128, 0.2, 20, 4000),  # would be learned by heart, were it not blurred by dropout
+    (3_000_000, 2, 160, 0.1, 12, 4000),
+    (30_000_000, 2, 192, 0.05, 5, 3000),
+    (1e15, 2, 256, 0.0, 1, 2000),
 )
 _name = globals().get('dataset', 'book')
 _tokens, _bytes = _text_size(globals().get('dataset'), globals().get('data_dir'))
@@ -23,7 +23,7 @@ _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, _times, _most = _row
 
 arch = 'local'
-n_head = n_embd // 32
+n_head = n_embd // 64
 batch_size = 16
 block_size = min(128, max(8, _tokens // 64))
 gradient_accumulation_steps = 1

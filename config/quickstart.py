@@ -12,8 +12,8 @@ dataset = 'pystdlib'
 
 # the network that learns soonest from so little text, and its recipe with learning rates for a small batch
 arch = 'local'
-n_layer = 2
-n_head = 4
+n_layer = 1
+n_head = 2
 n_embd = 128
 batch_size = 16
 block_size = 128
@@ -29,7 +29,7 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10  # the head starts at zero, and so do most gradients
 grad_clip = 0.0
 
-max_iters = 3000
+max_iters = 4000
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0

@@ -18,7 +18,7 @@ arch = 'local'
 norm = 'layernorm'
 qk_norm = False
 bias = False
-n_layer, n_head, n_embd = 2, 4, 192
+n_layer, n_head, n_embd = 1, 2, 192
 batch_size = 24
 block_size = 64
 gradient_accumulation_steps = 1
@@ -33,7 +33,7 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = 1400
+max_iters = 1800
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0

@@ -34,7 +34,10 @@ class Options:
     block_size: int = 256
     norm: Literal['rmsnorm_plain', 'layernorm'] = 'rmsnorm_plain'
     qk_norm: bool = True
+    n_kv_head: int = None
+    mlp_width: int = None
     # ideas for the attention
+    no_attention: str = ''  # layers without it, '0,1'; the first ones are near_layers of model.py
     query_scale: float = 1.0  # above 1: sharper attention
     value_embeddings: bool = False  # for the values, an embedding in each layer (modded-nanogpt, after
     # https://arxiv.org/abs/2410.17897)
@@ -98,7 +101,8 @@ class Attention(CausalSelfAttention):
         q, k, v = self.c_q(x), self.c_k(x), self.c_v(x)
         if options.value_embeddings:
             v = v + (self.value_share * self.value_wte(idx)).to(v.dtype)
-        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in (q, k, v))  # (B, H, T, D)
+        q, k, v = (y.view(B, T, n, -1).transpose(1, 2)  # (B, H, T, D), (B, K, T, D)
+                   for y, n in ((q, self.n_head), (k, self.n_kv_head), (v, self.n_kv_head)))
         q, k = self.qk_norm(apply_rotary_emb(q, rope)), self.qk_norm(apply_rotary_emb(k, rope))
         if options.shifted_keys and self.layer_idx % 2:
             own, earlier = k.chunk(2, dim=-1)
@@ -106,7 +110,7 @@ class Attention(CausalSelfAttention):
             k = torch.cat((own, earlier), dim=-1)
         if options.query_scale != 1:
             q = q * options.query_scale
-        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if options.head_gate:
             gates = 2 * torch.sigmoid(self.gate(x[..., :GATE_CHANNELS]))  # (B, T, H), 1 at first
             y = y * gates.transpose(1, 2)[..., None]
@@ -119,6 +123,8 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = make_norm(config), make_norm(config)
         self.attn, self.mlp = Attention(config, layer_idx, options), MLP(config)
+        if str(layer_idx) in options.no_attention.split(','):
+            self.attn = None
         self.conv_1 = ShortConv(config.n_embd, layer_idx) if options.conv_attention else None
         self.conv_2 = ShortConv(config.n_embd, layer_idx) if options.conv_mlp else None
         self.shares = nn.Parameter(torch.tensor([1.0, 0.0])) if options.embedding_share else None
@@ -127,8 +133,9 @@ class Block(nn.Module):
         """first: what the first layer got."""
         if self.shares is not None:
             x = self.shares[0] * x + self.shares[1] * first
-        h = self.ln_1(x)
-        x = x + self.attn(self.conv_1(h, near) if self.conv_1 else h, idx, rope)
+        if self.attn:
+            h = self.ln_1(x)
+            x = x + self.attn(self.conv_1(h, near) if self.conv_1 else h, idx, rope)
         h = self.ln_2(x)
         return x + self.mlp(self.conv_2(h, near) if self.conv_2 else h)
 
@@ -145,7 +152,7 @@ class Network(nn.Module):
 
     def __init__(self, options, vocab_size):
         super().__init__()
-        same = ('block_size', 'n_layer', 'n_head', 'n_embd', 'norm', 'qk_norm')
+        same = ('block_size', 'n_layer', 'n_head', 'n_embd', 'norm', 'qk_norm', 'n_kv_head', 'mlp_width')
         config = GPTConfig(arch='modern', vocab_size=vocab_size,
                            **{name: getattr(options, name) for name in same})
         C, self.softcap = config.n_embd, config.softcap

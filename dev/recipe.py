@@ -1,6 +1,6 @@
 """
 Today's recipe of a configuration beside the one before it, in turns, seed by seed: the loss over all of
-val.bin after the same iterations, and the seconds that they took.
+val.bin after its iterations, and the seconds that they took.
 
     $ python dev/recipe.py quickstart
     $ python dev/recipe.py laptop --text=input.txt
@@ -37,8 +37,10 @@ from common import BEFORE, given_flags, machine, run_script, table, write_record
 from draw_curves import draw_curves
 from support.curves import points, read_log
 
-CONFIGS = {'quickstart': ('quickstart', 'pystdlib', 0),
-           'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char', 120)}
+# the configuration, its dataset, iterations between evaluations, the shape before
+CONFIGS = {'quickstart': ('quickstart', 'pystdlib', 0, '--n_layer=2 --n_head=4 --max_iters=3000'),
+           'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char', 120,
+                      '--n_layer=3 --n_head=4 --max_iters=870')}
 
 
 def train(seed, *more):
@@ -53,11 +55,12 @@ def train(seed, *more):
     return [(int(it), times[it], loss) for it, loss in points(log, 'iter', 'val_loss')]
 
 
-config, dataset, interval = CONFIGS[which]
+config, dataset, interval, shape_before = CONFIGS[which]
+before_flags = f'{BEFORE} {shape_before}'
 os.makedirs(out, exist_ok=True)
 with tempfile.TemporaryDirectory() as work:
     run_script('prepare.py', dataset, f'--data_dir={work}', *([f'--input={text}'] if text else []))
-    contestants = {"today's recipe": [], 'the one before': BEFORE.split()}
+    contestants = {"today's recipe": [], 'the one before': before_flags.split()}
     if not before:
         del contestants['the one before']
     curves = {name: [] for name in contestants}
@@ -74,7 +77,7 @@ for name in contestants:
     rows.append((name, 'mean', own[0][2], f'{means[0]:.1f}', f'{means[1]:.4f}', f'{means[2]:.4f}'))
 lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {given_flags(sys.argv[1:])}`; {machine()}.', '',
          'Loss in nats per token over all of val.bin with the last weights, bits, seconds of training.',
-         f'The recipe before: `{BEFORE}`.', '', *table(*rows)]
+         f'The recipe before: `{before_flags}`.', '', *table(*rows)]
 if which == 'laptop':
     draw_curves(curves, os.path.join(out, 'recipe_laptop.png'), 'Shakespeare by characters on two CPU cores',
                 'validation loss (nats per character)', 1.4697)

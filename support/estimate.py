@@ -117,7 +117,7 @@ def traffic(setup):
     in_blocks, others = setup.n_params
     gradients = 4 * (in_blocks + others)
     width = 4 if setup.dtype == 'float32' else 2
-    matrices = sum(shape.numel() for shape in setup.shapes[0] if len(shape) > 1) * setup.config.n_layer
+    matrices = sum(shape.numel() for shape in setup.shapes[0] if len(shape) > 1)
     muon = setup.matrix_optimizer == 'muon'
     if setup.shard == 1:
         ring = (world_size - 1) / world_size

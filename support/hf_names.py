@@ -37,11 +37,11 @@ TABLES = {'gpt2': {name: name for name in LLAMA}, 'llama': LLAMA, 'modern': {**L
 # the parts in which each of the three leaves no choice
 FIXED = {
     'gpt2': dict(norm='layernorm', positions='learned', fused_qkv=True, embd_norm=False, qk_norm=False,
-                 softcap=0.0, near=0),
+                 softcap=0.0, near=0, near_layers=0),
     'llama': dict(norm='rmsnorm', positions='rope', fused_qkv=False, embd_norm=False, qk_norm=False,
-                  softcap=0.0, mlp='swiglu', near=0),
+                  softcap=0.0, mlp='swiglu', near=0, near_layers=0),
     'modern': dict(norm='rmsnorm_plain', positions='rope', fused_qkv=False, embd_norm=True, qk_norm=True,
-                   near=0),
+                   near=0, near_layers=0),
 }
 ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2'}  # ours, theirs
 OUR_ACTIVATIONS = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',

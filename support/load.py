@@ -189,8 +189,9 @@ def checked(ckpt, path):
     weights = {name.removeprefix('_orig_mod.').removeprefix('module.'): p
                for name, p in ckpt['model'].items()}
     args = ckpt['model_args']
-    args.setdefault('bias', 'transformer.ln_f.bias' in weights)  # older than that flag, or than the next
+    args.setdefault('bias', 'transformer.ln_f.bias' in weights)  # older than that flag, or than the next ones
     args.setdefault('dropout', 0.0)
+    args.setdefault('near_layers', 0)
     check_model_args(args, weights)
     ckpt = {name: value for name, value in ckpt.items() if value is not None or name not in OPTIONAL}
     for name in OPTIONAL.keys() & ckpt.keys():
@@ -216,7 +217,7 @@ def check_model_args(args, weights):
             raise ValueError(f'{name} is no plain tensor of floats')
     vocab_size, n_embd = weights['transformer.wte.weight'].shape
     layers = {name.split('.')[2] for name in weights if name.startswith('transformer.h.')}
-    have = dict(vocab_size=vocab_size, n_embd=n_embd, n_layer=len(layers))
+    have = dict(vocab_size=vocab_size, n_embd=n_embd, n_layer=len(layers) - args['near_layers'])
     if 'transformer.wpe.weight' in weights:
         have['block_size'] = weights['transformer.wpe.weight'].shape[0]
     for name, value in have.items():

@@ -57,18 +57,18 @@ class Setup:
 
     @functools.cached_property
     def shapes(self):
-        """Those of the parameters of a block, and of all others."""
+        """Those of the parameters in all blocks, and of all others."""
         with torch.device('meta'):
             model = GPT(dataclasses.replace(self.config, n_layer=1))
-        block = [p.shape for p in model.transformer.h.parameters()]
         own = {id(p) for p in model.transformer.h.parameters()}
-        return block, [p.shape for p in model.parameters() if id(p) not in own]
+        in_blocks = [p.shape for p in model.transformer.h[:-1].parameters()]
+        in_blocks += self.config.n_layer * [p.shape for p in model.transformer.h[-1].parameters()]
+        return in_blocks, [p.shape for p in model.parameters() if id(p) not in own]
 
     @functools.cached_property
     def n_params(self):
         """(in all blocks, elsewhere: embeddings, head, last norm)"""
-        block, others = (sum(shape.numel() for shape in shapes) for shapes in self.shapes)
-        return self.config.n_layer * block, others
+        return tuple(sum(shape.numel() for shape in shapes) for shapes in self.shapes)
 
     def __post_init__(self):
         if self.keeps_whole_gradients is None:
@@ -107,7 +107,7 @@ class Setup:
         """Whether Muon hands no process more than one matrix of a shape. Otherwise its memory does not grow
         evenly with the layers."""
         alike = collections.Counter(shape for shape in self.shapes[0] if len(shape) > 1)
-        return self.config.n_layer * max(alike.values()) <= self.n_shards
+        return max(alike.values()) <= self.n_shards
 
     @property
     def peak(self):

@@ -7,8 +7,8 @@ WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learn
          'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
 # a file may say anything, and even what has no weights takes time and memory to build
 LARGEST = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24,
-           'n_head': 2**20, 'n_kv_head': 2**20, 'near': 2**32}
-FROM_ZERO = ('dropout', 'softcap', 'near')
+           'n_head': 2**20, 'n_kv_head': 2**20, 'near': 2**32, 'near_layers': 2**10}
+FROM_ZERO = ('dropout', 'softcap', 'near', 'near_layers')
 ABOVE_ZERO = {*LARGEST, 'norm_eps', 'rope_theta'}.difference(FROM_ZERO)
 
 

@@ -59,5 +59,6 @@ class ShortConv(nn.Module):
 def ends(config, B, weight):
     """What a KVCache keeps of B texts between two passes: the last id, and what convolutions read last."""
     zeros = lambda *shape, **dtype: torch.zeros(B, *shape, device=weight.device, **dtype)
-    seen = {i: zeros(SEEN, config.n_embd, dtype=weight.dtype) for i in range(config.n_layer)}
+    layers = range(-config.near_layers, config.n_layer)
+    seen = {i: zeros(SEEN, config.n_embd, dtype=weight.dtype) for i in layers}
     return {'ids': zeros(1, dtype=torch.long), **seen}

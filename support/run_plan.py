@@ -28,8 +28,9 @@ def dataset_line(run, k):
 
 
 def model_line(run, k):
-    return (f"model     {k.arch}, {k.n_layer} layers, {k.n_head} heads, {k.n_embd} channels, {k.block_size} "
-            f"positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
+    near = f'{run.config.near_layers} near layers, ' if run.config.near_layers else ''
+    return (f"model     {k.arch}, {near}{k.n_layer} layers, {k.n_head} heads, {k.n_embd} channels, "
+            f"{k.block_size} positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
 
 
 def batch_line(run, k):

@@ -242,7 +242,7 @@ def test_without_an_idea_it_is_our_network_and_our_muon():
     ours = GPT(GPTConfig(**sizes, vocab_size=20, arch='local', near=30))
     for p in ours.parameters():
         torch.nn.init.normal_(p)
-    network = Network(Options(**sizes, conv_mlp=True, pairs=30), 20)
+    network = Network(Options(**{**sizes, 'n_layer': 3}, conv_mlp=True, pairs=30, no_attention='0'), 20)
     network.load_state_dict({name.replace('transformer.', '').replace('bigram', 'pairs').replace('.conv.', '.conv_2.'): p
                              for name, p in ours.state_dict().items()})
     idx, targets = torch.randint(20, (2, 3, 8))

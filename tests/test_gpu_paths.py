@@ -239,15 +239,16 @@ def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
     for pass_ in (train_step, train_step, evaluate, train_step):
         pass_(net, *tokens())
         graphs.append(counter.frame_count)
-    # 12 layers are one graph: it is compiled for the first, and the others find it
-    assert graphs[0] == graphs[1] == 2 and graphs[2] == graphs[3] == 4
+    # 12 layers are one graph: it is compiled for the first, and the others find it; so are near layers
+    n = 3 if arch == 'local' else 2
+    assert graphs[0] == graphs[1] == n and graphs[2] == graphs[3] == 2 * n
     with compiling.uncompiled(net), torch.no_grad(), AUTOCAST:
         net.eval().generate(tokens(3)[0], 4)
         net(tokens(9)[0], full_logits=True)
-    assert counter.frame_count == 4
+    assert counter.frame_count == 2 * n
     assert compiling.uncompile(net, 'why').endswith('off after all, why')
     evaluate(net, *tokens())
-    assert counter.frame_count == 4
+    assert counter.frame_count == 2 * n
 
 
 @pytest.mark.parametrize('world_size, shard', [(8, 0), (64, 8)])

@@ -277,7 +277,7 @@ def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new, monkeypatch
                                    'x: float | None = 0.5'])
 def test_a_field_of_gptconfig_needs_no_knob_and_no_range(field):
     from support.setup import make_config
-    change = edited('    near: int = None\n\n', f'    near: int = None\n    {field}\n\n')
+    change = edited('    near_layers: int = None\n\n', f'    near_layers: int = None\n    {field}\n\n')
     assert change.GPTConfig().problems() == []
     assert change.GPTConfig(dropout=-0.1).problems() and change.GPTConfig(softcap=float('nan')).problems()
     assert change.GPT(change.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=5, block_size=4))
@@ -286,7 +286,7 @@ def test_a_field_of_gptconfig_needs_no_knob_and_no_range(field):
 
 def test_a_field_without_a_knob_is_taken_from_the_checkpoint(monkeypatch):
     from support import setup
-    change = edited('    near: int = None\n\n', '    near: int = None\n    x: float = 0.0\n\n')
+    change = edited('    near_layers: int = None\n\n', '    near_layers: int = None\n    x: float = 0.0\n\n')
     monkeypatch.setattr(setup, 'GPTConfig', change.GPTConfig)
     assert setup.make_config({'n_layer': 3}).x == 0.0
     saved = change.GPTConfig(n_layer=3, x=0.5).model_args()

@@ -238,7 +238,7 @@ def test_the_cache_has_the_bytes_of_its_keys_and_values_and_does_not_grow(arch, 
     cache = KVCache(net, 3, 16)
     tensors = [*cache.k, *cache.v]
     addresses = [t.data_ptr() for t in [*tensors, *cache.ends.values()]]
-    assert sum(t.nbytes for t in cache.ends.values()) == (3 * 8 + 2 * 3 * 3 * 32 * 4 if arch == 'local' else 0), 'ids, layers of three positions'
+    assert sum(t.nbytes for t in cache.ends.values()) == (3 * 8 + 3 * 3 * 3 * 32 * 4 if arch == 'local' else 0), 'ids, layers and near layers of three positions'
     assert sum(t.numel() * t.element_size() for t in tensors) == 2 * 2 * 3 * n_kv_head * 16 * 8 * 4  # k and v, layers, B, K, S, D, float32
     for T in (5, 1, 1, 9):
         net(torch.zeros(3, T, dtype=torch.long), cache=cache.advance(T))
