@@ -48,10 +48,11 @@ from support.files import read_json
 POLAR_EXPRESS = dict(polar_from=1e-3, polar_cushion=0.02407327424182761)  # the published coefficients
 
 CONVOLUTION = dict(momentum=0.85, conv_mlp=True)
-LOCAL = dict(CONVOLUTION, pairs=16384)  # --arch=local and its momentum
+LOCAL = dict(CONVOLUTION, pairs=16384)  # --arch=local without its near layer, and its momentum
 LOCAL_CHARS = dict(CONVOLUTION, pairs=4225)  # a row for each pair of Shakespeare's 65 characters
 SMALL = dict(LOCAL_CHARS, n_embd=128, matrix_lr=0.04)
-SIMPLE = dict(LOCAL, n_head=2, norm='layernorm', qk_norm=False)
+TWO_HEADS = dict(LOCAL, n_head=2)
+SIMPLE = dict(TWO_HEADS, norm='layernorm', qk_norm=False)
 # what all rows of a part have
 PARTS = {'400': {}, '1000': dict(iterations=1000),
          'shakespeare': dict(n_layer=2, norm='layernorm', qk_norm=False, iterations=180, batch_size=24,
@@ -111,11 +112,40 @@ ROWS = {'400': {
     'local, 4 windows up to 30%, 460 iterations': dict(LOCAL, half_batch=0.3, iterations=460),
     'local with 2 heads, NorMuon, such a rate, 4 windows up to 30%, 460 iterations':
         dict(LOCAL, n_head=2, row_beta2=0.95, decay_fraction=0.9, half_batch=0.3, iterations=460),
+    # from here on 'local' is what it was, without a near layer, and all but two have 2 heads
+    'local with Muon head by head': dict(LOCAL, head_muon=True),
+    'local with one head of keys and values': dict(LOCAL, n_kv_head=1),
+    'local with an MLP of 3 times the channels': dict(TWO_HEADS, mlp_width=576),
+    'local with 4,096 rows of pairs': dict(TWO_HEADS, pairs=4096),
+    'local with 2 layers, their MLP of 8 times the channels': dict(TWO_HEADS, n_layer=2, mlp_width=1536),
+    'local without attention in the first layer': dict(TWO_HEADS, no_attention='0'),
+    'local without attention in the first two': dict(TWO_HEADS, no_attention='0,1'),
+    'local without attention in the first and third': dict(TWO_HEADS, no_attention='0,2'),
+    'local with 3 layers, 530 iterations': dict(TWO_HEADS, n_layer=3, iterations=530),
 }, '1000': {
     'the recipe so far': {},
     'momentum 0.85': dict(momentum=0.85),
     'and the convolution before the MLP': CONVOLUTION,
     'and pairs of bytes, 16,384 rows: local': LOCAL,
+    '3 layers, 1,360 iterations': dict(TWO_HEADS, n_layer=3, iterations=1360),
+    '2 layers, 2,000 iterations': dict(TWO_HEADS, n_layer=2, iterations=2000),
+    'the first and third of 4 layers without attention, 1,360':
+        dict(TWO_HEADS, no_attention='0,2', iterations=1360),
+    'the first two of 4, 1,400': dict(TWO_HEADS, no_attention='0,1', iterations=1400),
+    'the first three of 4, 1,600': dict(TWO_HEADS, no_attention='0,1,2', iterations=1600),
+    'the first of 3, 1,650': dict(TWO_HEADS, n_layer=3, no_attention='0', iterations=1650),
+    'the same, momentum 0.9': dict(TWO_HEADS, n_layer=3, no_attention='0', iterations=1650, momentum=0.9),
+    'the first two of 3, 2,100': dict(TWO_HEADS, n_layer=3, no_attention='0,1', iterations=2100),
+    'the same, momentum 0.9, 1,960':
+        dict(TWO_HEADS, n_layer=3, no_attention='0,1', iterations=1960, momentum=0.9),
+    'the same, momentum 0.85, convolution before the attention, 1,960':
+        dict(TWO_HEADS, n_layer=3, no_attention='0,1', iterations=1960, conv_attention=True),
+    'the first two of 3 layers of 256 channels, 1,300':
+        dict(TWO_HEADS, n_layer=3, n_embd=256, no_attention='0,1', iterations=1300),
+    'the first of 2 (--arch=local --n_layer=1), 2,700':
+        dict(TWO_HEADS, n_layer=2, no_attention='0', iterations=2700),
+    'the same, momentum 0.9, 2,640':
+        dict(TWO_HEADS, n_layer=2, no_attention='0', iterations=2640, momentum=0.9),
 }, 'shakespeare': {
     '192 channels, momentum 0.95, the recipe so far': {},
     'momentum 0.85': dict(momentum=0.85),

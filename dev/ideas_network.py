@@ -65,6 +65,7 @@ class Options:
     # peak: https://arxiv.org/abs/2506.02285
     row_beta2: float = 0.0  # divide each row of Muon's update by the running root mean square of its entries,
     # and keep the size of the whole (NorMuon, https://arxiv.org/abs/2510.05491); 0: do not
+    head_muon: bool = False  # queries, keys and values are orthogonalized head by head
     muon_iterations: int = 5
     polar_from: float = 0.0  # Polar Express's coefficients for singular values from this on,
     # https://arxiv.org/abs/2505.16932; 0: those of support/muon.py
@@ -209,6 +210,7 @@ class Muon(MuonAdamW):
         super().step()
 
     def muon_step(self, params, lr, weight_decay, momentum):
+        n, rows, columns = self.n_heads_of(params[0]), *params[0].shape
         updates = self.averages('fast', params, momentum)
         if self.options.second_momentum:
             at_first = self.n_steps / (self.n_steps + 9)  # an average of all gradients so far
@@ -216,13 +218,18 @@ class Muon(MuonAdamW):
             updates = torch._foreach_lerp(updates, slow, 0.5)
         else:
             updates = torch._foreach_lerp([p.grad for p in params], updates, momentum)
-        updates = self.orthogonalize(torch.stack(updates).to(self.dtype))
+        updates = torch.stack(updates).to(self.dtype).view(-1, rows // n, columns)
+        updates = self.orthogonalize(updates).reshape(-1, rows, columns)
         if self.options.row_beta2:
             updates = self.normalize_rows(updates.float(), params)
-        rows, columns = params[0].shape
         torch._foreach_mul_(params, 1 - lr * weight_decay)
         step_size = -lr * math.sqrt(max(1, rows / columns))
         torch._foreach_add_(params, [update.float() * step_size for update in updates])
+
+    def n_heads_of(self, p):
+        """In how many parts a matrix is orthogonalized."""
+        own = (group for group in self.param_groups if any(p is q for q in group['params']))
+        return next(own).get('n_heads', 1)
 
     def averages(self, name, params, momentum):
         """The running averages `name` of the gradients, brought up to date."""
@@ -279,7 +286,7 @@ def best_quintic(low, high):
 
 
 def create_optimizer(network, options):
-    lrs = {'matrix': options.matrix_lr, 'embedding': options.embedding_lr,
+    lrs = {'heads': options.matrix_lr, 'matrix': options.matrix_lr, 'embedding': options.embedding_lr,
            'hashed': options.hashed_lr or options.embedding_lr, 'rest': options.learning_rate}
     params = {role: [] for role in lrs}
     for name, p in network.named_parameters():
@@ -289,10 +296,13 @@ def create_optimizer(network, options):
             params['embedding'].append(p)
         elif p.dim() < 2 or name.endswith(('lm_head.weight', 'gate.weight')):
             params['rest'].append(p)
+        elif options.head_muon and name.endswith(('c_q.weight', 'c_k.weight', 'c_v.weight')):
+            params['heads'].append(p)
         else:
             params['matrix'].append(p)
-    return Muon([{'params': params[role], 'lr': lr, 'peak_lr': lr, 'muon': role == 'matrix',
-                  'momentum': options.momentum} for role, lr in lrs.items() if params[role]], options)
+    return Muon([{'params': params[role], 'lr': lr, 'peak_lr': lr, 'muon': role in ('heads', 'matrix'),
+                  'n_heads': options.n_head if role == 'heads' else 1, 'momentum': options.momentum}
+                 for role, lr in lrs.items() if params[role]], options)
 
 
 # -----------------------------------------------------------------------------

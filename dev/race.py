@@ -69,7 +69,8 @@ LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_it
 TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_iters=3 --lr_decay_iters=3 '
         '--warmup_iters=0 --batch_size=2 --eval_iters=1').split() if smoke else []
 HURRY = '--n_embd=128 --matrix_lr=0.04 --max_iters=130'
-LOCAL = '--n_layer=1 --n_head=2 --momentum=0.85'  # chosen on a tenth of the training text that did not race: dev/records/recipe.md
+# chosen on a tenth of the training text that did not race: dev/records/recipe.md
+LOCAL = '--n_layer=1 --n_head=2 --momentum=0.85'
 SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
 
 # A curve is [(iteration, seconds of training, loss)]
