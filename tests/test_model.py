@@ -321,8 +321,31 @@ def test_an_arch_sets_the_parts_that_are_not_given_and_a_checkpoint_has_them_all
     assert GPTConfig(**GPTConfig(mlp='gelu_tanh').model_args()).mlp == 'gelu_tanh'
 
 
+def test_a_local_checkpoint_from_before_its_near_layer_stays_what_it_was(tmp_path):
+    before = lively('local', near_layers=0)
+    args = before.config.model_args()
+    assert args.pop('near_layers') == 0
+    torch.save({'model': before.state_dict(), 'model_args': args}, tmp_path / 'ckpt.pt')
+    after = GPT.from_pretrained(str(tmp_path / 'ckpt.pt')).eval()
+    assert after.config.near_layers == 0 and len(after.transformer.h) == 2
+    idx = torch.randint(40, (2, 9))
+    assert torch.equal(after(idx)[0], before(idx)[0])
+
+
+def test_a_near_layer_sees_three_positions_and_no_further():
+    net = lively('local', n_layer=1)
+    assert [block.attn is None for block in net.transformer.h] == [True, False]
+    seen = []
+    net.transformer.h[0].register_forward_hook(lambda block, inputs, output: seen.append(output))
+    idx = torch.randint(40, (1, 12))
+    for changed in (idx, torch.cat((idx[:, :4] + 1, idx[:, 4:]), dim=1) % 40):
+        net(changed)
+    # of position 3 the pair of position 4 knows, and its convolution reaches as far as 7
+    assert not torch.isclose(*seen).all(dim=-1)[0, :8].any() and torch.equal(seen[0][0, 8:], seen[1][0, 8:])
+
+
 @pytest.mark.parametrize('args, word', [
-    (dict(arch='gpt3'), 'gpt2, llama, modern, local'), (dict(near=-1), 'near'), (dict(near=0.5), 'near'), (dict(arch='llama', bias=True), 'bias=True makes no sense'), (dict(n_head=5), 'n_embd=768'),
+    (dict(arch='gpt3'), 'gpt2, llama, modern, local'), (dict(near=-1), 'near'), (dict(near=0.5), 'near'), (dict(near_layers=-1), 'near_layers'), (dict(arch='llama', bias=True), 'bias=True makes no sense'), (dict(n_head=5), 'n_embd=768'),
     (dict(n_kv_head=5), '--n_kv_head=4'), (dict(n_kv_head=24), '--n_kv_head=12'), (dict(mlp='relu'), 'swiglu'), (dict(norm='batchnorm'), 'rmsnorm'),
     (dict(arch='llama', n_embd=36, n_head=4), '--n_embd=40'), (dict(rope_theta=5e5), 'learned positions'), (dict(rope_scaling='linear:2'), 'learned positions'),
     (dict(arch='llama', rope_scaling='yarn:2'), 'llama3:'), (dict(arch='llama', rope_scaling='linear:0'), 'linear:FACTOR'),
