@@ -158,8 +158,7 @@ def parse_flag(arg, knobs, kinds):
 
 
 def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
-    """The problems with numbers outside their range; the arguments are strings of names. A knob that is None
-    is fine."""
+    """The problems with numbers outside their range, None being fine; the arguments are strings of names."""
     problems = []
     for names, in_range, remedy in ((above_zero, lambda v: v > 0, 'use a number above 0'),
                                     (from_zero, lambda v: v >= 0, 'use 0 or more'),

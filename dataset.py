@@ -70,8 +70,7 @@ class Dataset:
 
 class Tokens:
     """The token ids of one split: len(tokens) of them, read window by window. The files are read, not mapped:
-    a mapped file counts as our memory, and kills the process if it is cut short. A read costs two
-    microseconds more."""
+    a mapped file counts as our memory, and kills the process if it is cut short."""
 
     end_of_text = None  # with document_mask: the id before each document
     open_files = 128  # shards kept open at once; a process may have about a thousand files
@@ -208,7 +207,7 @@ def permute(numbers, n, key):
     return x
 
 
-CHUNK = 4096  # samples per call: computing many at once costs a quarter of a microsecond each
+CHUNK = 4096  # samples per call, which is faster
 
 
 @functools.lru_cache(maxsize=4)
@@ -233,11 +232,10 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 class Loader:
     """Iterates over the micro-batches get_batch(it, micro_step) from start_iter on, tuples of tensors such as
     x and y (batch_size, block_size), on the device. On a GPU they are read ahead by a thread and copied from
-    pinned memory, beside the computation; on a CPU a thread would only take a core. `waited` counts the
-    seconds spent in next()."""
+    pinned memory, beside the computation; on a CPU a thread would only take a core."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
-        self.device, self.on_gpu, self.waited = device, device.type == 'cuda', 0.0
+        self.device, self.on_gpu, self.waited = device, device.type == 'cuda', 0.0  # seconds in next()
 
         def make(n):
             batch = (tensor.contiguous() for tensor in get_batch(*divmod(n, grad_accum_steps)))

@@ -38,7 +38,7 @@ PARTS = {
     'softcap': (0.0, 0.0, 15.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
     'init': ('gpt2', 'gpt2', 'modern', 'modern'),
     'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: none
-    'near_layers': (0, 0, 0, 1),  # before the n_layer others: no attention, it sees by the convolution alone
+    'near_layers': (0, 0, 0, 1),  # before the n_layer others, without attention
 }
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 
@@ -209,8 +209,7 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1 = self.attn = None
         if layer_idx >= 0:  # the others are near_layers
-            self.ln_1 = make_norm(config)
-            self.attn = CausalSelfAttention(config, layer_idx)
+            self.ln_1, self.attn = make_norm(config), CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
         if config.near:
@@ -243,8 +242,7 @@ class GPT(nn.Module):
             wpe=nn.Embedding(config.block_size, config.n_embd) if config.positions == 'learned' else None,
             ln_e=make_norm(config) if config.embd_norm else nn.Identity(),
             drop=nn.Dropout(config.dropout),
-            h=nn.ModuleList([Block(config, layer_idx)
-                             for layer_idx in range(-config.near_layers, config.n_layer)]),
+            h=nn.ModuleList([Block(config, i) for i in range(-config.near_layers, config.n_layer)]),
             ln_f=make_norm(config),
         )
         if config.near:
@@ -259,7 +257,7 @@ class GPT(nn.Module):
             from support.rope_table import rope_table
             rope = rope_table(config)
         self.register_buffer('rope', rope, persistent=False)
-        self.loss_chunk_size = 0  # tokens at a time in the loss, see support/chunked_loss.py; 0: all at once
+        self.loss_chunk_size = 0  # see set_memory_saving
         # without memory there is nothing to initialize, and torch takes a second
         if not self.lm_head.weight.is_meta:
             self.init_weights()
