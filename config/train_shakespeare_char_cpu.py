@@ -33,7 +33,7 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = 1800
+max_iters = 1400
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
