@@ -29,7 +29,7 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10  # the head starts at zero, and so do most gradients
 grad_clip = 0.0
 
-max_iters = 4000
+max_iters = 3000
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
