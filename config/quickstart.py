@@ -5,7 +5,7 @@
 #   batch    16 sequences x 128 bytes = 2,048 tokens per iteration;
 #            3,000 iterations = 6.1 million tokens, about 0.6 epochs
 #   cost     two to three minutes on two CPU cores
-#   loss     1.3097 nats per byte (1.89 bits) for validation, measured: dev/records/quickstart.md
+#   loss     1.2531 nats per byte (1.81 bits) for validation, measured: dev/records/quickstart.md
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'

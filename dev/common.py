@@ -19,7 +19,8 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
 from support.devices import choose_dtype
 
-BEFORE = '--arch=modern --momentum=0.95'  # turns the small configurations' recipe into the one before it
+# the recipe before, of the small configurations; their shapes were others, too
+BEFORE = '--arch=modern --momentum=0.95'
 
 
 def flags_of(settings):

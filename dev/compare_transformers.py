@@ -36,8 +36,8 @@ def run(*args):
 def compare(arch, folder):
     """Prints a row of the table; returns the last text."""
     out, to = os.path.join(folder, arch), os.path.join(folder, arch + '-hf')
-    heads = '--n_head=4' if arch == 'gpt2' else '--n_kv_head=2'
-    log = run('train.py', 'config/quickstart.py', f'--arch={arch}', *TRAIN, heads, f'--out_dir={out}')
+    shape = ['--n_layer=2', '--n_head=4'] + (['--n_kv_head=2'] if arch != 'gpt2' else [])
+    log = run('train.py', 'config/quickstart.py', f'--arch={arch}', *TRAIN, *shape, f'--out_dir={out}')
     run('export.py', f'--out_dir={out}', f'--to={to}')
     theirs = transformers.AutoModelForCausalLM.from_pretrained(to)
     tokenizer = transformers.AutoTokenizer.from_pretrained(to)

@@ -20,6 +20,7 @@ from support.muon import MuonAdamW, zeropower_via_newtonschulz
 from support.near import BigramEmbedding, Near, ShortConv
 from support.rope_table import rope_table
 
+HEADS = 'c_q.weight', 'c_k.weight', 'c_v.weight'
 GATE_CHANNELS = 12  # of its input that a gate reads
 
 
@@ -296,7 +297,7 @@ def create_optimizer(network, options):
             params['embedding'].append(p)
         elif p.dim() < 2 or name.endswith(('lm_head.weight', 'gate.weight')):
             params['rest'].append(p)
-        elif options.head_muon and name.endswith(('c_q.weight', 'c_k.weight', 'c_v.weight')):
+        elif options.head_muon and name.endswith(HEADS):
             params['heads'].append(p)
         else:
             params['matrix'].append(p)

@@ -78,8 +78,8 @@ with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             for size in sizes.split(',') for seed in range(first_seed, first_seed + seeds)
             for i, words in enumerate(contestants.split(';'))]
     rows = [job.result() for job in jobs]
-head = ('million characters', 'configuration', 'seed', 'layers x channels, context', 'dropout', 'iterations',
-        'seconds', 'bits per byte')
+head = ('million characters', 'configuration', 'seed', 'layers (and a near one) x channels, context',
+        'dropout', 'iterations', 'seconds', 'bits per byte')
 lines = ['# A text of one\'s own', '', f'`python dev/own_text.py {given_flags(sys.argv[1:])}`; {machine()}.',
          '', f'The beginning of {os.path.basename(text)}, so many characters; the tokenizer is the one that',
          "prepare.py picks for the size. Bits per byte over the validation split with the run's ckpt.pt;",

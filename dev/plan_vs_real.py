@@ -29,7 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 SMALL = ('--n_layer=4 --n_head=4 --n_embd=256 --block_size=256 --batch_size=4 '
          '--gradient_accumulation_steps=1 --device=cpu --compile=False --eval_interval=0 --dataset=noise')
 ARCHS = {'gpt2': '--arch=gpt2 --bias', 'gpt2, dropout': '--arch=gpt2 --dropout=0.1',
-         'llama': '--arch=llama --n_kv_head=2', 'modern': '--arch=modern --n_kv_head=2'}
+         'llama': '--arch=llama --n_kv_head=2', 'modern': '--arch=modern --n_kv_head=2',
+         'local': '--arch=local'}
 DEEP = '--n_layer=8 --block_size=64 --gradient_accumulation_steps=2'
 SHARED = DEEP + ' --shard=0'
 # flags, size of the vocabulary, GB that the machine is said to have: few of them, and the loss is made in

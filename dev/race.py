@@ -386,8 +386,9 @@ def gutenberg_cpu():
                  for lr in ('1.5e-3', '3e-3', '6e-3')}
         contestants[name].append(f'--learning_rate={min(found, key=found.get)}')
         swept.append(f"{name} {', '.join(f'{lr} {value:.3f}' for lr, value in found.items())}")
-    lines = ['', '4 layers, 192 channels, 8 windows of 256 bytes per iteration; a complete schedule. Bits '
-             'per byte over the first 400 windows of the validation file, in float32.']
+    lines = ['', '4 layers (local: a near one and one with attention), 192 channels, 8 windows of 256 bytes '
+             'per iteration; a complete schedule. Bits per byte over the first 400 windows of the '
+             'validation file, in float32.']
     if swept:
         lines += ['', f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 '
                   '--adam_eps=1e-10` too. Learning rates, swept over a third of the time: '

@@ -229,11 +229,11 @@ class Meter(TorchDispatchMode):
         self.most = {}  # {(stage, micro_step): (bytes, how many events before)}
 
     def watch(self, blocks):
-        """Begin a stage where the forward or backward pass comes to the first or last of the blocks."""
-        for block in blocks:
-            stage = 'between'
-            if block is blocks[0]:
-                stage = 'first'
+        """Begin a stage where the forward or backward pass comes to the first or last of the blocks. Near
+        layers belong to the first: there is one more of the others for each further layer."""
+        first = next(i for i, block in enumerate(blocks) if block.attn)
+        for i, block in enumerate(blocks):
+            stage = 'first' if i <= first else 'between'
             if block is blocks[-1]:
                 stage = 'last'
             block.register_forward_pre_hook(functools.partial(self.before_block, stage))

@@ -35,7 +35,8 @@ def test_a_plan_counts_parameters_and_leaves_nothing(script, tiny, tmp_path):
     assert {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()} == before
 
 
-@pytest.mark.parametrize('name', ['gpt2, dropout, bfloat16, adamw', 'modern, float32, muon, 16 tokens', 'llama, bfloat16, documents'])
+@pytest.mark.parametrize('name', ['gpt2, dropout, bfloat16, adamw', 'modern, float32, muon, 16 tokens', 'llama, bfloat16, documents',
+                                  'local, bfloat16, muon, checkpointing'])
 def test_the_estimate_is_what_train_py_takes(name, monkeypatch):
     import plan_vs_real
     monkeypatch.setattr(plan_vs_real, 'SMALL', plan_vs_real.SMALL.replace('=256', '=128'))
