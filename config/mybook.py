@@ -50,5 +50,5 @@ eval_iters = 50
 log_interval = max(1, max_iters // 100)
 
 print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layers and a near one of {n_embd} "
-      f"channels, dropout {dropout:g}, at most {_times} times over the text and {_most:,} iterations (the row "
-      f"of config/mybook.py for up to {_row[0] / 1e6:,.1f} MB)")
+      f"channels, dropout {dropout:g}, at most {_times} times over the text and {_most:,} iterations (the "
+      f"row of config/mybook.py for up to {_row[0] / 1e6:,.1f} MB)")
