@@ -95,6 +95,7 @@ ROWS = {'400': {
     'with 3 layers of 224 channels': dict(CONVOLUTION, n_layer=3, n_embd=224),
     'with matrix_lr 0.045': dict(CONVOLUTION, matrix_lr=0.045),
     'with 3 iterations of that construction': dict(CONVOLUTION, polar_from=0.01, muon_iterations=3),
+    # of before it got a layer without attention
     'with pairs of bytes, 16,384 rows: --arch=local': LOCAL,
     'local with a gate per head': dict(LOCAL, head_gate=True),
     'local with a decay that follows the learning rate, 0.1': dict(LOCAL, decay=0.1),

@@ -207,7 +207,7 @@ def fake_model(setup, meter):
 def make_model(setup, meter):
     model = GPT(setup.config)
     model.set_memory_saving(setup.activation_checkpointing, setup.loss_chunk_size)
-    meter.watch(model.transformer.h)
+    meter.watch(model.transformer.h, setup.config.near_layers)
     return model
 
 
@@ -228,12 +228,11 @@ class Meter(TorchDispatchMode):
         self.stage, self.micro_step = 'start', 0
         self.most = {}  # {(stage, micro_step): (bytes, how many events before)}
 
-    def watch(self, blocks):
+    def watch(self, blocks, near_layers):
         """Begin a stage where the forward or backward pass comes to the first or last of the blocks. Near
         layers belong to the first: there is one more of the others for each further layer."""
-        first = next(i for i, block in enumerate(blocks) if block.attn)
         for i, block in enumerate(blocks):
-            stage = 'first' if i <= first else 'between'
+            stage = 'first' if i <= near_layers else 'between'
             if block is blocks[-1]:
                 stage = 'last'
             block.register_forward_pre_hook(functools.partial(self.before_block, stage))
