@@ -207,7 +207,7 @@ def permute(numbers, n, key):
     return x
 
 
-CHUNK = 4096  # samples per call, which is faster
+CHUNK = 4096  # samples at once: faster than singly
 
 
 @functools.lru_cache(maxsize=4)
@@ -235,7 +235,8 @@ class Loader:
     pinned memory, beside the computation; on a CPU a thread would only take a core."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
-        self.device, self.on_gpu, self.waited = device, device.type == 'cuda', 0.0  # seconds in next()
+        self.device, self.on_gpu = device, device.type == 'cuda'
+        self.waited = 0.0  # seconds in next()
 
         def make(n):
             batch = (tensor.contiguous() for tensor in get_batch(*divmod(n, grad_accum_steps)))

@@ -208,7 +208,7 @@ class Block(nn.Module):
     def __init__(self, config, layer_idx=0):
         super().__init__()
         self.ln_1 = self.attn = None
-        if layer_idx >= 0:  # the others are near_layers
+        if layer_idx >= 0:  # below: near_layers
             self.ln_1, self.attn = make_norm(config), CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)

@@ -1,6 +1,5 @@
 # nanoGPT's README reaches 1.4697 in three minutes on an A100, with 10.7 million parameters and 256 characters
-# of context. This is a smaller network with the same context for less than two minutes of two CPU
-# cores.
+# of context. This smaller network with the same context takes less than two minutes of two CPU cores.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_laptop.py

@@ -95,7 +95,6 @@ ROWS = {'400': {
     'with 3 layers of 224 channels': dict(CONVOLUTION, n_layer=3, n_embd=224),
     'with matrix_lr 0.045': dict(CONVOLUTION, matrix_lr=0.045),
     'with 3 iterations of that construction': dict(CONVOLUTION, polar_from=0.01, muon_iterations=3),
-    # of before it got a layer without attention
     'with pairs of bytes, 16,384 rows: --arch=local': LOCAL,
     'local with a gate per head': dict(LOCAL, head_gate=True),
     'local with a decay that follows the learning rate, 0.1': dict(LOCAL, decay=0.1),
@@ -106,14 +105,13 @@ ROWS = {'400': {
         dict(CONVOLUTION, pairs=8192, triples=16384, hashed_lr=0.3),
     'convolution, pairs (8,192), three bytes, share of the embedding, queries times 1.2':
         dict(CONVOLUTION, pairs=8192, triples=16384, embedding_share=True, query_scale=1.2),
-    'local with 2 heads': dict(LOCAL, n_head=2),
+    'local with 2 heads': TWO_HEADS,
     'local with 2 heads, LayerNorm, no norms on queries and keys': SIMPLE,
     'local with NorMuon': dict(LOCAL, row_beta2=0.95),
     'local with a learning rate that falls for nine tenths of the run': dict(LOCAL, decay_fraction=0.9),
     'local, 4 windows up to 30%, 460 iterations': dict(LOCAL, half_batch=0.3, iterations=460),
     'local with 2 heads, NorMuon, such a rate, 4 windows up to 30%, 460 iterations':
-        dict(LOCAL, n_head=2, row_beta2=0.95, decay_fraction=0.9, half_batch=0.3, iterations=460),
-    # from here on 'local' is what it was, without a near layer, and all but two have 2 heads
+        dict(TWO_HEADS, row_beta2=0.95, decay_fraction=0.9, half_batch=0.3, iterations=460),
     'local with Muon head by head': dict(LOCAL, head_muon=True),
     'local with one head of keys and values': dict(LOCAL, n_kv_head=1),
     'local with an MLP of 3 times the channels': dict(TWO_HEADS, mlp_width=576),

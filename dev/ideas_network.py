@@ -211,7 +211,7 @@ class Muon(MuonAdamW):
         super().step()
 
     def muon_step(self, params, lr, weight_decay, momentum):
-        n, rows, columns = self.n_heads_of(params[0]), *params[0].shape
+        rows, columns = params[0].shape
         updates = self.averages('fast', params, momentum)
         if self.options.second_momentum:
             at_first = self.n_steps / (self.n_steps + 9)  # an average of all gradients so far
@@ -219,7 +219,7 @@ class Muon(MuonAdamW):
             updates = torch._foreach_lerp(updates, slow, 0.5)
         else:
             updates = torch._foreach_lerp([p.grad for p in params], updates, momentum)
-        updates = torch.stack(updates).to(self.dtype).view(-1, rows // n, columns)
+        updates = torch.stack(updates).to(self.dtype).view(-1, self.rows_of(params[0]), columns)
         updates = self.orthogonalize(updates).reshape(-1, rows, columns)
         if self.options.row_beta2:
             updates = self.normalize_rows(updates.float(), params)
@@ -227,10 +227,10 @@ class Muon(MuonAdamW):
         step_size = -lr * math.sqrt(max(1, rows / columns))
         torch._foreach_add_(params, [update.float() * step_size for update in updates])
 
-    def n_heads_of(self, p):
-        """In how many parts a matrix is orthogonalized."""
+    def rows_of(self, p):
+        """How many rows of a matrix are orthogonalized together."""
         own = (group for group in self.param_groups if any(p is q for q in group['params']))
-        return next(own).get('n_heads', 1)
+        return next(own).get('head_size') or len(p)
 
     def averages(self, name, params, momentum):
         """The running averages `name` of the gradients, brought up to date."""
@@ -302,7 +302,8 @@ def create_optimizer(network, options):
         else:
             params['matrix'].append(p)
     return Muon([{'params': params[role], 'lr': lr, 'peak_lr': lr, 'muon': role in ('heads', 'matrix'),
-                  'n_heads': options.n_head if role == 'heads' else 1, 'momentum': options.momentum}
+                  'head_size': options.n_embd // options.n_head if role == 'heads' else None,
+                  'momentum': options.momentum}
                  for role, lr in lrs.items() if params[role]], options)
 
 

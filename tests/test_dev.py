@@ -214,7 +214,7 @@ def test_several_ideas_are_tried_at_once_and_leave_a_table(tmp_path):
     tiny = ('--iterations=3 --n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --pairs=64 --triples=64 '
             '--value_embeddings --head_gate --shifted_keys --embedding_share --smear --conv_attention --conv_mlp '
             '--query_scale=1.2 --second_momentum=0.95 --decay=0.1 --polar_from=0.01 --muon_iterations=3 --grow=0.5:8 '
-            '--average=0.9 --row_beta2=0.95 --half_batch=0.5 --decay_fraction=0.9')
+            '--average=0.9 --row_beta2=0.95 --half_batch=0.5 --decay_fraction=0.9 --head_muon --no_attention=0 --mlp_width=32')
     done = own_process('dev/ideas.py', f"--gutenberg={tmp_path / 'input.txt'}", '--part=400', '--only=momentum 0.85',
                        f'--flags={tiny}', f'--out={tmp_path}')
     assert done.status == 0, done.err
