@@ -28,8 +28,10 @@ def dataset_line(run, k):
 
 
 def model_line(run, k):
-    near = f'{run.config.near_layers} near layers, ' if run.config.near_layers else ''
-    return (f"model     {k.arch}, {near}{k.n_layer} layers, {k.n_head} heads, {k.n_embd} channels, "
+    layers = f"{k.n_layer} layer{'s' if k.n_layer > 1 else ''}"
+    if run.config.near_layers:
+        layers += f' and {run.config.near_layers} near'  # without attention: near_layers in model.py
+    return (f"model     {k.arch}, {layers}, {k.n_head} heads, {k.n_embd} channels, "
             f"{k.block_size} positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
 
 
