@@ -71,6 +71,7 @@ TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_i
 HURRY = '--n_embd=128 --matrix_lr=0.04 --max_iters=130'
 # chosen on a tenth of the training text that did not race: dev/records/recipe.md
 LOCAL = '--n_layer=1 --n_head=2 --momentum=0.85'
+LARGER = '--n_layer=2 --matrix_lr=0.02'  # for ten minutes, on top of these
 SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
 
 # A curve is [(iteration, seconds of training, loss)]
@@ -359,6 +360,7 @@ def gutenberg_cpu():
         'modern + AdamW': ['--arch=modern', *adamw, '--embedding_lr=0.1', '--adam_eps=1e-10'],
         'modern + Muon': ['--arch=modern', *muon],
         'local + Muon': ['--arch=local', *muon, *LOCAL.split()],
+        'larger local + Muon': ['--arch=local', *muon, *LOCAL.split(), *LARGER.split()],
     }
     contestants = chosen(contestants)
     if not contestants:
@@ -386,14 +388,15 @@ def gutenberg_cpu():
                  for lr in ('1.5e-3', '3e-3', '6e-3')}
         contestants[name].append(f'--learning_rate={min(found, key=found.get)}')
         swept.append(f"{name} {', '.join(f'{lr} {value:.3f}' for lr, value in found.items())}")
-    lines = ['', '4 layers (local: a near one and one with attention), 192 channels, 8 windows of 256 bytes '
-             'per iteration; a complete schedule. Bits per byte over the first 400 windows of the '
+    lines = ['', '4 layers (local: a near one and one with attention, or two), 192 channels, 8 windows of '
+             '256 bytes per iteration; a complete schedule. Bits per byte over the first 400 windows of the '
              'validation file, in float32.']
     if swept:
         lines += ['', f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 '
                   '--adam_eps=1e-10` too. Learning rates, swept over a third of the time: '
                   f"{'; '.join(swept)}. The best one raced."]
-    lines += ['', f'Muon: `{MUON}`, chosen in the race on Shakespeare; local with `{LOCAL}`.']
+    lines += ['', f'Muon: `{MUON}`, chosen in the race on Shakespeare; local with `{LOCAL}`, the '
+              f'larger one with `{LARGER}` too.']
     every = {}
     for budget, n in ((minutes, seeds), (long_minutes, 1)):
         if not budget:
