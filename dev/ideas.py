@@ -8,8 +8,9 @@ judged by text that is kept out of training and does not race.
     $ python dev/ideas.py --show      # the rows and their options
 
 Each row runs in a process of its own with one thread: two to three minutes in the part 400, five to six in
-1000, less than half a minute on Shakespeare. The table goes to dev/records/ideas.md and is written again
-after each row. A new idea is an option and a few lines in dev/ideas_network.py, and a row here.
+1000 (eighteen with more than 5,000 iterations), less than half a minute on Shakespeare. The table goes to
+dev/records/ideas.md and is written again after each row. A new idea is an option and a few lines in
+dev/ideas_network.py, and a row here.
 """
 
 import os
@@ -52,6 +53,7 @@ LOCAL = dict(CONVOLUTION, pairs=16384)  # --arch=local without its near layer, a
 LOCAL_CHARS = dict(CONVOLUTION, pairs=4225)  # a row for each pair of Shakespeare's 65 characters
 SMALL = dict(LOCAL_CHARS, n_embd=128, matrix_lr=0.04)
 TWO_HEADS = dict(LOCAL, n_head=2)
+TEN_MINUTES = dict(TWO_HEADS, n_layer=3, no_attention='0', iterations=5650)
 SIMPLE = dict(TWO_HEADS, norm='layernorm', qk_norm=False)
 # what all rows of a part have
 PARTS = {'400': {}, '1000': dict(iterations=1000),
@@ -145,6 +147,10 @@ ROWS = {'400': {
         dict(TWO_HEADS, n_layer=2, no_attention='0', iterations=2700),
     'the same, momentum 0.9, 2,640':
         dict(TWO_HEADS, n_layer=2, no_attention='0', iterations=2640, momentum=0.9),
+    'the first of 3, 5,650': TEN_MINUTES,
+    'the first of 2 layers of 256 channels, 5,530': dict(TEN_MINUTES, n_layer=2, n_embd=256, iterations=5530),
+    'the first of 3, 5,650, matrix_lr 0.02': dict(TEN_MINUTES, matrix_lr=0.02),
+    'the first of 3, 5,650, matrix_lr 0.014': dict(TEN_MINUTES, matrix_lr=0.014),
 }, 'shakespeare': {
     '192 channels, momentum 0.95, the recipe so far': {},
     'momentum 0.85': dict(momentum=0.85),
