@@ -222,7 +222,7 @@ def test_the_quick_start_has_one_loss():
     record = (REPO / 'dev' / 'records' / 'quickstart.md').read_text(encoding='utf-8')
     loss = re.findall(r'best validation loss (\d\.\d{4})', record)[-1]
     for text in (PAGES['README.md'], PAGES['reading_logs.md']):
-        assert set(re.findall(r'step 3000: .* val loss (\d\.\d{4})', text)) == {loss}
+        assert set(re.findall(r'step 3600: .* val loss (\d\.\d{4})', text)) == {loss}
     assert f'#   loss     {loss} nats per byte' in (REPO / 'config' / 'quickstart.py').read_text()
 
 
