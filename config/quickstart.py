@@ -1,11 +1,11 @@
-# The quick start: a model that writes something like Python after two to three minutes on two CPU cores.
+# The quick start: a model that writes something like Python after about three minutes on two CPU cores.
 #
 #   data     python prepare.py                   (pystdlib: the source of Python's standard library, as bytes)
 #   launch   python train.py config/quickstart.py
 #   batch    16 sequences x 128 bytes = 2,048 tokens per iteration;
 #            3,600 iterations = 7.4 million tokens, about 0.7 epochs
-#   cost     two to three minutes on two CPU cores
-#   loss     1.2531 nats per byte (1.81 bits) for validation, measured: dev/records/quickstart.md
+#   cost     about three minutes on two CPU cores
+#   loss     1.2489 nats per byte (1.80 bits) for validation, measured: dev/records/quickstart.md
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'

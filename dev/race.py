@@ -395,8 +395,7 @@ def gutenberg_cpu():
         lines += ['', f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 '
                   '--adam_eps=1e-10` too. Learning rates, swept over a third of the time: '
                   f"{'; '.join(swept)}. The best one raced."]
-    lines += ['', f'Muon: `{MUON}`, chosen in the race on Shakespeare; local with `{LOCAL}`, the '
-              f'larger one with `{LARGER}` too.']
+    lines += ['', f'Muon: `{MUON}`, chosen in the race on Shakespeare; local `{LOCAL}`, larger `{LARGER}`.']
     every = {}
     for budget, n in ((minutes, seeds), (long_minutes, 1)):
         if not budget:
