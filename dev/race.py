@@ -71,7 +71,7 @@ TINY = ('--device=cpu --n_layer=1 --n_head=1 --n_embd=64 --block_size=32 --max_i
 HURRY = '--n_embd=128 --matrix_lr=0.04 --max_iters=130'
 # chosen on a tenth of the training text that did not race: dev/records/recipe.md
 LOCAL = '--n_layer=1 --n_head=2 --momentum=0.85'
-LARGER = '--n_layer=2 --matrix_lr=0.02'  # for ten minutes, on top of these
+LARGER = '--n_layer=2 --matrix_lr=0.02'  # for ten minutes, on top of LOCAL
 SHAKESPEARE, GUTENBERG = 'Shakespeare by characters', "Bytes of Gutenberg's books"
 
 # A curve is [(iteration, seconds of training, loss)]
