@@ -1,6 +1,5 @@
 """The measurements in dev/ run from end to end on tiny networks; what they measure is for dev/records/."""
 
-import gzip
 import json
 import re
 import subprocess
@@ -9,7 +8,6 @@ import tarfile
 import time
 
 import pytest
-import torch
 from conftest import REPO, TEXT, own_process
 
 # some of its iterations took longer than its turn
@@ -113,18 +111,6 @@ def test_a_recipe_leaves_a_table_and_a_picture(tmp_path):
     assert 2 < float(loss[1]) < 4 and (tmp_path / 'records' / 'recipe_laptop.png').exists()
 
 
-def test_texts_of_ones_own_are_compared_by_bits_per_byte(tmp_path):
-    with gzip.open(tmp_path / 'books.jsonl.gz', 'wt') as f:
-        f.write(json.dumps({'text': TEXT}) + '\n')
-    flags = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --eval_interval=2'
-    done = own_process('dev/own_text.py', f"--text={tmp_path / 'books.jsonl.gz'}", '--sizes=0.002',
-                       f'--contestants=config/mybook.py {flags}', f"--work={tmp_path / 'work'}", f"--out={tmp_path / 'own_text.md'}")
-    assert done.status == 0, done.err
-    row = re.search(r'\| 0.002 \| config/mybook.py .* \| 1 \| 1 x 32, 16 tokens \| 0.2 \| 2 \| \d+ \| (\d\.\d{3}) \|',
-                    (tmp_path / 'own_text.md').read_text())
-    assert 3 < float(row[1]) < 9
-
-
 def test_pictures_can_be_drawn_again(script, tmp_path):
     pytest.importorskip('matplotlib')
     curves = {'ours': [[(0, 0.0, 4.2), (10, 1.0, 2.5), (20, 2.0, 1.9)]]}
@@ -190,72 +176,3 @@ def test_every_row_of_a_gpu_has_a_part_and_a_limit(script, tmp_path):
     parts = [part for part, *_ in rows.values()]
     assert parts == sorted(parts, key=['first', 'second', 'third'].index)
     assert all(seconds <= 400 and callable(make) for _, seconds, make, *_ in rows.values())
-
-
-def test_every_row_of_the_record_of_ideas_is_there_and_has_options_of_its_own(script):
-    shown = script('dev/ideas.py', '--show')  # builds the options of each row
-    assert shown.status == 0 and '400: momentum 0.85: --momentum=0.85\n' in shown.out, shown.err
-    names = {'400': [], '1000': [], 'shakespeare': []}
-    record = (REPO / 'dev' / 'records' / 'recipe.md').read_text().split('## Repeated')[0]
-    for line in record.splitlines():
-        cells = [cell.strip() for cell in line.strip('|').replace('*', '').replace('`', '').split('|')]
-        if '| bits' in line:
-            part = {'400 iterations': '400', '1,000 iterations': '1000', '': 'shakespeare'}[cells[0]]
-        elif line.startswith('| '):
-            other = part == 'shakespeare' and cells[1] != '180'
-            names[part].append(f'{cells[0]}, {cells[1]} iterations' if other else cells[0])
-    rows = shown.globals['ROWS']
-    assert {part: list(own) for part, own in rows.items()} == names
-    assert all(len({str(options) for options in own.values()}) == len(own) for own in rows.values())
-
-
-def test_several_ideas_are_tried_at_once_and_leave_a_table(tmp_path):
-    (tmp_path / 'input.txt').write_text(TEXT)
-    tiny = ('--iterations=3 --n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --pairs=64 --triples=64 '
-            '--value_embeddings --head_gate --shifted_keys --embedding_share --smear --conv_attention --conv_mlp '
-            '--query_scale=1.2 --second_momentum=0.95 --decay=0.1 --polar_from=0.01 --muon_iterations=3 --grow=0.5:8 '
-            '--average=0.9 --row_beta2=0.95 --half_batch=0.5 --decay_fraction=0.9 --head_muon --no_attention=0 --mlp_width=32')
-    done = own_process('dev/ideas.py', f"--gutenberg={tmp_path / 'input.txt'}", '--part=400', '--only=momentum 0.85',
-                       f'--flags={tiny}', f'--out={tmp_path}')
-    assert done.status == 0, done.err
-    table = (tmp_path / 'ideas.md').read_text()
-    bits, without = re.search(r'\| momentum 0.85 \| 3 \| (\d\.\d{3}), without (\d\.\d{3}) \| \d+ \| \d+ \|', table).groups()
-    assert 3 < float(without) < 9 and 3 < float(bits) < 9 and bits != without
-
-
-@pytest.mark.parametrize('flags, words', [
-    (['--only=momentum 0.86'], ['no such row (momentum 0.86)', "'momentum 0.8"]),
-    (['--flags=--smears'], ['unknown knob (--smears)', '--smear?']), (['--part=400'], ['--gutenberg=FILE']),
-])
-def test_a_bad_request_for_ideas_is_one_line(script, flags, words):
-    result = script('dev/ideas.py', *flags)
-    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
-    assert all(word in result.err for word in words), result.err
-
-
-def test_without_an_idea_it_is_our_network_and_our_muon():
-    from ideas_network import Muon, Network, Options
-    from model import GPT, GPTConfig
-    from support.muon import MuonAdamW
-    torch.manual_seed(1)
-    sizes = dict(n_layer=2, n_head=2, n_embd=16, block_size=8)
-    ours = GPT(GPTConfig(**sizes, vocab_size=20, arch='local', near=30))
-    for p in ours.parameters():
-        torch.nn.init.normal_(p)
-    network = Network(Options(**{**sizes, 'n_layer': 3}, conv_mlp=True, pairs=30, no_attention='0'), 20)
-    network.load_state_dict({name.replace('transformer.', '').replace('bigram', 'pairs').replace('.conv.', '.conv_2.'): p
-                             for name, p in ours.state_dict().items()})
-    idx, targets = torch.randint(20, (2, 3, 8))
-    assert network(idx, targets) == ours(idx, targets)[1]
-
-    params = [torch.nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
-    groups = [[{'params': [p], 'muon': True, 'momentum': 0.8}] for p in params]
-    params[1].data.copy_(params[0].data)
-    optimizers = [MuonAdamW(groups[0], lr=0.01, weight_decay=0.0), Muon(groups[1], Options())]
-    optimizers[0].dtype = torch.bfloat16
-    for _ in range(3):
-        gradient = torch.randn(6, 4)
-        for p, optimizer in zip(params, optimizers):
-            p.grad = gradient.clone()
-            optimizer.step()
-    assert torch.equal(*params)
