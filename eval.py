@@ -46,11 +46,11 @@ import torch
 from dataset import DATA_DIR, Dataset
 from support import devices, distributed, load, samples, shared_cpu
 from support.compiling import compile_model
-from support.answers import is_generated, read_questions, score_answers
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
 from support.files import read_json, write_json
-from support.tasks import BUNDLE_URL, accuracy, bundle, core_metric, load_task, score, split_names
+from support.tasks import (BUNDLE_URL, accuracy, bundle, core_metric, is_generated, load_task, read_questions,
+                           score, score_answers, split_names)
 from support.same_tokenizer import same_tokenizer
 from support.streaming import escape_control_characters
 from support.tokenizer import empty_prompt, make_tokenizer

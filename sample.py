@@ -49,7 +49,7 @@ import torch
 from support import devices, shared_cpu
 from support.compiling import compile_model
 from support.load import find, model_and_tokenizer
-from support.prompts import prompts_in
+from support.samples import prompts_in
 from support.streaming import Sample, escape_control_characters
 from support.tokenizer import END_OF_TEXT, empty_prompt
 
@@ -105,7 +105,6 @@ if problems:
 
 device, _ = devices.choose_device(device)
 shared_cpu.watch(device)
-wanted_dtype = dtype
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 
@@ -138,11 +137,6 @@ def new_samples(text):
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
 n_texts = min(len(samples) or (1 if chat else num_samples), batch_size)  # at once
-if wanted_dtype == 'auto' and device.type == 'cpu' and dtype == 'bfloat16':
-    from support.fastest_dtype import fastest_dtype
-    dtype = fastest_dtype(model, n_texts)
-    if 'seed' in given:  # bfloat16 rounds, so the same seed may write another text
-        say(f"note: {dtype} was faster when tried. for the same texts again: --seed={seed} --dtype={dtype}")
 model.to_inference(device, dtype, n_texts=n_texts, compiling=compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False

@@ -110,9 +110,11 @@ import torch
 from dataset import DROPOUT, Loader, hash_seed, sample_starts
 from model import GPT
 from optim import create_optimizer
-from support import checkpoint, devices, distributed, evaluations, log, setup
+from support import checkpoint, devices, distributed, evaluate, log, setup
 from support.guard import Guard
+from support.samples import samples_in_loop
 from support.signals import Stop
+from support.tasks import tasks_in_loop
 
 # -----------------------------------------------------------------------------
 # what follows from the knobs: where to start, derived values, checks, the run plan
@@ -193,7 +195,7 @@ def get_lr(it):
 
 def estimate_loss(it):
     """Mean loss over the first windows of each split, the same ones each time; processes share the work."""
-    return evaluations.losses(model, data, run.eval_windows, batch_size, dist, autocast, stop, it)
+    return evaluate.losses(model, data, run.eval_windows, batch_size, dist, autocast, stop, it)
 
 
 # What is measured now and then: name -> (interval, function of the iteration that returns {metric: number}).
@@ -201,9 +203,9 @@ def estimate_loss(it):
 # mode and gradients on: use eval_mode in support/evaluate.py
 evaluated = {'loss': (eval_interval, estimate_loss)}
 if tasks and tasks_interval:
-    evaluated['tasks'] = tasks_interval, evaluations.tasks(run, model, dist, autocast, stop)
+    evaluated['tasks'] = tasks_interval, tasks_in_loop(run, model, dist, autocast, stop)
 if sample_interval:
-    evaluated['sample'] = sample_interval, evaluations.samples(run, model, dist, autocast, stop)
+    evaluated['sample'] = sample_interval, samples_in_loop(run, model, dist, autocast, stop)
 
 
 def state(it, best_val_loss):
@@ -217,7 +219,7 @@ def state(it, best_val_loss):
 
 
 clock = log.Clock(run, dist)  # seconds of training
-evaluator = evaluations.Evaluator(evaluated, run, clock, stop, dist)  # knows what is due
+evaluator = evaluate.Evaluator(evaluated, run, clock, stop, dist)  # knows what is due
 saver = checkpoint.Saver(state, run, clock, guard, stop, dist)  # knows when to save, and the best loss
 logger = log.Logger(run, clock, dist)  # console, log.csv, run.json, wandb
 loss_total = dist.loss_total(model, deterministic)  # over micro-batches and processes

@@ -350,7 +350,7 @@ def start(row):
 def save(row):
     """What a checkpoint of 124M costs the loop."""
     row.train('saving', max_iters=30, eval_interval=10, vocab_size=V, **{**LARGE, 'batch_size': 8})
-    from support.curves import read_log
+    from support.report import read_log
     took = read_log(os.path.join(row.work, 'saving'))['save_seconds'][-1] / 3
     return [('seconds for a checkpoint', f'{took:.2f}', None)]
 

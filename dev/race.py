@@ -60,7 +60,7 @@ from common import BEFORE, check_peer, given_flags, machine, run_script, table, 
 from draw_curves import draw_curves
 from model import load
 from support.checkpoint import numbered
-from support.curves import points, read_log
+from support.report import points, read_log
 from support.files import read_json, write_json
 
 LINE = ('config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 '

@@ -35,7 +35,7 @@ import tempfile
 
 from common import BEFORE, given_flags, machine, run_script, table, write_record
 from draw_curves import draw_curves
-from support.curves import points, read_log
+from support.report import points, read_log
 
 # the configuration, its dataset, iterations between evaluations, the shape before
 CONFIGS = {'quickstart': ('quickstart', 'pystdlib', 0, '--n_layer=2 --n_head=4 --max_iters=3000'),

@@ -7,7 +7,6 @@ import time
 import torch
 
 from configurator import fail
-from support.evaluate import eval_mode
 
 
 def is_sharded(model):
@@ -79,8 +78,10 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
                 loss = ddp_model(*batch, return_logits=False)[1]
             loss.backward()
             model.zero_grad(set_to_none=True)
-        with eval_mode(model), autocast:
+        model.eval()
+        with torch.no_grad(), autocast:
             model(*batch, reduction='none', return_logits=False)
+        model.train()
 
     t0 = time.perf_counter()
     note = compile_model(model, first_steps, run.asked['compile'])

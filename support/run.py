@@ -9,7 +9,7 @@ import torch
 from dataset import Dataset
 from model import GPTConfig
 from support import checkpoint, devices
-from support.evaluations import parse_eval_iters
+from support.evaluate import parse_eval_iters
 
 
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start

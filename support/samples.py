@@ -12,11 +12,15 @@ import torch
 from configurator import fail, warn
 from dataset import SAMPLES, hash_seed
 from support.compiling import uncompiled
-from support.evaluate import eval_mode
-from support.evaluations import parse_interval
+from support.evaluate import eval_mode, parse_interval
 from support.files import write_whole
-from support.prompts import prompts_in
 from support.tokenizer import empty_prompt
+
+
+def prompts_in(text):
+    """The prompts in a file's text: its lines but the empty ones; \\n is a new line inside a prompt."""
+    lines = [line.rstrip('\r') for line in text.split('\n')]
+    return [line.replace('\\n', '\n') for line in lines if line.strip()]
 
 
 def read_prompts(path, tokenizer):
@@ -189,7 +193,7 @@ def in_loop(out_dir, tokenizer, prompts_file, sample_tokens, seed, model, dist, 
     return sample
 
 
-def of_run(run, model, dist, autocast, stop):
+def samples_in_loop(run, model, dist, autocast, stop):
     """in_loop() as the knobs of a run ask for it."""
     k = run.knobs
     out_dir = None if k['eval_only'] else k['out_dir']

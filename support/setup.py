@@ -15,7 +15,8 @@ from optim import MUON_LR
 from support import checkpoint, devices, folders, run_plan, shared_cpu
 from support.console import wrap
 from support.errors import explain_out_of_memory
-from support.evaluations import parse_eval_iters, parse_interval
+from support.evaluate import parse_eval_iters, parse_interval
+from support.samples import style_problems
 from support.run import Run
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
@@ -105,7 +106,6 @@ def knob_problems(run):
         problems.append(f"sample_interval is out of range ({k.sample_interval}). use a number from 0, or one "
                         "with a growth from 1, such as 100x1.5")
     if k.sample_interval or k.sample_tokens != 200:
-        from support.samples import style_problems
         problems += style_problems(k.sample_tokens)
     if k.wandb_log:
         from support.wandb_log import wandb_problems

@@ -17,7 +17,7 @@ from test_tasks import BYTES, ONE, PLAIN, make_net, process, write_tasks
 from warm import processes
 
 from support import load, samples
-from support.evaluations import in_interval
+from support.evaluate import in_interval
 from support.tokenizer import make_tokenizer
 
 

@@ -370,7 +370,7 @@ def test_a_vocabulary_without_a_new_line_is_sampled(script, tmp_path, tiny):
 
 
 def test_a_file_of_prompts_has_one_meaning(tmp_path):
-    from support.prompts import prompts_in
+    from support.samples import prompts_in
     from support.samples import read_prompts
     (tmp_path / 'prompts.txt').write_bytes('one\\ntwo\r\n\n  three '.encode())
     found = read_prompts(str(tmp_path / 'prompts.txt'), make_tokenizer({'kind': 'byte'}))

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from support import curves, draw, report
+from support import report
 from support.files import read_json, write_json
 
 
@@ -148,7 +148,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
 
 
 def remarks(folder):
-    return curves.remarks(curves.read_log(folder))
+    return report.remarks(report.read_log(folder))
 
 
 def test_the_report_points_at_leaps_and_at_a_validation_loss_that_rises(tmp_path, script):
@@ -190,16 +190,16 @@ def test_the_report_says_that_a_run_diverged(tmp_path):
 
 
 def test_an_evaluation_stands_for_the_iterations_before_it(tmp_path):
-    log = curves.read_log(make_run(tmp_path / 'run', n=300))
+    log = report.read_log(make_run(tmp_path / 'run', n=300))
 
     def xs(x, y):
-        return [a for a, _ in curves.points(log, x, y)]
-    assert curves.points(log, 'tokens', 'val_loss')[:2] == [(0, 4.1), (20_000, pytest.approx(2.1))]
+        return [a for a, _ in report.points(log, x, y)]
+    assert report.points(log, 'tokens', 'val_loss')[:2] == [(0, 4.1), (20_000, pytest.approx(2.1))]
     assert xs('tokens', 'train_loss') == [20_000 * k for k in range(16)]
     assert xs('seconds', 'val_loss') == pytest.approx([2 * k for k in range(16)])
     assert xs('tokens', 'loss') == [1000 * (i + 1) for i in range(300)]
     # and in the table, of which it is said that it is not whole
-    lines = list(report.page(tmp_path / 'run', curves.read_log(tmp_path / 'run'), picture=False))
+    lines = list(report.page(tmp_path / 'run', report.read_log(tmp_path / 'run'), picture=False))
     table = lines[lines.index('## Evaluations'):lines.index('## Settings')]
     assert table[2] == '12 of 16; all of them are in log.csv.' and len(table) == 6 + 12 + 1
     assert table[7].startswith('| 20 | 20,000 | 2.0000 | 2.1000 | ')
@@ -210,29 +210,29 @@ def test_own_columns_are_drawn_and_in_the_table(tmp_path):
     pytest.importorskip('matplotlib')
     run = make_run(tmp_path / 'run', of_iterations={'weight_norm': lambda i: 20 + i},
                    of_evaluations={'rhymes': lambda i: i / 1000})
-    log = curves.read_log(run)
-    assert curves.is_evaluation(log, 'rhymes') and not curves.is_evaluation(log, 'weight_norm')
-    assert curves.points(log, 'tokens', 'rhymes')[3] == (60_000, 0.06)
-    assert curves.points(log, 'tokens', 'weight_norm')[3] == (4000, 23)
-    text = '\n'.join(report.page(run, curves.read_log(run), picture=False))
+    log = report.read_log(run)
+    assert report.is_evaluation(log, 'rhymes') and not report.is_evaluation(log, 'weight_norm')
+    assert report.points(log, 'tokens', 'rhymes')[3] == (60_000, 0.06)
+    assert report.points(log, 'tokens', 'weight_norm')[3] == (4000, 23)
+    text = '\n'.join(report.page(run, report.read_log(run), picture=False))
     assert '| training loss | validation loss | rhymes | training time |' in text
     assert 'weight_norm' not in text
     for name in ('rhymes', 'weight_norm'):
-        draw.draw([run], str(tmp_path / f'{name}.png'), y=name)
-        assert count_color(tmp_path / f'{name}.png', draw.COLORS[0]) > 300
+        report.draw([run], str(tmp_path / f'{name}.png'), y=name)
+        assert count_color(tmp_path / f'{name}.png', report.COLORS[0]) > 300
 
 
 def test_runs_are_named_by_what_differs(tmp_path):
     a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
     c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4})
-    assert curves.difference([a, b]) == ['seed 1', 'seed 2']
+    assert report.difference([a, b]) == ['seed 1', 'seed 2']
     three = ['n_layer 2, seed 1', 'n_layer 2, seed 2', 'n_layer 4, seed 2']
-    assert curves.difference([a, b, c]) == three
-    assert curves.difference([a]) == ['a']
-    assert curves.difference([a, make_run(tmp_path / 'own', {'alpha': 3})]) == ['alpha None', 'alpha 3']
+    assert report.difference([a, b, c]) == three
+    assert report.difference([a]) == ['a']
+    assert report.difference([a, make_run(tmp_path / 'own', {'alpha': 3})]) == ['alpha None', 'alpha 3']
     (b / 'run.json').unlink()
-    assert curves.difference([a, b]) == ['a', 'b'], 'a run from before there was a run.json'
-    assert curves.difference([a, make_run(tmp_path / 'd')]) == ['a', 'd'], 'the same knobs'
+    assert report.difference([a, b]) == ['a', 'b'], 'a run from before there was a run.json'
+    assert report.difference([a, make_run(tmp_path / 'd')]) == ['a', 'd'], 'the same knobs'
 
 
 def count_color(path, color):
@@ -256,18 +256,18 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
             log.write_text(log.read_text().replace(',0.5,', f',{k + 0.5},'))
     result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
     assert result.status == 0, result.err
-    found = [count_color(tmp_path / 'curves.png', color) for color in draw.COLORS]
+    found = [count_color(tmp_path / 'curves.png', color) for color in report.COLORS]
     assert min(found[:3]) > 300 and found[3] == 0
     assert not list(tmp_path.glob('*.tmp'))
 
 
 def test_smoothing_keeps_what_is_there():
-    assert curves.smooth([2.0] * 50) == pytest.approx([2.0] * 50)
-    assert curves.smooth([1.0]) == [1.0] and curves.smooth([]) == []
+    assert report.smooth([2.0] * 50) == pytest.approx([2.0] * 50)
+    assert report.smooth([1.0]) == [1.0] and report.smooth([]) == []
     line = [float(i) for i in range(300)]
-    assert curves.smooth(line)[0] == 0 and curves.smooth(line)[20:280] == pytest.approx(line[20:280])
+    assert report.smooth(line)[0] == 0 and report.smooth(line)[20:280] == pytest.approx(line[20:280])
     noisy = [math.sin(i * i) for i in range(300)]
-    assert max(map(abs, curves.smooth(noisy)[20:])) < 0.5
+    assert max(map(abs, report.smooth(noisy)[20:])) < 0.5
 
 
 def test_mistakes_are_one_line(script, tmp_path, monkeypatch):

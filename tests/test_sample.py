@@ -18,7 +18,6 @@ from warm import Process
 
 from dataset import Dataset
 from model import GPT, GPTConfig, load
-from support import devices, fastest_dtype
 from support import samples as in_loop
 from support.distributed import Distributed
 from support.streaming import Sample
@@ -172,47 +171,11 @@ def test_batches_hold_as_many_samples_as_asked_and_equal_lengths(script, trained
     monkeypatch.setattr(GPT, 'generate', generate)
     (tmp_path / 'prompts.txt').write_text('777\n1\n888\n')
     prompts = f"--prompts={tmp_path / 'prompts.txt'}"
-    trained = [*trained, '--dtype=float32']  # else some steps are tried before
     script('sample.py', *trained, prompts, '--num_samples=3', '--batch_size=4')
     assert shapes == [(3, 1), (4, 3), (2, 3)]
     shapes.clear()
     script('sample.py', *trained, '--num_samples=10')
     assert shapes == [(10, 1)]
-
-
-def test_bfloat16_is_chosen_where_it_is_faster(script, trained, monkeypatch):
-    def choose_dtype(dtype, device):
-        return ('bfloat16' if dtype == 'auto' else dtype), ''
-    chosen, to_inference = [], GPT.to_inference
-
-    def record(self, device, dtype, **options):  # this CPU may not have it
-        chosen.append(dtype)
-        return to_inference(self, device, 'float32')
-    speed = {'bfloat16': 1e-3, 'float32': 2e-3}
-    monkeypatch.setattr(fastest_dtype, 'seconds', lambda model, dtype, n_rows: speed[dtype])
-    monkeypatch.setattr(devices, 'choose_dtype', choose_dtype)
-    monkeypatch.setattr(GPT, 'to_inference', record)
-    for flags, want in (([], 'bfloat16'), (['--dtype=float32'], 'float32'), (['--dtype=bfloat16'], 'bfloat16')):
-        assert script('sample.py', *trained, *flags).status == 0
-        assert chosen[-1] == want
-    speed['float32'] = 0.9e-3
-    assert script('sample.py', *trained).status == 0 and chosen[-1] == 'bfloat16', 'not by chance'
-    speed['float32'] = 0.5e-3
-    done = script('sample.py', *trained, '--seed=3')
-    assert chosen[-1] == 'float32' and '--seed=3 --dtype=float32' in done.out + done.err
-    monkeypatch.setattr(fastest_dtype, 'LARGEST', 10)
-    assert script('sample.py', *trained).status == 0 and chosen[-1] == 'bfloat16', 'a large model is not copied'
-
-
-def test_both_dtypes_are_timed_and_the_model_is_left_alone(trained):
-    model, _ = load(trained[0].split('=')[1])
-    before = [p.clone() for p in model.parameters()]
-    for dtype in ('float32', 'bfloat16'):
-        assert 0 < fastest_dtype.seconds(model, dtype, 2) < 60
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
-    with torch.no_grad():
-        model.lm_head.weight.fill_(float('nan'))
-    assert fastest_dtype.fastest_dtype(model, 1) == 'bfloat16', 'the texts will say what is wrong'
 
 
 def test_nothing_else_that_is_random_is_touched(script, trained):
