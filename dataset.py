@@ -20,10 +20,9 @@ import time
 import numpy as np
 
 from configurator import fail
-from support.dataset_meta import bin_files, checksum, read_meta, read_tokenizer_state
+from support.dataset_meta import (DATA_DIR, bin_files, checksum, damaged, folder_of, missing, read_meta,
+                                  read_tokenizer_state)
 from support.errors import DataLost
-
-DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 
 
 class Dataset:
@@ -31,14 +30,9 @@ class Dataset:
     none)."""
 
     def __init__(self, name, data_dir=None):
-        data_dir = data_dir or DATA_DIR
-        self.name, self.folder = name, os.path.join(data_dir, name)
-        if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
-            fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is "
-                 f"not in {data_dir}")
+        self.name, self.folder = name, folder_of(name, data_dir)
         if not bin_files(self.folder, 'train'):
-            from support.missing_dataset import missing
-            fail(missing(name, data_dir))
+            fail(missing(self.folder))
         self.meta = read_meta(self.folder)
         self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
         # BPE vocabularies are padded as in nanoGPT (50257 -> 50304); characters and bytes are few enough as
@@ -100,7 +94,6 @@ class Tokens:
         width = self.dtype.itemsize
         size = os.path.getsize(path) if os.path.exists(path) else -1
         if size <= 0 or size % width or tokens not in (None, size // width):
-            from support.missing_dataset import damaged
             fail(damaged(path, size, width, tokens))
         return size // width
 

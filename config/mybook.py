@@ -8,7 +8,7 @@
 #   cost     about five minutes on two CPU cores
 #   loss     depends on text and tokenizer: the report has bits per byte, which compare
 
-from support.text_size import text_size as _text_size
+from support.dataset_meta import text_size as _text_size
 
 # bytes of text up to which a row holds, layers, channels, dropout, times over the text, iterations at most
 _table = (

@@ -13,11 +13,12 @@ import shutil
 import numpy as np
 
 from configurator import fail
-from support import dataset_folder, encode_text
+from support import encode_text
 from support.chat_format import chat_format, dump
 from support.files import sync_folder, write_whole
 from support.read_conversations import read_conversations
-from support.tokenizer_files import write_tokenizer
+from support.tokenizer import write_tokenizer
+from support.write_dataset import Split, move_into_place
 
 PORTION = 64  # conversations that a worker takes at a time
 
@@ -30,47 +31,12 @@ class ChatEncoder(encode_text.Encoder):
         self.format = chat_format(tokenizer)
 
     def encode(self, portion):
-        """[(split, ids, mask, bytes of text)] of [(split, messages)]. read_text.Problem if one cannot be
-        encoded."""
+        """[(split, ids, mask)] of [(split, messages)]. ValueError if one cannot be encoded."""
         found = []
         for split, messages in portion:
-            try:
-                ids, mask = self.format.render(messages)
-            except ValueError as e:
-                raise encode_text.Problem(f"a conversation cannot be encoded: {e}. use another --tokenizer")
-            found.append((split, ids.astype(self.dtype), mask, self.count_bytes(ids)))
+            ids, mask = self.format.render(messages)
+            found.append((split, ids.astype(self.dtype), mask))
         return found, 0
-
-
-class ChatSplit:
-    """The three files of one split, written conversation by conversation."""
-
-    def __init__(self, folder, name):
-        self.folder, self.name = folder, name
-        self.bin = open(os.path.join(folder, f'{name}_000000.bin'), 'wb')
-        self.digest, self.tokens, self.bytes, self.masks, self.starts = hashlib.sha256(), 0, 0, [], []
-
-    def add(self, ids, mask, n_bytes):
-        self.bin.write(ids.tobytes())
-        self.digest.update(ids.tobytes())
-        self.starts.append(self.tokens)
-        self.masks.append(mask)
-        self.tokens += len(ids)
-        self.bytes += n_bytes
-
-    def finish(self):
-        """Write the mask and the starts. Returns the split's entry for meta.json."""
-        self.bin.flush()
-        os.fsync(self.bin.fileno())
-        self.bin.close()
-        mask = np.concatenate(self.masks)
-        packed = np.packbits(mask, bitorder='little').tobytes()
-        starts = np.array(self.starts, dtype='<u8').tobytes()
-        write_whole(os.path.join(self.folder, f'{self.name}.mask'), packed)
-        write_whole(os.path.join(self.folder, f'{self.name}.starts'), starts)
-        return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': len(self.starts),
-                'targets': int(mask.sum()), 'sha256': self.digest.hexdigest(),
-                'mask_sha256': hashlib.sha256(packed + starts).hexdigest()}
 
 
 def portions(source, on_bad, val_fraction, skipped):
@@ -80,7 +46,7 @@ def portions(source, on_bad, val_fraction, skipped):
 
     portion = []
     for messages in read():
-        portion.append((encode_text.split_of(dump(messages), val_fraction), messages))
+        portion.append((encode_text.split_by_hash(dump(messages), val_fraction), messages))
         if len(portion) == PORTION:
             yield portion, None
             portion = []
@@ -95,21 +61,35 @@ def make_chat_dataset(folder, unfinished, source, tokenizer, val_fraction, on_ba
     shutil.rmtree(unfinished, ignore_errors=True)
     os.makedirs(unfinished)
     try:
-        splits = {name: ChatSplit(unfinished, name) for name in ('train', 'val')}
+        splits = {name: Split(unfinished, name, encoder, 1 << 62) for name in ('train', 'val')}
+        starts, masks = {'train': [], 'val': []}, {'train': [], 'val': []}
         conversations = portions(source, on_bad, val_fraction, skipped)
         for encoded, _, _ in encode_text.encode_in_order(conversations, workers, encoder):
-            for split, ids, mask, n_bytes in encoded:
-                splits[split].add(ids, mask, n_bytes)
-        if not splits['train'].starts:
+            for name, ids, mask in encoded:
+                starts[name].append(splits[name].tokens)
+                masks[name].append(mask)
+                splits[name].write(ids, 1)
+        if not starts['train']:
             fail(f"no conversation in {', '.join(source)} to train on. give it more of them, or a smaller "
                  "--val_fraction")
         if skipped[0]:
             print(f"note: {skipped[0]:,} rows are no conversations and were left out")
         meta, checksums = write_tokenizer(unfinished, tokenizer, encoder.dtype)
-        meta['splits'] = {name: split.finish() for name, split in splits.items() if split.starts}
+        meta['splits'] = {name: {**split.finish(), **write_mask(unfinished, name, masks[name], starts[name])}
+                          for name, split in splits.items() if starts[name]}
         meta.update(checksums, chat=encoder.format.template(), source=', '.join(source), command=command)
         sync_folder(unfinished)
-        dataset_folder.move_into_place(folder, unfinished, meta, {'chat': command})
+        move_into_place(folder, unfinished, meta, {'chat': command})
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return meta
+
+
+def write_mask(folder, name, masks, starts):
+    """Write the mask and the starts of a split. Returns what they add to its entry in meta.json."""
+    mask = np.concatenate(masks)
+    packed = np.packbits(mask, bitorder='little').tobytes()
+    starts = np.array(starts, dtype='<u8').tobytes()
+    write_whole(os.path.join(folder, f'{name}.mask'), packed)
+    write_whole(os.path.join(folder, f'{name}.starts'), starts)
+    return {'targets': int(mask.sum()), 'mask_sha256': hashlib.sha256(packed + starts).hexdigest()}

@@ -1,12 +1,17 @@
 """The tokenizer that --tokenizer names or, if it names none, one that fits the size of the text."""
 
+import base64
 import importlib.util
 import os
 
 from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
+from support.encode_text import after_letter, cut_up
+from support.files import read_json
+from support.hf_export_tokenizer import oniguruma
+from support.hf_tokenizer import bytes_to_unicode
 from support.read_text import kind_of
-from support.tokenizer import CharTokenizer, make_tokenizer
+from support.tokenizer import END_OF_TEXT, PATTERN, CharTokenizer, make_tokenizer
 
 # bytes of text from which on each is taken, and why; bytes per token were measured on English books
 BY_SIZE = (
@@ -17,22 +22,20 @@ BY_SIZE = (
     (300_000_000, 'gpt2', "enough for each of its 50,257 tokens to occur often"),
 )
 PACKED = {'gz': 3, 'zst': 3, 'parquet': 2, 'epub': 2}  # bytes of text in a byte of such a file, about
+SAMPLE = 1 << 26  # characters to learn from
 
 
 def choose_tokenizer(name, files, documents):
-    """The tokenizer `name` (None: by size) for the documents(files)."""
+    """The tokenizer `name` (None: by size) for the documents(files), as read_text has them."""
     name = name or by_size(files)
     if name == 'char':  # a first pass over the text, to see which characters occur
         chars = set()
         for _, _, pieces, _ in documents(files):
-            for piece in pieces:
-                chars.update(piece)
+            chars.update(*pieces)
         return CharTokenizer(sorted(chars))
     if name.startswith('bpe:'):
-        from support.learn_bpe import learn_bpe, sample
-        n_vocab = int(name[4:])
-        print(f"learning {n_vocab} tokens", flush=True)
-        return learn_bpe(n_vocab, sample(documents, files))
+        print(f"learning {name[4:]} tokens", flush=True)
+        return learn_bpe(int(name[4:]), sample(documents, files))
     if name.startswith('hf:') or '/' in name or os.sep in name or name.endswith('.json'):
         return make_tokenizer(state_at(name.removeprefix('hf:')))
     return make_tokenizer({'kind': 'byte'} if name == 'byte' else {'kind': 'tiktoken', 'name': name})
@@ -66,26 +69,64 @@ def by_size(files):
     return name
 
 
+def learn_bpe(n_vocab, texts):
+    """A byte-level BPE of n_vocab ids, <|endoftext|> the last of them, learned from `texts` by the tokenizers
+    package. It is used through tiktoken, which is three times as fast."""
+    try:
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    except ImportError:
+        fail("to learn a tokenizer a package is needed that is not installed (tokenizers). "
+             "pip install tokenizers")
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=n_vocab - 1, initial_alphabet=alphabet, show_progress=False)
+    learner.train_from_iterator(texts, trainer)
+
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    learned = {id: bytes(byte_of[letter] for letter in token) for token, id in learner.get_vocab().items()}
+    tokens = [bytes([b]) for b in range(256)]
+    tokens += [learned[id] for id in sorted(learned) if len(learned[id]) > 1]
+    if len(tokens) < n_vocab - 1:
+        print(f"note: the text is enough for {len(tokens) + 1:,} ids, not for {n_vocab:,}")
+    ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank for rank, token in enumerate(tokens))
+    return make_tokenizer({'kind': 'tiktoken', 'name': f'bpe:{n_vocab}', 'pat_str': PATTERN,
+                           'special_tokens': {END_OF_TEXT: len(tokens)}, 'ranks': ranks})
+
+
+def sample(documents, files):
+    """Texts to learn from: all if there is little, else the beginnings of about 64 files; of the Hub's
+    files only the first."""
+    if any(file.repo for file in files):
+        files = files[:1]
+    else:
+        files = files[::-(-len(files) // 64)]
+    for file in files:
+        left = SAMPLE // len(files)
+        for text in (text for _, _, pieces, _ in documents([file]) for text in cut_up(pieces, after_letter)):
+            for i in range(0, min(len(text), left), 65536):  # longer ones take much memory
+                yield text[i:i + 65536]
+            left -= len(text)
+            if left <= 0:
+                break
+
+
 def check_replacement(folder, tokenizer, same_bytes):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
     made elsewhere and perhaps cannot be made again. same_bytes: it would be replaced by itself."""
-    if not bin_files(folder, 'train'):
+    path = os.path.join(folder, 'meta.json')
+    there, found = os.path.exists(path), read_json(path)
+    damaged = found.get('unfinished') or not isinstance(found.get('tokenizer'), dict) or 'splits' not in found
+    if not bin_files(folder, 'train') or there and damaged:
         return
-    there = os.path.exists(os.path.join(folder, 'meta.json'))
-    if there and unreadable(folder):
-        return
-    meta = read_meta(folder)
-    old, new = (state.get('name', state['kind']) for state in (meta['tokenizer'], tokenizer.state()))
+    states = read_meta(folder)['tokenizer'], tokenizer.state()
+    old, new = (state.get('name', state['kind']) for state in states)
     if old != new:
         fail(f"{folder} holds a dataset with another tokenizer ({old}, not {new}). give this one another "
              f"name, or the same --tokenizer={old}, or replace that one with --overwrite")
     if not there and not same_bytes:
         fail(f"{folder} holds a dataset that prepare.py did not make ({bin_files(folder, 'train')[0]}). give "
              "this one another name, or replace that one with --overwrite")
-
-
-def unreadable(folder):
-    """Whether meta.json is damaged, or says that the folder is not finished."""
-    from support.files import read_json
-    meta = read_json(os.path.join(folder, 'meta.json'))
-    return meta.get('unfinished') or not isinstance(meta.get('tokenizer'), dict) or 'splits' not in meta

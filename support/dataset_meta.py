@@ -1,12 +1,40 @@
-"""What a dataset folder says of itself: meta.json, or nanoGPT's meta.pkl, or nothing."""
+"""
+What a dataset folder says of itself (meta.json, or nanoGPT's meta.pkl, or nothing), and whether that is true
+(prepare.py NAME --show).
+"""
 
 import glob
 import hashlib
+import itertools
 import json
 import os
+import pickle
+
+import numpy as np
 
 from configurator import fail
-from support.tokenizer_state import check_tokenizer_state
+from support.console import exit_on_broken_pipe
+from support.files import write_whole
+from support.tokenizer import (END_OF_TEXT, check_tokenizer_state, full_state_if_cached, make_tokenizer,
+                               read_files)
+
+DATA_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'data')
+# what prepare.py makes by name
+KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare', 'openwebtext', 'fineweb', 'fineweb_edu',
+         'tinystories')
+
+
+# -----------------------------------------------------------------------------
+# where it is
+
+
+def folder_of(name, data_dir=None):
+    """The folder of the dataset `name`; ends with status 2 if that is no name."""
+    data_dir = data_dir or DATA_DIR
+    if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
+        fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is "
+             f"not in {data_dir}")
+    return os.path.join(data_dir, name)
 
 
 def bin_files(folder, split):
@@ -15,6 +43,48 @@ def bin_files(folder, split):
     if os.path.exists(whole):
         return [whole]
     return sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}_{'[0-9]' * 6}.bin")))
+
+
+def read_ids(paths, dtype, start=0):
+    """Yield the token ids in the files from number `start` on, some at a time."""
+    for path in paths:
+        n = os.path.getsize(path) // dtype.itemsize
+        with open(path, 'rb') as f:
+            f.seek(min(start, n) * dtype.itemsize)
+            while len(block := f.read(1 << 22)) >= dtype.itemsize:
+                yield np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+        start = max(0, start - n)
+
+
+def missing(folder):
+    """What to say when there is no train.bin in a dataset's folder."""
+    data_dir, name = os.path.split(folder)
+    if os.path.isdir(os.path.join(folder, 'unfinished')):
+        return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
+    if bin_files(folder, 'val'):
+        return f"no train.bin in {folder}. run prepare.py for it again"
+    make = f"python prepare.py {name}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
+    folders = os.listdir(data_dir) if os.path.isdir(data_dir) else []
+    have = sorted(d for d in folders if bin_files(os.path.join(data_dir, d), 'train'))
+    there = f"there is: {', '.join(have)}" if have else "there is none yet"
+    return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on "
+            "a laptop: bash runs/quickstart.sh")
+
+
+def damaged(path, size, width, tokens):
+    """What to say of a file of `size` bytes (-1: there is none), `width` for each id, that should have
+    `tokens` of them."""
+    if size <= 0:
+        wrong = "is missing" if size < 0 else "is empty"
+    elif size % width:
+        wrong = f"has {size:,} bytes, not a multiple of {width}"
+    else:
+        wrong = f"has {size:,} bytes, not the {tokens * width:,} that it was made with"
+    return f"{path} {wrong}. run prepare.py for this dataset again"
+
+
+# -----------------------------------------------------------------------------
+# what it says
 
 
 def read_meta(folder):
@@ -36,7 +106,6 @@ def read_meta(folder):
                  f"{meta.get('command', 'python prepare.py ...')}")
         return meta
     if os.path.exists(os.path.join(folder, 'meta.pkl')):
-        from support.meta_pkl import read_meta_pkl
         return read_meta_pkl(os.path.join(folder, 'meta.pkl'))
     return {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256,
             'dtype': 'uint16', 'splits': {}}
@@ -59,10 +128,39 @@ def check_meta(meta):
     assert n_chars in (None, size), f'vocab_size is {size}, and there are {n_chars} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
-        assert type(split['tokens']) is int and split['tokens'] > 0, 'the number of tokens'
-        for shard in split.get('shards', []):
-            assert type(shard['tokens']) is int and shard['tokens'] > 0, 'the tokens of a shard'
-            assert isinstance(shard['file'], str), 'the file of a shard'
+        for entry in (split, *split.get('shards', [])):
+            assert type(entry['tokens']) is int and entry['tokens'] > 0, 'the number of tokens'
+            assert isinstance(entry.get('file', ''), str), 'the file of a shard'
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Dicts, lists, strings and numbers need no class; a pickle that asks for one wants to run code."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+
+
+def read_meta_pkl(path):
+    """nanoGPT's meta.pkl, read without running anything in it."""
+    try:
+        with open(path, 'rb') as f:
+            old = PlainUnpickler(f).load()
+        size, itos = int(old['vocab_size']), old.get('itos')
+        assert 0 < size < 2**31, f"vocab_size is {size}"
+        tokenizer = {'kind': 'ids', 'n_vocab': size}  # all that nanoGPT's train.py asks for
+        if itos is not None and all(len(itos[i]) == 1 for i in range(size)):
+            tokenizer = {'kind': 'char', 'chars': ''.join(itos[i] for i in range(size))}
+    except Exception as e:  # whatever a strange pickle may raise
+        fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
+             "dataset again")
+    return {'tokenizer': tokenizer, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
+
+
+def write_meta_pkl(path, chars):
+    """The same file, for programs that read nanoGPT's folders."""
+    stoi = {c: i for i, c in enumerate(chars)}
+    itos = dict(enumerate(chars))
+    write_whole(path, pickle.dumps({'vocab_size': len(chars), 'itos': itos, 'stoi': stoi}))
 
 
 def read_tokenizer_state(folder, meta):
@@ -70,11 +168,8 @@ def read_tokenizer_state(folder, meta):
     dataset."""
     state = dict(meta['tokenizer'])
     if state == {'kind': 'tiktoken', 'name': 'gpt2'}:  # nanoGPT's folders only assume it
-        from support.tiktoken_tokenizer import full_state_if_cached
         return full_state_if_cached(state)
-    if any(name.endswith('_file') for name in state):
-        from support.tokenizer_files import read_files
-        read_files(folder, state, meta.get('checksums', {}))
+    read_files(folder, state, meta.get('checksums', {}))
     return state
 
 
@@ -84,3 +179,89 @@ def checksum(entry):
     if len(sums) == 1:
         return sums[0][:16]
     return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'
+
+
+def text_size(name, data_dir=None):
+    """(tokens, bytes of text) to train on, for config files that depend on it; a megabyte if the name is
+    None, as where a config file is looked at by itself. Ends with status 2 if there is no such dataset."""
+    if name is None:
+        return 10**6, 10**6
+    folder = folder_of(name, data_dir and os.path.expanduser(data_dir))
+    paths = bin_files(folder, 'train')
+    if not paths:
+        fail(missing(folder))
+    meta = read_meta(folder)
+    tokens = sum(map(os.path.getsize, paths)) // (4 if meta['dtype'] == 'uint32' else 2)
+    # nanoGPT's folders do not say: a token of GPT-2 has about four bytes
+    guess = tokens * (4 if meta['vocab_size'] > 10_000 else 1)
+    return tokens, meta['splits'].get('train', {}).get('bytes') or guess
+
+
+# -----------------------------------------------------------------------------
+# whether that is true
+
+
+def show_dataset(folder):
+    """Print what a dataset is, and check it; True if nothing is wrong."""
+    exit_on_broken_pipe()
+    if not bin_files(folder, 'train'):
+        fail(missing(folder))
+    meta = read_meta(folder)
+    state = read_tokenizer_state(folder, meta)
+    print(f"{folder}: {meta['vocab_size']:,} ids ({state.get('name', state['kind'])}, {meta['dtype']}), "
+          f"from {meta.get('source', 'an unknown source')}")
+    if 'command' in meta:
+        print(f"made by: {meta['command']}")
+    splits = [split for split in ('train', 'val') if bin_files(folder, split) or split in meta['splits']]
+    tokenizer = make_tokenizer(state)
+    return all([show_split(folder, split, meta, tokenizer) for split in splits])
+
+
+def show_split(folder, split, meta, tokenizer):
+    """Print and check a split; True if nothing is wrong."""
+    paths, entry = bin_files(folder, split), meta['splits'].get(split, {})
+    dtype, token_bytes = np.dtype(meta['dtype']).newbyteorder('<'), tokenizer.token_bytes()
+    expected = entry.get('shards') or [{'file': os.path.basename(path), **entry} for path in paths]
+    found, n_bytes, largest, documents = [], 0, 0, 0
+    for path in paths:
+        digest, n = hashlib.sha256(), 0
+        for ids in read_ids([path], dtype):
+            digest.update(ids)
+            n += len(ids)
+            largest = max(largest, int(ids.max()))
+            n_bytes += int(token_bytes[ids[ids < len(token_bytes)]].sum())
+            documents += int((ids == meta['end_of_text']).sum())
+        found.append({'file': os.path.basename(path), 'tokens': n, 'sha256': digest.hexdigest()})
+    n = sum(file['tokens'] for file in found)
+    print(f"{split}: {n:,} tokens, {n_bytes:,} bytes of text, {n_bytes / max(1, n):.2f} bytes per token, "
+          f"{entry.get('documents', documents):,} documents, {len(paths)} file{'s' * (len(paths) != 1)}")
+
+    def agree(key):
+        """Whether that of each file is what is expected, if it is known."""
+        return all(a.get(key) in (None, b[key]) for a, b in zip(expected, found))
+
+    whole = sum(map(os.path.getsize, paths)) == n * dtype.itemsize and len(found) == len(expected)
+    known = any('sha256' in part for part in expected)
+    checks = {
+        "the files and their lengths":
+            whole and agree('file') and agree('tokens') and entry.get('tokens', n) == n,
+        f"largest id {largest:,}, vocabulary {meta['vocab_size']:,}": largest < meta['vocab_size'],
+        "checksums" if known else "no checksums to compare with": agree('sha256'),
+    }
+    if 'bytes' in entry:
+        checks["bytes of text"] = entry['bytes'] == n_bytes
+    if documents and 'documents' in entry:
+        checks[f"{END_OF_TEXT} before each document"] = entry['documents'] == documents
+    for what, holds in checks.items():
+        print(f"  {'ok   ' if holds else 'WRONG'} {what}")
+    show_beginnings(paths, dtype, meta['end_of_text'], tokenizer)
+    return all(checks.values())
+
+
+def show_beginnings(paths, dtype, end_of_text, tokenizer):
+    """Print how the first three documents begin."""
+    ids = next(itertools.chain(read_ids(paths, dtype), [np.zeros(0, dtype)]))[:2000]
+    starts = np.flatnonzero(ids == end_of_text)[:4].tolist() or [0]
+    for start, end in list(zip(starts, [*starts[1:], len(ids)]))[:3]:
+        text = tokenizer.decode(ids[start:end][:80].tolist())
+        print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")

@@ -17,11 +17,13 @@ import threading
 
 import numpy as np
 
-from support.read_text import Problem
+from configurator import fail
+from support.read_text import kind_of
 from support.tokenizer import END_OF_TEXT
 
 PORTION = 1 << 20  # characters
 LONGEST = 1 << 24  # characters without a place to cut at, after which they are cut anyway
+IDS = 1 << 22  # of an .npy file, at a time
 
 
 # -----------------------------------------------------------------------------
@@ -67,14 +69,14 @@ def cut_up(pieces, find_cut):
         yield rest
 
 
-def portions(documents, split_at, val_fraction, start=(0, 0, 0)):
+def portions(documents, split_at, split_of, start=(0, 0, 0)):
     """Yield lists of (split, whether a document begins, text), each with the place behind it (file,
     document, characters), from which another run can continue, and how many bytes of the file have been
-    read."""
+    read. split_of(number of the document in its file, its first piece): 'train' or 'val'."""
     portion, size, noted = [], 0, False
     for i, number, pieces, tell in documents:
         first = next(pieces, '')
-        split = split_of(first, val_fraction)
+        split = split_of(number, first)
         pieces = itertools.chain([first], pieces)
         done = 0  # characters of this document
         if (i, number) == tuple(start[:2]):  # some of them in an earlier run
@@ -94,7 +96,7 @@ def portions(documents, split_at, val_fraction, start=(0, 0, 0)):
         yield portion, (i, number, done), read
 
 
-def split_of(text, val_fraction):
+def split_by_hash(text, val_fraction):
     """'train' or 'val', by a hash of how a document begins: it stays there when other documents are
     added."""
     digest = hashlib.blake2b(text[:1 << 16].encode('utf-8', 'replace'), digest_size=8).digest()
@@ -135,10 +137,7 @@ class Encoder:
         for split, begins, text in portion:
             if begins and self.begin is not None:
                 ids[split].append(np.array([self.begin]))
-            try:
-                ids[split].append(self.tokenizer.encode(text))
-            except ValueError as e:  # a vocabulary that lacks a character
-                raise Problem(f"{e}. use --tokenizer=byte, or another that has every character")
+            ids[split].append(self.tokenizer.encode(text))
             documents[split] += begins
             look_alikes += text.count(END_OF_TEXT)
         found = {}
@@ -153,7 +152,7 @@ def encode_in_order(portions, workers, encoder):
     by that many processes. Only a few portions are in memory at a time."""
     if workers == 1:
         for portion, *where in portions:
-            yield *encoder.encode(portion), *where
+            yield *result_of(encoder.encode, portion), *where
         return
     # a forked process has the tokenizer at once; where fork is not safe, a new Python imports the script
     # again and is sent the tokenizer
@@ -166,14 +165,21 @@ def encode_in_order(portions, workers, encoder):
             waiting.append((pool.submit(encode_here, portion), where))
             if len(waiting) > 2 * workers:
                 future, where = waiting.popleft()
-                yield *future.result(), *where
+                yield *result_of(future.result), *where
         for future, where in waiting:
-            yield *future.result(), *where
+            yield *result_of(future.result), *where
     except concurrent.futures.process.BrokenProcessPool:
-        raise Problem(f"one of the {workers} workers was killed (out of memory?). run it again with fewer "
-                      "--workers: it continues where it stopped")
+        fail(f"one of the {workers} workers was killed (out of memory?). run it again with fewer --workers: it "
+             "continues where it stopped")
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def result_of(encode, *args):
+    try:
+        return encode(*args)
+    except ValueError as e:  # a vocabulary that lacks a character
+        fail(f"{e}. use --tokenizer=byte, or another that has every character")
 
 
 def count_cores():
@@ -200,3 +206,36 @@ def exit_with_parent():
 
 def encode_here(portion):
     return worker_encoder.encode(portion)
+
+
+# -----------------------------------------------------------------------------
+# token ids in .npy files, as build-nanogpt and others write them: they are copied, not encoded
+
+
+def are_ids(files):
+    """Whether the files hold ids; an error if only some do."""
+    n = sum(kind_of(file.path) == 'npy' for file in files)
+    if 0 < n < len(files):
+        fail(f"text and token ids in one dataset ({n} of {len(files)} files are .npy). name one kind with "
+             "--input")
+    return n > 0
+
+
+def read_npy(files, encoder, start):
+    """What encode_in_order() yields, from files of ids: those with val in their name are the validation
+    split."""
+    for i, file in enumerate(files[start[0]:], start[0]):
+        try:
+            ids = np.load(file.path, mmap_mode='r', allow_pickle=False)
+            if ids.ndim != 1 or ids.dtype.kind not in 'ui':
+                raise ValueError(f"{ids.dtype} of the shape {ids.shape}, not a row of token ids")
+            if ids.min() < 0 or ids.max() >= encoder.tokenizer.n_vocab:
+                raise ValueError(f"the tokenizer has {encoder.tokenizer.n_vocab} ids, not the id {ids.max()}")
+        except (ValueError, OSError, EOFError) as e:
+            fail(f"{file.path} cannot be read ({' '.join(str(e).split())[:100]}). save it with numpy.save as "
+                 "uint16 or uint32, or name the right --tokenizer")
+        split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
+        for at in range(start[2] if i == start[0] else 0, len(ids), IDS):
+            block = ids[at:at + IDS].astype(encoder.dtype)
+            place = i, 0, at + len(block)
+            yield {split: (block, encoder.count_documents(block))}, 0, place, place[2] * ids.dtype.itemsize

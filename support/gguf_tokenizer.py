@@ -8,7 +8,7 @@ import json
 from support.chat_format import chat_format
 from support.hf_export_tokenizer import merges_of, oniguruma
 from support.hf_tokenizer import bytes_to_unicode
-from support.learn_bpe import PATTERN
+from support.tokenizer import PATTERN
 from support.tokenizer import END_OF_TEXT, make_tokenizer
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens

@@ -3,7 +3,7 @@
 import os
 
 from configurator import fail
-from support.hf_download import one_line
+from support.hub_datasets import one_line
 
 
 def check(name):

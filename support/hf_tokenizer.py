@@ -1,31 +1,34 @@
-"""A Hugging Face tokenizer.json, read by the `tokenizers` package."""
+"""A Hugging Face tokenizer.json, read by the `tokenizers` package, and the alphabet that such files use."""
 
 import json
 import re
 
 import numpy as np
 
-from configurator import fail
-from support.same_tokenizer import PROBE
-from support.tokenizer import END_OF_TEXT
+END_OF_TEXT = '<|endoftext|>'
+# a text with a bit of everything, to see what a tokenizer makes of it
+PROBE = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        return  x**2  # caf\u00e9 "
+         "na\u00efve \u00dcber\n\u6771\u4eac \u043f\u0440\u0438\u0432\u0435\u0442 \U0001f600 'tis WE'LL "
+         "they've   spaces \r\n end. ")
+# names that tokenizers give to what begins and ends a text
+BEGIN = r'<\|?(begin_?of_?text|bos|sos|start|s|BOS|SOS)\|?>|\[(BOS|SOS)\]'
+END = r'<\|?(end_?of_?text|eos|eot|end|/s|EOS|EOT)\|?>|</s>|\[(EOS|EOT)\]'
+
+
+def text_of_token(token):
+    """A token as Hugging Face's files have it: a string, or a dict with the string and more; else None."""
+    token = token.get('content') if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 class HFTokenizer:
-    """Before each document stands its beginning-of-sequence token or, if it has none, its end-of-sequence
-    token."""
+    """See support/tokenizer.py for what a tokenizer has. Before each document stands its
+    beginning-of-sequence token or, if it has none, its end-of-sequence token."""
 
     def __init__(self, state):
-        try:
-            import tokenizers
-        except ImportError:
-            fail(f"the tokenizer {state['name']} needs a package that is not installed (tokenizers). pip "
-                 "install tokenizers")
+        import tokenizers
         self._state = state
-        try:
-            self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
-        except Exception as e:  # the package raises Exception itself
-            fail(f"the tokenizer.json of {state['name']} cannot be read ({str(e)[:120]}). download or save "
-                 "it again")
+        self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
@@ -41,11 +44,9 @@ class HFTokenizer:
         self.split_at = 'words' if self.splits_at_words() else 'nowhere'
 
     def id_of(self, token):
-        """The id of a special token as tokenizer_config.json names it, a string or a dict; None if there is
-        none, or if it is part of the text, as the character that our exports name."""
-        if isinstance(token, dict):
-            token = token.get('content')
-        id = self.vocab.get(token) if isinstance(token, str) else None
+        """The id of a special token as tokenizer_config.json names it; None if there is none, or if it is
+        part of the text, as the character that our exports name."""
+        id = self.vocab.get(text_of_token(token))
         return None if id in self.added and not self.added[id].special else id
 
     def splits_at_words(self):
@@ -95,14 +96,9 @@ class HFTokenizer:
         return dict(self._state)
 
 
-# names that tokenizers give to what begins and ends a text
-BEGIN = r'<\|?(begin_?of_?text|bos|sos|start|s|BOS|SOS)\|?>|\[(BOS|SOS)\]'
-END = r'<\|?(end_?of_?text|eos|eot|end|/s|EOS|EOT)\|?>|</s>|\[(EOS|EOT)\]'
-
-
 def guess_special(added):
     """What a tokenizer_config.json would say of the added tokens of a tokenizer.json: {'bos_token': ...}."""
-    names = [token.get('content', '') for token in added if isinstance(token, dict)]
+    names = [text_of_token(token) or '' for token in added]
     found = {}
     for key, pattern in (('bos_token', BEGIN), ('eos_token', END)):
         matching = [name for name in names if re.fullmatch(pattern, name)]

@@ -1,53 +1,155 @@
 """
-Data sets of the Hugging Face Hub: their parquet, .jsonl and .txt files, downloaded one after the other,
-checked, read and removed. A script that would make a data set is never run; the Hub's own parquet
-conversion is read instead.
+What is downloaded: files of models of the Hugging Face Hub, the files of its data sets, and tinyshakespeare.
+A data set's parquet, .jsonl and .txt files are downloaded one after the other, checked, read and removed. A
+script that would make it is never run; the Hub's own parquet conversion is read instead.
 """
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
-import io
 import os
 import re
 import time
+import urllib.request
 
 from configurator import fail
+from support.files import write_whole
 from support.prefetch import Prefetch
-from support.read_text import READABLE, File, Problem, kind_of
 
+# as nanoGPT calls them
+GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}
+TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
+TINYSHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
 WAITS = (1, 2, 5, 10, 30)  # seconds before a download is tried again
 DISK_ERRORS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES
 GLOB_TO_RE = {'**/': '(.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
+def hub():
+    """The package huggingface_hub, without its own lines and bars."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants, errors, utils  # from here on attributes of the package
+    except ImportError:
+        fail("for the Hugging Face Hub a package is needed that is not installed (huggingface_hub). "
+             "pip install huggingface_hub")
+    utils.disable_progress_bars()
+    utils.logging.set_verbosity_error()  # not a line for each of its retries
+    return huggingface_hub
+
+
+def one_line(e):
+    """The message of an exception, for one of ours."""
+    return ' '.join(str(e).split())[:150]
+
+
+def explain(e, kind, what, remedy):
+    """End with one line: because of the exception e of huggingface_hub's there is no `what`."""
+    errors, endpoint = hub().errors, hub().constants.ENDPOINT
+    status = getattr(getattr(e, 'response', None), 'status_code', None)
+    if isinstance(e, errors.GatedRepoError):
+        problem = f"{what} is open only to those who accepted its terms at {endpoint}"
+        remedy = "accept them, then: hf auth login"
+    elif isinstance(e, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError,
+                        errors.HFValidationError)):
+        problem = f"no such {kind} at {endpoint} ({what})"
+        remedy = "name OWNER/NAME as it is written there; for a private one: hf auth login"
+    elif isinstance(e, errors.EntryNotFoundError) and status:
+        problem = f"{endpoint} has no {what}"
+    else:  # the network has many ways to fail, and they have no common class
+        why = f"{type(e).__name__}: {one_line(e)}"
+        problem = f"{what} cannot be had, {endpoint} does not answer as it should ({why})"
+        remedy = f"go online or try again, or {remedy}"
+    fail(f"{problem}. {remedy}", everywhere=True)
+
+
 # -----------------------------------------------------------------------------
-# which files
+# files of a model
+
+
+def is_hub_name(source):
+    """Whether `source` may name a model on the Hub: gpt2 and its sisters, OWNER/NAME, OWNER/NAME@REVISION."""
+    if os.path.exists(source) or source.endswith(('.pt', '.bin', '.safetensors')):
+        return False
+    return source in GPT2_NAMES or bool(re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source))
+
+
+def is_folder(source):
+    return os.path.isfile(os.path.join(source, 'config.json'))
+
+
+def repo_of(source):
+    """'gpt2' -> ('openai-community/gpt2', None); 'a/b@main' -> ('a/b', 'main')"""
+    repo, _, revision = GPT2_NAMES.get(source, source).partition('@')
+    return repo, revision or None
+
+
+def has_file(source, name):
+    """Whether the model `source` has the file `name`, without downloading it."""
+    if os.path.isdir(source):
+        return os.path.isfile(os.path.join(source, name))
+    repo, revision = repo_of(source)
+    try:
+        return hub().HfApi().file_exists(repo, name, revision=revision)
+    except Exception:  # only a better message depends on it
+        return False
+
+
+def get_file(source, name, needed=True):
+    """The path of the file `name` of the model `source`: in a folder, in Hugging Face's cache, or downloaded.
+    If the model has no such file: an error if it is needed, else None."""
+    if os.path.isdir(source):
+        path = os.path.join(source, name)
+        if needed and not os.path.isfile(path):
+            fail(f"no {name} in {source}. name a folder that transformers' save_pretrained or export.py "
+                 "wrote")
+        return path if os.path.isfile(path) else None
+    package, (repo, revision) = hub(), repo_of(source)
+    errors, what = package.errors, f"{name} of {source}"
+    try:
+        return package.hf_hub_download(repo, name, revision=revision)
+    except errors.LocalEntryNotFoundError as e:  # neither the cache nor the Hub has an answer
+        cached = package.try_to_load_from_cache(repo, name, revision=revision)
+        if cached is None:  # nanoGPT's users have it as plain gpt2
+            cached = package.try_to_load_from_cache(source.partition('@')[0], name)
+        if isinstance(cached, str):
+            return cached
+        if not needed and cached is not None:  # the cache knows that there is no such file
+            return None
+        if not needed and isinstance(e.__cause__, errors.OfflineModeIsEnabled):
+            get_file(source, 'config.json')  # the model is in the cache, this file was never asked for
+            return None
+        explain(e.__cause__ or e, 'model', what, "name a folder")
+    except Exception as e:
+        if not needed and isinstance(e, errors.EntryNotFoundError):
+            return None
+        explain(e, 'model', what, "name a folder")
+
+
+# -----------------------------------------------------------------------------
+# which files of a data set
+
+
+@dataclasses.dataclass
+class File:
+    """A file with text, of this machine or of a data set of the Hub."""
+    path: str
+    size: int
+    stamp: str  # changes when the content does: the time it was modified, or the Hub's checksum
+    repo: str = None  # of the Hub
+    revision: str = None
 
 
 def find_files(spec):
     """The files of OWNER/NAME[@REVISION][:CONFIG][:SPLIT], with sizes and checksums."""
     try:
-        from huggingface_hub import HfApi, constants, errors
-    except ImportError:
-        fail(f"to read hf:{spec} a package is needed that is not installed (huggingface_hub). "
-             "pip install huggingface_hub pyarrow")
-    endpoint = constants.ENDPOINT
-    try:
-        return ask_hub(spec, endpoint, HfApi(), errors)
-    except errors.GatedRepoError:
-        fail(f"hf:{spec} is open only to those who accepted its terms at {endpoint}. accept them, "
-             "then: hf auth login")
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
-        fail(f"no such data set at {endpoint} (hf:{spec}). name OWNER/NAME as it is written there; "
-             "for a private one: hf auth login")
-    except Exception as e:  # the network has many ways to fail, and they have no common class
-        what = f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
-        fail(f"cannot get the list of files of hf:{spec} from {endpoint} ({what}). "
-             "go online and run it again, or name files on this machine with --input")
+        return ask_hub(spec, hub().HfApi())
+    except Exception as e:
+        explain(e, 'data set', f'hf:{spec}', "name files on this machine with --input")
 
 
-def ask_hub(spec, endpoint, api, errors):
+def ask_hub(spec, api):
     repo, config, split = (spec.split(':') + ['', ''])[:3]
     repo, _, revision = repo.partition('@')
     if config in ('train', 'validation', 'test') and not split:
@@ -55,38 +157,29 @@ def ask_hub(spec, endpoint, api, errors):
     info = api.dataset_info(repo, revision=revision or None)
     paths, configs = choose_files(info, config, split)
     if not paths and not revision:  # made by a script or from archives: the Hub keeps its own conversion
-        with contextlib.suppress(errors.RevisionNotFoundError):
+        with contextlib.suppress(hub().errors.RevisionNotFoundError):
             info = api.dataset_info(repo, revision='refs/convert/parquet')
             paths, more = choose_files(info, config, split)
             configs |= more
     if not paths:
-        fail(f"no parquet or text files of that name in hf:{spec} at {endpoint}. "
+        fail(f"no parquet or text files of that name in hf:{spec} at {hub().constants.ENDPOINT}. "
              f"name one of its configurations: {', '.join(sorted(configs)) or 'none was found'}")
-    files = []
+    found = {}
     for i in range(0, len(paths), 500):
-        some = paths[i:i + 500]
-        found = api.get_paths_info(repo, some, revision=info.sha, repo_type='dataset')
-        found = {file.path: file for file in found}
-        files += [as_file(found[path], repo, info.sha) for path in some]
-    return files
-
-
-def as_file(found, repo, revision):
-    checksum = str(found.lfs.sha256 if found.lfs else found.blob_id)
-    # it becomes part of a file's name, and a mirror may answer anything
-    if not re.fullmatch('[0-9a-f]{40}|[0-9a-f]{64}', checksum) or not isinstance(found.size, int):
-        raise ValueError(f"{found.path[:60]} has no checksum or size that can be ({checksum[:20]!r})")
-    return File(found.path, found.size, checksum, repo, revision)
+        some = api.get_paths_info(repo, paths[i:i + 500], revision=info.sha, repo_type='dataset')
+        found |= {file.path: file for file in some}
+    stamps = {path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in found.items()}
+    return [File(path, found[path].size, stamps[path], repo, info.sha) for path in paths]
 
 
 def choose_files(info, config, split):
     """The readable files of a configuration and a split ('' for the default ones), and the names of the
     data set's configurations. The card describes both; without it the names of folders and files have to
     tell."""
-    names = sorted(file.rfilename for file in info.siblings if re.search(READABLE, file.rfilename))
-    names = [name for name in names if not name.startswith(('README', 'LICENSE'))]
-    tables = [name for name in names if name.endswith('.parquet')]
-    names = tables or [name for name in names if kind_of(name) in ('txt', 'jsonl')]
+    every = sorted(file.rfilename for file in info.siblings)
+    tables = [name for name in every if name.endswith('.parquet')]
+    texts = [name for name in every if re.search(r'\.(txt|jsonl)(\.gz|\.zst)?$', name)]
+    names = [name for name in tables or texts if not name.startswith(('README', 'LICENSE'))]
 
     entries = (info.card_data or {}).get('configs') or []
     described = {str(entry.get('config_name')): entry.get('data_files') or []
@@ -145,65 +238,40 @@ def local_paths(files, first, folder):
         for i in range(first, len(files)):
             path = next(ahead)
             yield i, path
-            os.remove(path)
+            remove(path)
     finally:
         ahead.close()
 
 
 def download(file, folder):
-    """Download a File of the Hub into `folder`, continuing with what is there of it. Returns its path
-    once size and checksum are right; raises Problem if that does not happen."""
-    import huggingface_hub
-    huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.utils.logging.set_verbosity_error()
-    # another version of a file gets another name
-    path = os.path.join(folder, f'{file.stamp[:16]}_{os.path.basename(file.path)}')
-    os.makedirs(folder, exist_ok=True)
+    """Download a File of the Hub into `folder`, a cache of huggingface_hub's. Returns its path once size and
+    checksum are right; ends with status 2 if that does not happen."""
     for wait in (*WAITS, None):
         try:
-            download_rest(file, path)
+            path = hub().hf_hub_download(file.repo, file.path, repo_type='dataset', revision=file.revision,
+                                         cache_dir=folder)
             if os.path.getsize(path) == file.size and checksum(path, file) == file.stamp:
                 return path
-            what = f"{os.path.getsize(path):,} bytes of {file.size:,} came, with the wrong checksum"
-            os.remove(path)
+            remove(path)
+            problem = ValueError("what came has the wrong checksum")
         except Exception as e:  # the network has many ways to fail, and they have no common class
+            problem = e
             if getattr(e, 'errno', None) in DISK_ERRORS:
                 raise
-            what = f"{type(e).__name__}: {' '.join(str(e).split())[:150]}"
             if getattr(getattr(e, 'response', None), 'status_code', None) in (401, 403, 404):
                 break  # it will be the same next time
         if wait is not None:
-            print(f"note: {file.path}: {what}; trying again in {wait} s", flush=True)
+            print(f"note: {file.path}: {one_line(problem)}; trying again in {wait} s", flush=True)
             time.sleep(wait)
-    raise Problem(f"{file.path} of hf:{file.repo} cannot be downloaded from "
-                  f"{huggingface_hub.constants.ENDPOINT} ({what}). "
-                  "run it again: it continues where it stopped")
+    explain(problem, 'data set', f"{file.path} of hf:{file.repo}",
+            "run it again: it continues where it stopped")
 
 
-def download_rest(file, path):
-    """Append to `path` what it lacks. hf_hub_download() would start again after a kill."""
-    import huggingface_hub
-    from huggingface_hub.file_download import http_get
-    url = huggingface_hub.hf_hub_url(file.repo, file.path, repo_type='dataset', revision=file.revision)
-    headers = huggingface_hub.utils.build_hf_headers()
-    with Announced(path, file.size) as f:
-        if f.tell() > file.size:
-            f.truncate(0)
-        http_get(url, f, resume_size=f.tell(), headers=headers, expected_size=file.size)
-
-
-class Announced(io.BufferedWriter):
-    """A file that is appended to, up to the size that was announced: whoever sends more could fill the
-    disk."""
-
-    def __init__(self, path, size):
-        super().__init__(io.FileIO(path, 'a'))
-        self.size = size
-
-    def write(self, data):
-        if self.tell() + len(data) > self.size:
-            raise ValueError(f"more than the {self.size:,} bytes that were announced")
-        return super().write(data)
+def remove(path):
+    """Remove a file of huggingface_hub's cache, where it is a link."""
+    os.remove(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
 
 
 def checksum(path, file):
@@ -213,3 +281,21 @@ def checksum(path, file):
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def find_tinyshakespeare(path):
+    """nanoGPT's first text, at `path`, downloaded if there is no such file."""
+    if not os.path.exists(path):
+        print(f"downloading {TINYSHAKESPEARE}")
+        try:
+            with urllib.request.urlopen(TINYSHAKESPEARE, timeout=60) as response:
+                content = response.read()
+            if hashlib.sha256(content).hexdigest() != TINYSHAKESPEARE_SHA256:
+                raise OSError(f"{len(content):,} bytes with a wrong checksum came")
+        except OSError as e:
+            fail(f"cannot download {TINYSHAKESPEARE} ({getattr(e, 'reason', e)}). put that file at {path}, or "
+                 "name it with --input=FILE")
+        write_whole(path, content)
+    with open(path, 'rb') as f:
+        if hashlib.sha256(f.read()).hexdigest() != TINYSHAKESPEARE_SHA256:
+            print(f"note: {path} is not nanoGPT's tinyshakespeare (its checksum differs); it is used anyway")

@@ -14,7 +14,7 @@ import torch
 
 from configurator import fail
 from model import GPT, GPTConfig
-from support.hf_download import GPT2_NAMES, get_file, has_file, is_hub_name, one_line
+from support.hub_datasets import GPT2_NAMES, get_file, has_file, is_hub_name, one_line
 from support.hf_names import convert, from_config, preset_of, to_config, weight_names
 from support.tokenizer import make_tokenizer
 

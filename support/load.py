@@ -15,9 +15,9 @@ from configurator import fail
 from model import GPT, GPTConfig
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import read_meta, read_tokenizer_state
-from support.hf_download import is_folder, is_hub_name
+from support.hub_datasets import is_folder, is_hub_name
 from support.tokenizer import make_tokenizer
-from support.tokenizer_state import check_tokenizer_state
+from support.tokenizer import check_tokenizer_state
 
 # the types of what may be missing from a checkpoint, as from nanoGPT's
 OPTIONAL = {'optimizer': dict, 'scaler': dict, 'tokenizer': dict, 'evaluation': dict, 'trained_on': dict,

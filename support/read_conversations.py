@@ -6,12 +6,11 @@ Conversations from .jsonl (also .gz, .zst) and .parquet, in the three forms that
     {"instruction": "...", "input": "...", "output": "..."}
 """
 
-import io
 import re
 
 from configurator import fail
-from support.find_text import find_files
-from support.read_text import explain_errors, object_of, open_bytes, open_parquet, read_lines
+from support.read_text import find_files
+from support.read_text import object_of, open_parquet, open_text, read_lines
 
 FROM = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
 
@@ -95,8 +94,7 @@ def rows(path):
         return
     if not re.search(r'\.jsonl(\.gz|\.zst)?$', path):
         fail(f"conversations are read from .jsonl, .jsonl.gz, .jsonl.zst and .parquet ({path}). convert it")
-    content, raw = open_bytes(path)
-    with explain_errors(path), raw, io.TextIOWrapper(content, encoding='utf-8-sig') as f:
+    with open_text(path) as (f, _):
         for number, line in enumerate(read_lines(f, path), 1):
             if line.strip():
                 where = f'{path}:{number}'

@@ -8,7 +8,7 @@ from support import load
 from support.old_knobs import translate
 from support.resumed_fields import check_fields
 from support.run import LAUNCH
-from support.same_tokenizer import same_tokenizer
+from support.tokenizer import same_tokenizer
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 ARCHITECTURE = [name for name in FIELDS if name not in ('vocab_size', 'dropout')]

@@ -72,7 +72,7 @@ def choose_branch(source, out_dir, overwrite, eval_only, tell):
 def choose_weights(source, out_dir, overwrite):
     """The checkpoint, or Hugging Face folder or name, whose weights start a new run."""
     from support import load
-    from support.hf_download import is_hub_name
+    from support.hub_datasets import is_hub_name
     if not os.path.exists(source) and not is_hub_name(source):
         fail(f"init_from is neither a file nor a known word ({source}). use scratch, resume, auto, "
              "resume:PATH, the path of a checkpoint, or a Hugging Face folder or name (gpt2, OWNER/NAME)")

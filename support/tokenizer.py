@@ -13,19 +13,44 @@ Tokenizers. Each one has
                             'words', between a letter and a space
 """
 
+import base64
+import hashlib
+import importlib.util
+import json
+import os
 import re
+import tempfile
 
 import numpy as np
 
 from configurator import fail
-from support.tokenizer_state import KINDS, bytes_per_token
+from support.files import write_whole
+from support.hf_tokenizer import END_OF_TEXT, PROBE, HFTokenizer
 
-END_OF_TEXT = '<|endoftext|>'
+ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a text
+SEPARATORS = (END_OF_TEXT, '<|bos|>')  # what stands before each document; the second: nanochat's
+# what the state of each kind has at least
+KINDS = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str},
+         'ids': {'n_vocab': int}}
+# the pattern of GPT-4's tokenizer, which tiktoken calls cl100k_base; those that prepare.py learns have it too
+PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+           r"\s*[\r\n]|\s+(?!\S)|\s")
 
 
-class ByteTokenizer:
+class Plain:
+    """What the tokenizers without special tokens have in common."""
+    end_of_text, stop_ids, split_at = None, None, 'anywhere'
+
+    def encode_prompt(self, text):
+        return self.encode(text).tolist()
+
+    def special_ids(self):
+        return {}
+
+
+class ByteTokenizer(Plain):
     """The UTF-8 bytes of the text; id 256 stands before each document."""
-    n_vocab, end_of_text, stop_ids, split_at = 257, 256, [256], 'anywhere'
+    n_vocab, end_of_text, stop_ids = 257, 256, [256]
 
     def encode(self, text):
         return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
@@ -40,68 +65,41 @@ class ByteTokenizer:
         parts = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
         return b''.join(parts).decode('utf-8', 'replace')
 
-    def special_ids(self):
-        return {}
-
     def token_bytes(self):
-        return bytes_per_token(self.state())
+        return np.array([1] * 256 + [0])
 
     def state(self):
         return {'kind': 'byte'}
 
 
-class CharTokenizer:
-    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char. A
-    vocabulary from elsewhere may have tokens of several characters, k-mers of DNA say: the longest that fits
-    is taken."""
-    end_of_text, stop_ids, split_at = None, None, 'anywhere'
+class CharTokenizer(Plain):
+    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
 
     def __init__(self, chars):
         self.chars, self.n_vocab = list(chars), len(chars)
-        single = [(ord(c), i) for i, c in enumerate(self.chars) if len(c) == 1]
         self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
-        self.id_of[[code for code, _ in single]] = [i for _, i in single]
-        self.longer = None
-        if len(single) < self.n_vocab:
-            self.longer = {token: i for i, token in enumerate(self.chars) if token}
-            longest_first = sorted(self.longer, key=len, reverse=True)
-            self.pattern = re.compile('|'.join(map(re.escape, longest_first)) + '|.', re.DOTALL)
-            self.split_at = 'nowhere'
+        self.id_of[[ord(c) for c in self.chars]] = np.arange(self.n_vocab)
 
     def encode(self, text):
-        if self.longer is not None:
-            return np.array([self.id_of_token(token) for token in self.pattern.findall(text)], dtype=np.int32)
         ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
         if (ids < 0).any():
             unknown = text[int(np.argmax(ids < 0))]
             raise ValueError(f"character {unknown!r} is not in the vocabulary of {self.n_vocab} characters")
         return ids
 
-    def id_of_token(self, token):
-        if token not in self.longer:
-            raise ValueError(f"no token of the vocabulary begins here ({token!r})")
-        return self.longer[token]
-
-    def encode_prompt(self, text):
-        return self.encode(text).tolist()
-
     def decode(self, ids):
         return ''.join(self.chars[i] for i in ids)
 
-    def special_ids(self):
-        return {}
-
     def token_bytes(self):
-        return bytes_per_token(self.state())
+        return np.array([len(c.encode('utf-8', 'surrogatepass')) for c in self.chars])
 
     def state(self):
-        all_single = all(len(c) == 1 for c in self.chars)
-        return {'kind': 'char', 'chars': ''.join(self.chars) if all_single else self.chars}
+        return {'kind': 'char', 'chars': ''.join(self.chars)}
 
 
-class IdsTokenizer:
+class IdsTokenizer(Plain):
     """For ids that are no text: notes, moves, genes. They are written as numbers."""
-    end_of_text, stop_ids, split_at = None, None, 'nowhere'
+    split_at = 'nowhere'
 
     def __init__(self, n_vocab):
         self.n_vocab = n_vocab
@@ -113,14 +111,8 @@ class IdsTokenizer:
                              f"({text!r})")
         return np.array([int(word) for word in words], dtype=np.uint32)
 
-    def encode_prompt(self, text):
-        return self.encode(text).tolist()
-
     def decode(self, ids):
         return ''.join(f'{i} ' for i in ids)
-
-    def special_ids(self):
-        return {}
 
     def token_bytes(self):
         return np.zeros(self.n_vocab, dtype=np.int64)
@@ -129,12 +121,96 @@ class IdsTokenizer:
         return {'kind': 'ids', 'n_vocab': self.n_vocab}
 
 
+class TiktokenTokenizer:
+    """GPT-2's BPE and the other encodings of the tiktoken package, and those that prepare.py learns."""
+    split_at = 'words'
+
+    def __init__(self, encoding):
+        self.encoding, self.n_vocab = encoding, encoding.n_vocab
+        special = self.special_ids()
+        self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
+        self.end_of_text = special.get(self.separator)
+        self.stop_ids = [special[text] for text in (ASSISTANT_END, END_OF_TEXT) if text in special] or None
+
+    def encode(self, text):
+        # nothing is special in a corpus: text that merely contains <|endoftext|> is text
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
+
+    def encode_prompt(self, text):
+        return self.encoding.encode(text, allowed_special={self.separator}, disallowed_special=())
+
+    def decode(self, ids):
+        try:
+            return self.encoding.decode(ids)
+        except KeyError:  # o200k_base and others have ids without a meaning, which a model may still produce
+            known = {*self.encoding._mergeable_ranks.values(), *self.special_ids().values()}
+            return self.encoding.decode([i for i in ids if i in known])
+
+    def special_ids(self):
+        return dict(self.encoding._special_tokens)
+
+    def token_bytes(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        for token, rank in self.encoding._mergeable_ranks.items():
+            lengths[rank] = len(token)
+        return lengths
+
+    def state(self):
+        e = self.encoding
+        ranks = (base64.b64encode(token) + b' %d\n' % rank for token, rank in e._mergeable_ranks.items())
+        return {'kind': 'tiktoken', 'name': e.name, 'pat_str': e._pat_str,
+                'special_tokens': dict(e._special_tokens), 'ranks': b''.join(ranks)}
+
+
+class WithAddedTokens:
+    """A byte or character tokenizer with special tokens at the end of its vocabulary."""
+
+    def __init__(self, base, added):
+        self.base, self.added, self.split_at = base, list(added), base.split_at
+        self.n_vocab = base.n_vocab + len(self.added)
+        self.end_of_text = base.end_of_text
+        ends = [id for token, id in self.special_ids().items() if token == ASSISTANT_END]
+        self.stop_ids = [*ends, *(base.stop_ids or ())] or None
+
+    def special_ids(self):
+        return {token: self.base.n_vocab + i for i, token in enumerate(self.added)}
+
+    def encode(self, text):
+        return self.base.encode(text)
+
+    def encode_prompt(self, text):
+        ids, special = [], self.special_ids()
+        for part in re.split('(' + '|'.join(map(re.escape, self.added)) + ')', text):
+            ids += [special[part]] if part in special else self.base.encode_prompt(part)
+        return ids
+
+    def decode(self, ids):
+        parts, ordinary = [], []
+        for id in ids:
+            if id < self.base.n_vocab:
+                ordinary.append(id)
+                continue
+            parts += [self.base.decode(ordinary), self.added[id - self.base.n_vocab]]
+            ordinary = []
+        return ''.join([*parts, self.base.decode(ordinary)])
+
+    def token_bytes(self):
+        return np.concatenate((self.base.token_bytes(), np.zeros(len(self.added), dtype=np.int64)))
+
+    def state(self):
+        return {**self.base.state(), 'added': self.added}
+
+
+# -----------------------------------------------------------------------------
+# from a state
+
+
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, meta.json's, or {'kind': 'tiktoken', 'name':
     'gpt2'}."""
+    name = state.get('name', state['kind'])
     try:
         if state.get('added'):
-            from support.added_tokens import WithAddedTokens
             base = {key: value for key, value in state.items() if key != 'added'}
             return WithAddedTokens(make_tokenizer(base), state['added'])
         if state['kind'] == 'byte':
@@ -144,15 +220,116 @@ def make_tokenizer(state):
         if state['kind'] == 'ids':
             return IdsTokenizer(state['n_vocab'])
         if state['kind'] == 'hf':
-            from support.hf_tokenizer import HFTokenizer
             return HFTokenizer(state)
-        if state['kind'] == 'tiktoken':
-            from support.tiktoken_tokenizer import from_state
-            return from_state(state)
+        if 'ranks' not in state:
+            return TiktokenTokenizer(get_encoding(name))
+        import tiktoken
+        ranks = read_ranks(state['ranks'], state['special_tokens'])
+        return TiktokenTokenizer(tiktoken.Encoding(
+            name, pat_str=state['pat_str'], mergeable_ranks=ranks, special_tokens=state['special_tokens']))
+    except ImportError as e:
+        fail(f"the tokenizer {name} needs a package that is not installed ({e.name}). pip install {e.name}")
     except Exception as e:  # the state may come from anywhere, and each package has errors of its own
-        fail(f"the tokenizer {state.get('name', state['kind'])} cannot be made ({type(e).__name__}: "
-             f"{str(e)[:120]}). run prepare.py for its dataset again, or take another checkpoint")
-    fail(f"unknown kind of tokenizer ({state['kind']!r}). this flatgpt knows {', '.join(KINDS)}")
+        fail(f"the tokenizer {name} cannot be made ({type(e).__name__}: {str(e)[:120]}). run prepare.py for "
+             "its dataset again, or save its tokenizer.json again")
+
+
+def read_ranks(content, special_tokens):
+    """{token: id} of a tokenizer.tiktoken. ValueError for one that tiktoken would panic about, or take."""
+    content = content.encode() if isinstance(content, str) else content
+    lines = [line.split() for line in content.splitlines()]
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    ids = {*ranks.values(), *special_tokens.values()}
+    if len(ids) < len(lines) + len(special_tokens) or any(bytes([b]) not in ranks for b in range(256)):
+        raise ValueError("its file is damaged: each byte and each id should be there, and once")
+    return ranks
+
+
+def get_encoding(name):
+    """tiktoken's own encoding `name`, from its cache or the network. If neither has it, say which file to put
+    where."""
+    import tiktoken
+    if name not in tiktoken.list_encoding_names():
+        names = ', '.join(sorted(tiktoken.list_encoding_names()))
+        fail(f"no such tokenizer ({name}). use char, byte or one of tiktoken's: {names}")
+    try:
+        return tiktoken.get_encoding(name)
+    # errors of the requests package are OSErrors; a page in its place: ValueError
+    except (OSError, ValueError) as e:
+        url = getattr(getattr(e, 'request', None), 'url', None)
+        urls = gpt2_urls() if name == 'gpt2' else [url] if url else []
+        where = ' and '.join(f"{url} as {cache_path(url)}" for url in urls) or 'its files'
+        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
+             f"({type(e).__name__}). on a machine with a network, download {where} (TIKTOKEN_CACHE_DIR names "
+             "another folder), or use --tokenizer=byte")
+
+
+def gpt2_urls():
+    folder = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
+    return [folder + 'vocab.bpe', folder + 'encoder.json']
+
+
+def cache_path(url):
+    """Where tiktoken keeps what it downloaded from `url`."""
+    folder = os.environ.get('TIKTOKEN_CACHE_DIR') or os.environ.get('DATA_GYM_CACHE_DIR')
+    folder = folder or os.path.join(tempfile.gettempdir(), 'data-gym-cache')
+    return os.path.join(folder, hashlib.sha1(url.encode()).hexdigest())
+
+
+# -----------------------------------------------------------------------------
+# questions about a state
+
+
+def check_tokenizer_state(state):
+    """Raise AssertionError if `state`, which a file brought, is not one that make_tokenizer() knows."""
+    assert isinstance(state, dict) and isinstance(state.get('kind'), str), 'no kind of tokenizer'
+    assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
+    for name, kind in KINDS[state['kind']].items():
+        assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {type(state.get(name))}"
+    added = state.get('added', [])
+    assert isinstance(added, list) and len(added) < 1000, f'added of the tokenizer is {type(added)}'
+    assert all(isinstance(token, str) and token for token in added), 'an added token is no text'
+
+
+def full_state_if_cached(state):
+    """The state of GPT-2's tokenizer with its merges, if tiktoken is installed and has them in its cache;
+    else `state`."""
+    if importlib.util.find_spec('tiktoken') and all(os.path.exists(cache_path(url)) for url in gpt2_urls()):
+        return make_tokenizer(state).state()
+    return state
+
+
+def token_bytes(state, vocab_size):
+    """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
+    tokenizer's package is not installed or its files are not at hand."""
+    package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'])
+    at_hand = not package or importlib.util.find_spec(package) and ('ranks' in state or 'json' in state)
+    if state['kind'] == 'ids' or not at_hand:
+        return None
+    found = make_tokenizer(state).token_bytes()[:vocab_size]
+    return np.pad(found, (0, vocab_size - len(found)))
+
+
+def same_tokenizer(a, b):
+    """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
+    if a is None or b is None or a == b:
+        return True
+    if a['kind'] == b['kind'] == 'char':  # nanoGPT's meta.pkl has a list, ours may have a string
+        return list(a['chars']) == list(b['chars'])
+    if a['kind'] == b['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b):
+        return a.get('name') == b.get('name')
+    if a['kind'] == b['kind'] != 'hf' or 'ids' in (a['kind'], b['kind']):
+        return False
+    # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: compare what they make of a text
+    chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)
+    try:
+        if a['kind'] == b['kind'] and json.loads(a['json']) == json.loads(b['json']):
+            return True
+        a, b = make_tokenizer(a), make_tokenizer(b)
+        texts = [PROBE] if chars is None else chars
+        return all(np.array_equal(a.encode(text), b.encode(text)) for text in texts)
+    except ValueError:  # a character that one of them lacks
+        return False
 
 
 def empty_prompt(tokenizer):
@@ -166,3 +343,43 @@ def empty_prompt(tokenizer):
         except ValueError:
             pass
     return [0]
+
+
+# -----------------------------------------------------------------------------
+# a tokenizer's own files in the folder of a dataset: what is too long for meta.json
+
+# by their key in the tokenizer's state
+TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
+
+
+def read_files(folder, state, checksums):
+    """Put the contents of the files that `state` names in their places. checksums: {file: sha256}."""
+    for key in TOKENIZER_FILES:
+        if f'{key}_file' not in state:
+            continue
+        path = os.path.join(folder, os.path.basename(str(state.pop(f'{key}_file'))))
+        try:
+            with open(path, 'rb') as f:
+                content = f.read()
+            state[key] = content if key == 'ranks' else content.decode()
+            expected = checksums.get(os.path.basename(path))
+            if expected and hashlib.sha256(content).hexdigest() != expected:
+                raise ValueError("its checksum is not the one in meta.json")
+        except (OSError, ValueError) as e:
+            fail(f"the tokenizer's file is damaged ({path}: {e}). run prepare.py for this dataset again")
+
+
+def write_tokenizer(folder, tokenizer, dtype):
+    """What meta.json says of a tokenizer whose ids are stored as `dtype`; what is too long for it is written
+    to files in `folder`. Returns two dicts, the second with the files' checksums if there are any."""
+    state, checksums = tokenizer.state(), {}
+    for key, file in TOKENIZER_FILES.items():
+        if state.get(key) is not None:
+            content = state.pop(key)
+            content = content if isinstance(content, bytes) else content.encode()
+            write_whole(os.path.join(folder, file), content)
+            state[f'{key}_file'] = file
+            checksums[file] = hashlib.sha256(content).hexdigest()
+    meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+            'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32'}
+    return meta, {'checksums': checksums} if checksums else {}

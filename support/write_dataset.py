@@ -4,33 +4,23 @@ far they have come; a run that is killed at any point can be continued. The fini
 places at the end.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
+import re
 import shutil
+import sys
 import time
 
-import numpy as np
-
 from configurator import fail
-from support.dataset_folder import remove_unfinished
+from support.dataset_meta import read_ids
 from support.encode_text import Encoder
-from support.files import sync_folder, write_whole
-from support.tokenizer import make_tokenizer
-from support.tokenizer_files import write_tokenizer
+from support.files import lock, sync_folder, write_whole
+from support.tokenizer import TOKENIZER_FILES, make_tokenizer, write_tokenizer
 
 SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
-
-
-def read_ids(paths, dtype, start=0):
-    """Yield the token ids in the files from number `start` on, some at a time."""
-    for path in paths:
-        n = os.path.getsize(path) // dtype.itemsize
-        with open(path, 'rb') as f:
-            f.seek(min(start, n) * dtype.itemsize)
-            while block := f.read(1 << 22):
-                yield np.frombuffer(block, dtype)
-        start = max(0, start - n)
 
 
 # -----------------------------------------------------------------------------
@@ -226,6 +216,27 @@ def read_so_far(files, place):
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
+def with_progress(results, draft, max_tokens):
+    """The results, which the caller adds to the draft, while it is told how far that is: by tqdm's bar on a
+    terminal, elsewhere by a line every ten seconds."""
+    sizes = [0, *itertools.accumulate(file.size for file in draft.files)]
+    bar, shown, total = None, time.time(), max_tokens or max(1, sizes[-1])
+    if sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+            bar = tqdm(total=total, unit=' tokens' if max_tokens else 'B', unit_scale=True)
+    for *result, bytes_read in results:
+        yield result
+        done = draft.splits['train'].tokens if max_tokens else sizes[draft.place[0]] + bytes_read
+        if bar is not None:
+            bar.update(done - bar.n)
+        elif time.time() > shown + 10:
+            shown = time.time()
+            print(f"{draft.tokens():,} tokens, {done / total:.0%}", flush=True)
+    if bar is not None:
+        bar.close()
+
+
 # -----------------------------------------------------------------------------
 # at the end
 
@@ -269,3 +280,84 @@ def move_end(draft, source, target, n):
     source.close()
     # open it as a run that was interrupted here would do
     draft.splits[source.name] = draft.split(source.name, **source.state())
+
+
+# -----------------------------------------------------------------------------
+# the folder: one writer at a time, and files that take their places together
+
+
+@contextlib.contextmanager
+def only_writer(folder):
+    """Only this process writes into `folder` meanwhile. At the end what cannot be continued is removed, and so
+    is the folder if there is nothing in it."""
+    unfinished = os.path.join(folder, 'unfinished')
+    os.makedirs(folder, exist_ok=True)
+    lock_file = lock(folder, 'prepare.py')
+    try:
+        yield
+    finally:
+        if not os.path.exists(os.path.join(unfinished, 'progress.json')):
+            remove_unfinished(unfinished)
+        if set(os.listdir(folder)) <= {'.lock'}:
+            shutil.rmtree(folder)
+        if lock_file:
+            lock_file.close()
+
+
+def remove_unfinished(unfinished):
+    """Remove what cannot be continued; downloads can."""
+    for entry in os.listdir(unfinished) if os.path.isdir(unfinished) else ():
+        path = os.path.join(unfinished, entry)
+        if os.path.isdir(path) and entry != 'download':
+            shutil.rmtree(path)
+        elif entry != 'download':
+            os.remove(path)
+    with contextlib.suppress(OSError):  # not empty
+        os.rmdir(unfinished)
+
+
+def check_room(folder, draft, max_tokens):
+    """Exit before hours of work if what will be written cannot fit on the disk."""
+    itemsize = draft.encoder.dtype.itemsize
+    kind = draft.encoder.tokenizer.state()['kind']
+    per_byte = {'byte': 2, 'char': 0.5}.get(kind, itemsize / 8)  # of text, at least
+    needed = 0
+    for file in draft.files:
+        packed = 2 if re.search(r'\.(gz|zst|parquet)$', file.path) else 1
+        needed += file.size * packed * per_byte
+    if max_tokens:
+        needed = min(needed, max_tokens * itemsize)
+    needed -= draft.tokens() * itemsize
+    downloads = [file.size for file in draft.files if file.repo]
+    needed += sum(sorted(downloads)[-3:])  # one is read, two are downloaded meanwhile
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        fail(f"too little room in {folder} (at least {needed / 1e9:.1f} GB will be written, "
+             f"{free / 1e9:.1f} GB are free). make room, or use --data_dir=ANOTHER, or --max_tokens")
+
+
+def move_into_place(folder, unfinished, meta, settings):
+    """Move the files of `unfinished` to their places in `folder`. meta.json says that a folder is
+    complete, so meanwhile it says the opposite, and what is to be done: after a kill at any point the
+    next run does the rest."""
+    path = os.path.join(folder, 'meta.json')
+    waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta}
+    write_whole(path, json.dumps(waiting).encode())
+    # name in unfinished/: name here
+    places = {file: file for file in [*TOKENIZER_FILES.values(), 'meta.pkl']}
+    for name, entry in meta['splits'].items():
+        if 'chat' in meta:
+            places.update({f'{name}{ending}': f'{name}{ending}' for ending in ('.mask', '.starts')})
+        if 'shards' in entry:
+            places.update({shard['file']: shard['file'] for shard in entry['shards']})
+        else:
+            places[f'{name}_000000.bin'] = f'{name}.bin'
+    for source, target in places.items():
+        if os.path.exists(os.path.join(unfinished, source)):
+            os.replace(os.path.join(unfinished, source), os.path.join(folder, target))
+    for file in os.listdir(folder):  # of the dataset that was here before
+        ours = re.fullmatch(r'(train|val)((_\d{6})?\.bin|\.mask|\.starts)', file)
+        if ours and file not in places.values():
+            os.remove(os.path.join(folder, file))
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_whole(path, json.dumps(meta, indent=1).encode())

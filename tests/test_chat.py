@@ -428,7 +428,7 @@ def test_ollamas_template_rendered_by_go_gives_the_same_tokens(tmp_path):
 @pytest.mark.parametrize('rows, flags, what', [
     ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'is empty'),
     ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
-    ([{'messages': TALK}], ['--part=1/2'], '--part'), ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
+    ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
 def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):
     path = write_rows(tmp_path / 'rows.jsonl', rows)
     result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1',

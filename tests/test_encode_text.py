@@ -14,7 +14,7 @@ from test_read_text import files_of, write
 
 from dataset import Dataset
 from support import encode_text, read_text
-from support.tiktoken_tokenizer import TiktokenTokenizer
+from support.tokenizer import TiktokenTokenizer
 from support.tokenizer import ByteTokenizer
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll naïve 漢字漢字 🙂🙂 <|endoftext|> end "
@@ -46,10 +46,13 @@ def test_a_run_can_continue_after_each_portion(monkeypatch):
     monkeypatch.setattr(read_text, 'PIECE', 100)
     texts = ['short', TEXT[:950], '', TEXT[500:530], 'x' * 350, TEXT[:99]]
 
+    def split_of(number, text):
+        return encode_text.split_by_hash(text, 0.3)
+
     def portions(cut, start=(0, 0, 0)):
         documents = ((0, i, read_text.slices(text), lambda: 0)
                      for i, text in enumerate(texts) if i >= start[1] and text)
-        return [(portion, place) for portion, place, _ in encode_text.portions(documents, cut, 0.3, start)]
+        return [(portion, place) for portion, place, _ in encode_text.portions(documents, cut, split_of, start)]
     for cut in encode_text.CUTS:
         whole = portions(cut)
         assert len(whole) > 5
@@ -102,7 +105,7 @@ def test_every_tokenizer_format_and_number_of_workers_agree(script, tmp_path, bo
         tok = data.tokenizer()
         ids = data.train.windows([0], data.train.n)[0].tolist()
         text = tok.decode([i for i in ids if i != tok.end_of_text])
-        training = [text for text in books if encode_text.split_of(text, 0.1) == 'train']
+        training = [text for text in books if encode_text.split_by_hash(text, 0.1) == 'train']
         assert 'llama' in tokenizer or ''.join(training).startswith(text), tokenizer
         if tokenizer == 'gpt2':
             want = sum(([gpt2.eot_token] + gpt2.encode_ordinary(text) for text in training), [])

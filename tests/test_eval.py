@@ -16,7 +16,7 @@ from dataset import Dataset, sample_starts
 from model import GPT, GPTConfig, load
 from support.evaluate import text_loss, windows
 from support.tokenizer import make_tokenizer
-from support.tokenizer_state import token_bytes
+from support.tokenizer import token_bytes
 
 # some characters have two bytes
 TEXT = ''.join(f"{a} times {b} is {a * b}: \u00e9t\u00e9.\n" for a in range(20) for b in range(20))

@@ -15,7 +15,7 @@ from model import GPT, GPTConfig
 from support import gguf_file, huggingface
 from support.gguf_model import rope_factors
 from support.gguf_tokenizer import PRE, vocabulary
-from support.learn_bpe import learn_bpe
+from support.choose_tokenizer import learn_bpe
 from support.tokenizer import make_tokenizer
 
 gguf = pytest.importorskip('gguf')

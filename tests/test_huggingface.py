@@ -18,8 +18,8 @@ from dataset import Dataset
 from model import GPT, GPTConfig
 from support import huggingface, load
 from support.hf_names import convert, weight_names
-from support.tiktoken_tokenizer import TiktokenTokenizer
-from support.same_tokenizer import same_tokenizer
+from support.tokenizer import TiktokenTokenizer
+from support.tokenizer import same_tokenizer
 from support.tokenizer import make_tokenizer
 
 transformers = pytest.importorskip('transformers')

@@ -13,7 +13,7 @@ from conftest import TEXT, own_process
 from test_read_text import documents_in, files_of, write
 
 from dataset import Dataset
-from support.same_tokenizer import same_tokenizer
+from support.tokenizer import same_tokenizer
 
 
 def prepare(script, where, *args):
@@ -172,68 +172,6 @@ def test_without_network_and_cache_the_error_names_the_files(tmp_path, book):
 
 
 # -----------------------------------------------------------------------------
-# several machines
-
-
-@pytest.mark.parametrize('tokenizer', ['byte', 'char', 'bpe:300'])
-def test_parts_joined_are_the_bytes_of_one_run(script, tmp_path, tokenizer):
-    if 'bpe' in tokenizer:
-        pytest.importorskip('tokenizers')
-    (tmp_path / 'in').mkdir()
-    rng = random.Random(3)
-    for i in range(9):
-        texts = [f'{i} {n}' + TEXT[n * 10:n * 10 + rng.randrange(2000)] for n in range(20)]
-        write(tmp_path / 'in' / f'all.{i}.jsonl', texts)
-    args = [f"--input={tmp_path / 'in'}", f'--tokenizer={tokenizer}', '--shard_tokens=20000',
-            '--val_fraction=0.2']
-    assert prepare(script, tmp_path, 'whole', *args).status == 0
-    for i in (3, 1, 4, 2):
-        if i == 2:
-            with pytest.raises(SystemExit):
-                Dataset('mine', tmp_path / 'data')
-            result = prepare(script, tmp_path, 'mine', '--join')
-            assert result.status == 2 and '2/4' in result.err
-        result = prepare(script, tmp_path, 'mine', *args, f'--part={i}/4')
-        assert result.status == 0 and '--join' in result.out
-    result = prepare(script, tmp_path, 'mine', '--join')
-    assert result.status == 0, result.err
-    assert files_of(tmp_path, 'mine') == files_of(tmp_path, 'whole') and len(files_of(tmp_path, 'mine')) > 4
-    left = {path.name for path in (tmp_path / 'data' / 'mine').iterdir()}
-    assert not any(name.startswith(('part', 'unfinished')) for name in left)
-    whole, joined = (Dataset(name, tmp_path / 'data').meta for name in ('whole', 'mine'))
-    assert whole['splits'] == joined['splits'] and whole['tokenizer'] == joined['tokenizer']
-
-
-def test_more_parts_than_files_and_a_single_document(script, tmp_path, book):
-    assert prepare(script, tmp_path, 'whole', book, '--tokenizer=byte').status == 0
-    for i in (1, 2, 3):
-        assert prepare(script, tmp_path, 'mine', book, '--tokenizer=byte', f'--part={i}/3').status == 0
-    assert prepare(script, tmp_path, 'mine', '--join').status == 0
-    assert files_of(tmp_path, 'mine') == files_of(tmp_path, 'whole')
-    assert set(files_of(tmp_path, 'mine')) == {'train.bin', 'val.bin'}
-
-
-def test_damaged_or_different_parts_are_not_joined(script, tmp_path):
-    (tmp_path / 'in').mkdir()
-    for i in range(2):
-        (tmp_path / 'in' / f'{i}.txt').write_text(TEXT)
-    args = [f"--input={tmp_path / 'in'}", '--tokenizer=byte']
-    prepare(script, tmp_path, 'mine', *args, '--part=1/2')
-    prepare(script, tmp_path, 'mine', *args, '--part=2/2', '--val_fraction=0')
-    result = prepare(script, tmp_path, 'mine', '--join')
-    assert result.status == 2 and '2/2' in result.err and 'other settings' in result.err
-    prepare(script, tmp_path, 'mine', *args, '--part=2/2')
-    path = next((tmp_path / 'data' / 'mine' / 'part_2_of_2').glob('*.bin'))
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
-    result = prepare(script, tmp_path, 'mine', '--join')
-    assert result.status == 2 and 'checksum' in result.err and '--part=2/2' in result.err
-    prepare(script, tmp_path, 'mine', *args, '--part=2/2')
-    assert prepare(script, tmp_path, 'mine', '--join').status == 0
-
-
-# -----------------------------------------------------------------------------
 # --show, --help and mistakes
 
 
@@ -292,9 +230,6 @@ def test_bad_knobs_are_one_line_each(script, tmp_path, book):
     cases = [
         (['mine'], '--input'), (['pystdlib', book], 'name'), (['../x', book], 'name'),
         (['mine', book, '--val_fraction=1'], 'val_fraction'), (['mine', book, '--tokenizer=gpt9'], 'gpt2'),
-        (['mine', book, '--part=0/4'], '--part=1/8'), (['mine', book, '--part=5/4'], 'part'),
-        (['mine', book, '--part=half'], 'part'), (['mine', book, '--part=1/2', '--join'], '--part'),
-        (['shakespeare', '--part=1/2'], '--part'), (['mine', '--join'], '--part=1/8'),
         (['mine', book, '--tokenizer=bpe:100'], '257'), (['mine', book, '--tokenizer=bpe:x'], 'bpe'),
         (['mine', book, '--tokenizer=bpe8192'], 'gpt2'), (['mine', book, '--workers=0'], 'workers'),
         (['mine', book, '--tokenizer=/no/such/tokenizer.json'], '/no/such'),

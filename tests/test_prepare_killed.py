@@ -19,7 +19,7 @@ from conftest import REPO, TEXT, own_process
 from test_read_text import files_of
 
 from dataset import Dataset
-from support import find_text
+from support.hub_datasets import File
 from support.files import lock
 from support.tokenizer import make_tokenizer
 from support.write_dataset import Draft
@@ -31,7 +31,6 @@ import json, os, runpy, sys
 sys.path.insert(0, {repo!r})
 sys.argv = ['prepare.py']
 runpy.run_path({repo!r} + '/prepare.py')  # imports
-import support.show_dataset
 def count(real):
     def call(*args, **kwargs):
         global left
@@ -160,7 +159,7 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize('before', ['nothing', 'another set', 'parts to join'])
+@pytest.mark.parametrize('before', ['nothing', 'another set'])
 def test_killed_at_every_change_of_the_disk(tmp_path, forks, before, capsys):
     (tmp_path / 'in').mkdir()
     # one document: its end becomes val.bin, which takes one step more
@@ -169,13 +168,9 @@ def test_killed_at_every_change_of_the_disk(tmp_path, forks, before, capsys):
     folder, old, whole = (tmp_path / where / 'mine' for where in ('data', 'old', 'whole'))
     if before == 'another set':
         assert forks.run(*args_for(tmp_path, 'old', f'--shard_tokens={len(TEXT) // 3}')) == 0
-    if before == 'parts to join':
-        (tmp_path / 'in' / 'b.txt').write_text(TEXT[::-1])
-        for part in ('1/2', '2/2'):
-            assert forks.run(*args_for(tmp_path, 'old', *more, f'--part={part}')) == 0
     assert forks.run(*args_for(tmp_path, 'whole', *more)) == 0
     want = bytes_of(whole)
-    args = args_for(tmp_path, 'data', *(['--join'] if before == 'parts to join' else more))
+    args = args_for(tmp_path, 'data', *more)
     for k in range(2 if before == 'another set' else 1, 1000, 2):
         shutil.rmtree(folder, ignore_errors=True)
         if before != 'nothing':
@@ -188,7 +183,7 @@ def test_killed_at_every_change_of_the_disk(tmp_path, forks, before, capsys):
             unchanged = before == 'another set' and bytes_of(folder) == bytes_of(old)
             assert unchanged or bytes_of(folder) == want, k
         assert forks.run(*args) == 0 and bytes_of(folder) == want and looks_finished(folder), k
-        assert not list(folder.glob('part*')) and not (folder / 'unfinished').exists()
+        assert not (folder / 'unfinished').exists()
     assert k > 20 and bytes_of(folder) == want
 
 
@@ -308,7 +303,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
 
 
 def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
-    files = [find_text.File('a.txt', 100, '1')]
+    files = [File('a.txt', 100, '1')]
     for number, damaged in enumerate(('train_000000.bin', 'state.json', 'progress.json', None)):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -164,8 +164,8 @@ def bad_parquet(folder):
     pyarrow.parquet.write_table(twice, folder / 'twice.parquet')
     (folder / 'cut.parquet').write_bytes((folder / 'column.parquet').read_bytes()[:-30])
     (folder / 'text.parquet').write_text('not a table')
-    return {'column.parquet': ["'text'", 'content, n', '--text_key'],
-            'twice.parquet': ['more than one'], 'number.parquet': ['int64', '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
+    return {'column.parquet': ["'text'", 'content: string, n: int64', '--text_key'],
+            'twice.parquet': ['or several'], 'number.parquet': ['int64', '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
             'text.parquet': ['no .parquet']}
 
 
