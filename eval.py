@@ -51,10 +51,10 @@ from support.errors import explain_lost_data
 from support.files import read_json, write_json
 from support.tasks import (BUNDLE_URL, accuracy, bundle, core_metric, is_generated, load_task, read_questions,
                            score, score_answers, split_names)
-from support.same_tokenizer import same_tokenizer
+from support.tokenizer import same_tokenizer
 from support.streaming import escape_control_characters
 from support.tokenizer import empty_prompt, make_tokenizer
-from support.tokenizer_state import token_bytes
+from support.tokenizer import token_bytes
 
 problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
                         from_zero='sample_tokens')

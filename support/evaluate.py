@@ -10,7 +10,7 @@ import re
 import numpy as np
 import torch
 
-from support.tokenizer_state import token_bytes
+from support.tokenizer import token_bytes
 
 def windows(n_targets, block_size, stride=None):
     """Windows over the first n_targets targets of a text (its ids from the second one on): an array (n, 3) of
