@@ -110,7 +110,7 @@ import torch
 from dataset import DROPOUT, Loader, hash_seed, sample_starts
 from model import GPT
 from optim import create_optimizer
-from support import checkpoint, devices, distributed, evaluate, log, setup
+from support import checkpoint, devices, distributed, evaluate, log, resume, setup
 from support.guard import Guard
 from support.samples import samples_in_loop
 from support.signals import Stop
@@ -158,7 +158,7 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
-model = run.model_of_checkpoint() if ckpt else GPT(config)
+model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 model.set_memory_saving(activation_checkpointing, run.loss_chunk_size(model))  # 0: logits are small
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)
@@ -166,7 +166,7 @@ scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
                              matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, dtype)
 if run.resuming:  # else only the weights are ckpt's, if there is one
-    run.load_optimizer_state(optimizer, scaler)
+    resume.restore_optimizer(run, optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop
 ddp_model = dist.wrap(model, deterministic)  # trains; `model`, inside it, is evaluated and saved
 if compile:  # tried on one step, gradients dropped; 'auto': off if it fails

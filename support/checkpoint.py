@@ -25,6 +25,9 @@ from support.errors import explain_lost_data
 from support.guard import MAX_IN_A_ROW
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
+# never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout',
+          'peak_flops', 'max_minutes', 'stop_val_loss', 'sample_prompts', 'shard')
 VERSION = 1  # of the keys in a checkpoint
 WHOLE, NOT_BEST, NOT_SAVED = 0, 1, 2  # how a save ended; NOT_BEST: ckpt_best.pt could not be renewed
 # what a new run removes

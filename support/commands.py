@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from support import checkpoint
-from support.run import LAUNCH
+from support.checkpoint import LAUNCH
 
 
 def command(run, args):

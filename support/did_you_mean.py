@@ -4,8 +4,6 @@ import difflib
 import os
 import types
 
-from support.old_knobs import REMOVED
-
 # what other trainers call it -> what it is called here
 ALIASES = dict(
     lr='learning_rate', max_lr='learning_rate', max_grad_norm='grad_clip', clip='grad_clip',
@@ -52,8 +50,6 @@ INSTEAD['tokenizer_path'] = INSTEAD['tokenizer']
 def suggest(name, knobs):
     """The rest of the line about an unknown knob."""
     name = name.replace('-', '_').lower()
-    if name in REMOVED and ('total_batch_size' in knobs or name == 'tasks_dir'):
-        return f"it is gone; use {REMOVED[name]}"
     if ALIASES.get(name) in knobs:
         return f"did you mean --{ALIASES[name]}?"
     script, what = INSTEAD.get(name, (None, None))
@@ -64,8 +60,8 @@ def suggest(name, knobs):
 
 
 def is_known_elsewhere(name, knobs):
-    """Whether a knob was once called that, or is by other trainers."""
-    return name in REMOVED or ALIASES.get(name) in knobs
+    """Whether a knob was called that by other trainers."""
+    return ALIASES.get(name) in knobs
 
 
 def similar(name, knobs, cutoff=0.6):

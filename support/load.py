@@ -2,6 +2,7 @@
 is checked."""
 
 import contextlib
+import glob
 import os
 import pickle
 import re
@@ -31,7 +32,6 @@ def find(source, hub=True):
     if os.path.isfile(source) or (hub and is_hub_name(source)):
         return source
     if not os.path.isdir(source):
-        from support.missing_run import runs
         fail(f"no checkpoint at {source}{runs()}. train first, or name a checkpoint, a run's folder, or a "
              "Hugging Face folder or name (gpt2, OWNER/NAME)")
     path = os.path.join(source, 'ckpt.pt')
@@ -44,10 +44,21 @@ def find(source, hub=True):
         from support import foreign
         path = foreign.newest(source)
     if path is None:
-        from support.missing_run import runs
         fail(f"no checkpoint in {source}{runs()}. train first, or name another folder with --out_dir or "
              "--init_from")
     return path
+
+
+def runs():
+    """The folders here that hold checkpoints, the newest first; '' or 'there is: ...'."""
+    found = {}
+    for path in glob.glob(os.path.join('*', 'ckpt*.pt')):
+        if os.path.exists(path):  # a link's target may be gone
+            folder = os.path.dirname(path)
+            found[folder] = max(found.get(folder, 0), os.path.getmtime(path))
+    names = sorted(found, key=found.get, reverse=True)
+    more = f' and {len(names) - 8} more' if len(names) > 8 else ''
+    return f" (there is: {', '.join(names[:8])}{more})" if names else ' (no folder here has one)'
 
 
 def candidates(out_dir):

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from support import devices, run_plan, setup
+from support import devices, setup
 from support.distributed import Distributed
 from support.memory import Setup
-from support.run import Run
 
 
 class Planned(Distributed):
@@ -30,12 +29,11 @@ class NoData:
 
 def settle(knobs, given, dist, needs_data, elsewhere):
     """The Run that `knobs` ask for in the processes of `dist`. Ends with status 2 if there is a problem."""
-    run = Run(knobs=dict(knobs), kinds=knobs.kinds, asked=dict(knobs), given=given, dist=dist)
+    run = setup.Run(knobs=dict(knobs), kinds=knobs.kinds, asked=dict(knobs), given=given, dist=dist)
     k = run.knobs
     k['wandb_log'] = False  # it need not be installed
     if k['init_from'] != 'scratch':
-        from support.start import find_start
-        run.ckpt, run.resuming, run.branching = find_start(k, Distributed(dist.device))
+        run.ckpt, run.resuming, run.branching = setup.find_start(k, Distributed(dist.device))
     elif not needs_data:
         run.data = NoData
     setup.settle(run)
@@ -50,17 +48,17 @@ def settle(knobs, given, dist, needs_data, elsewhere):
 def overview(run, system=None):
     """The lines of the run plan. system: what stands for the device, if it is not here."""
     k = SimpleNamespace(**run.knobs)
-    notes = run_plan.notes(run)
+    notes = setup.notes(run)
     if run.data is NoData:
         size = 2 * k.max_iters * run.tokens_per_iter  # bytes, as uint16
         data = (f"dataset   {k.dataset} is not here: a vocabulary of {NoData.vocab_size:,}, GPT-2's, is "
                 f"assumed. one epoch of all these tokens takes {size / 1e9:,.2f} GB")
         run.samples_per_epoch = 0
     else:
-        data = run_plan.dataset_line(run, k)
-    system = f"system    {system}, {k.dtype}" if system else run_plan.system_line(run, k)
-    return [data, run_plan.model_line(run, k), run_plan.batch_line(run, k), run_plan.budget_line(run, k),
-            run_plan.schedule_line(run, k), system, *notes]
+        data = setup.dataset_line(run, k)
+    system = f"system    {system}, {k.dtype}" if system else setup.system_line(run, k)
+    return [data, setup.model_line(run, k), setup.batch_line(run, k), setup.budget_line(run, k),
+            setup.schedule_line(run, k), system, *notes]
 
 
 def memory_setup(run, memory):

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import torch
+
 from configurator import check, fail
 from model import GPTConfig
 from support import load
-from support.old_knobs import translate
-from support.resumed_fields import check_fields
-from support.run import LAUNCH
+from support.chat_format import without_chat_tokens
+from support.checkpoint import LAUNCH
 from support.tokenizer import same_tokenizer
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
@@ -49,7 +50,7 @@ def inherit_knobs(run):
         never.add('decay_lr')
     if run.branching and ('max_iters' in run.given or 'budget' in run.given):
         never.add('lr_decay_iters')  # the branch has an end of its own
-    run.changed = inherit(run.knobs, run.kinds, run.given, translate(run.ckpt['config']), never)
+    run.changed = inherit(run.knobs, run.kinds, run.given, run.ckpt['config'], never)
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
     for name, (old, new) in run.changed.items():
         run.dist.print(f"  {name}: {old} -> {new}")
@@ -109,7 +110,6 @@ def data_problems(run):
     if known:
         fits = same_tokenizer(known, data.tokenizer_state)
         if data.packed and not run.resuming:  # finetuning: the roles of conversations may be new
-            from support.chat_format import without_chat_tokens
             fits = fits or same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
             run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
     else:  # nanoGPT's: the size has to do, which may be padded
@@ -154,10 +154,7 @@ def tell_what_changed(run):
 
 def last_evaluation(ckpt):
     found = ckpt.get('evaluation', {})
-    if 'metrics' in found or not found:
-        return found
-    from support.old_knobs import evaluation_of_version_1
-    return evaluation_of_version_1(found)
+    return found if 'metrics' in found else {}  # without: of before the first release
 
 
 def model_of_checkpoint(run):
@@ -165,18 +162,148 @@ def model_of_checkpoint(run):
     changes = {name: run.knobs[name] for name in free_fields(run)}
     model = load.build(run.ckpt, run.knobs['dropout'], **changes)
     if run.config.vocab_size > model.config.vocab_size:
-        from support.grow_vocabulary import grow_vocabulary
         grow_vocabulary(model, run.config.vocab_size, run.knobs['seed'])
     return model
 
 
-def load_optimizer_state(run, optimizer, scaler):
-    from support import optimizer_state
+def restore_optimizer(run, optimizer, scaler):
+    """The optimizer's state, and that of float16's scaler, from the checkpoint of the run."""
     try:
-        optimizer_state.load_optimizer_state(optimizer, run.ckpt, run.dist.print)
+        load_optimizer_state(optimizer, run.ckpt, run.dist.print)
         if run.ckpt.get('scaler') and scaler.is_enabled():
             scaler.load_state_dict(run.ckpt['scaler'])
     except Exception as e:  # a file may say anything
         path = run.ckpt['path']
         fail(f"the optimizer's state in {path} cannot be used ({type(e).__name__}: {e}). take an older "
              f"checkpoint, or start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
+
+
+def is_count(value):
+    return type(value) is int and 0 <= value < 2**62
+
+
+def is_time(value):
+    return type(value) in (int, float) and 0 <= value < 1e12
+
+
+def is_word(value):
+    return isinstance(value, str) and len(value) < 1000
+
+
+def is_plain(value):
+    return value is None or is_word(value) or type(value) in (int, float, bool)
+
+
+def all_are(test):
+    return lambda value: isinstance(value, dict) and len(value) < 1000 and all(map(test, value.values()))
+
+
+def is_evaluation(value):
+    """Evaluator's memory, or that of version 1."""
+    it, names, metrics = value.get('iter'), value.get('names', []), value.get('metrics', value)
+    return (it is None or is_count(it)) and all(map(is_word, metrics)) and (
+        isinstance(names, list) and all(map(is_word, names)) and all_are(is_plain)(metrics))
+
+
+CHECKED = {'seconds': is_time, 'spent': all_are(is_time), 'tokens': is_count, 'bad_steps': is_count,
+          'evaluation': is_evaluation, 'trained_on': all_are(is_plain), 'environment': all_are(is_plain),
+          'wandb_run_id': is_word}
+
+
+def check_fields(ckpt):
+    """End with a line if one of them cannot be."""
+    for name, test in CHECKED.items():
+        try:
+            fine = name not in ckpt or test(ckpt[name])
+        except (AttributeError, TypeError):
+            fine = False
+        if not fine:
+            path = ckpt['path']
+            fail(f"{path} says what cannot be ({name} is {ckpt[name]!r:.80}). take an older checkpoint, or "
+                 f"start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
+
+
+OURS = ('AdamW', 'MuonAdamW')
+
+
+def load_optimizer_state(optimizer, ckpt, tell=print):
+    """Take over the state of a checkpoint. AdamW's and Muon's: the moments, but the options of this run
+    (load_state_dict would silently bring back the old weight_decay, betas and fused). Any other optimizer:
+    its own load_state_dict, all of it. The learning rate is set at every step anyway. Raises AssertionError
+    and others if it does not fit."""
+    state, now = ckpt['optimizer'], type(optimizer).__name__
+    before = ckpt.get('optimizer_class', now if now in OURS else 'AdamW')
+    count = lambda groups: sum(len(group['params']) for group in groups)
+    n = count(optimizer.param_groups)
+    assert count(state['param_groups']) == n, f"it has {count(state['param_groups'])} parameters, not {n}"
+    if before != now and not (before in OURS and now in OURS):
+        tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
+        return
+    if now in OURS:
+        state = state_with_our_options(optimizer, state)
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    state = {**state, 'state': {i: sharded_like(params[i], moments) for i, moments in state['state'].items()}}
+    optimizer.load_state_dict(state)
+    # on a CPU these still are the mapped file, which is about to be replaced
+    for moments in optimizer.state.values():
+        for name, value in moments.items():
+            if torch.is_tensor(value) and value.device.type == 'cpu':
+                moments[name] = value.clone()
+
+
+def state_with_our_options(optimizer, state):
+    """The moments in `state` under the groups of this run."""
+    # before loading, not after: by `fused` torch decides on which device a step counter has to be. The
+    # parameters are counted through all groups, and their order is always the same, however they are divided
+    # into groups
+    groups = optimizer.state_dict()['param_groups']
+    muon = {i for group in groups if group.get('muon') for i in group['params']}
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    adam = ['exp_avg', 'exp_avg_sq']
+    if any(group.get('amsgrad') for group in groups):
+        adam.append('max_exp_avg_sq')
+    kept = {}
+    for i, moments in state['state'].items():
+        if ('momentum_buffer' in moments) != (i in muon):
+            continue  # a matrix that has changed its optimizer starts anew
+        names = ['momentum_buffer'] if i in muon else adam
+        shapes = {name: params[i].shape for name in names} | ({} if i in muon else {'step': ()})
+        found = {name: torch.as_tensor(value).shape for name, value in moments.items()}
+        # the fused update trusts the shapes: with others it would write beyond the end of a tensor
+        assert found == shapes, f'the state of parameter {i} has another shape'
+        finite = all(torch.isfinite(torch.as_tensor(value)).all() for value in moments.values())
+        assert finite, f'the state of parameter {i} is not finite'
+        kept[i] = moments
+    return {'state': kept, 'param_groups': groups}
+
+
+def sharded_like(p, moments):
+    """Moments of a parameter as this process's shards of them, if the parameter is sharded; nothing is
+    sent."""
+    if not hasattr(p, 'to_local'):
+        return moments
+    from torch.distributed.tensor import distribute_tensor
+
+    def shard(value):
+        if not torch.is_tensor(value) or value.shape != p.shape:
+            return value
+        return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
+
+    return {name: shard(value) for name, value in moments.items()}
+
+
+@torch.no_grad()
+def grow_vocabulary(model, vocab_size, seed=0):
+    """Give embedding and head rows for the ids up to vocab_size. A new row is the mean of the old ones and a
+    little noise, so that new tokens begin as likely as the average one, and apart from each other."""
+    generator = torch.Generator().manual_seed(seed)
+    tied = model.transformer.wte.weight is model.lm_head.weight
+    for module in [model.lm_head] if tied else [model.lm_head, model.transformer.wte]:
+        old = module.weight
+        new = old.mean(0, keepdim=True).repeat(vocab_size - old.size(0), 1)
+        noise = torch.randn(new.shape, generator=generator) * old.std() * 0.1
+        module.weight = torch.nn.Parameter(torch.cat((old, new + noise.to(new.dtype))))
+    if tied:
+        model.transformer.wte.weight = model.lm_head.weight
+    model.transformer.wte.num_embeddings = model.lm_head.out_features = vocab_size
+    model.config.vocab_size = vocab_size

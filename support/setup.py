@@ -4,6 +4,9 @@ person can get wrong is checked here, before the model is built, and all problem
 """
 
 import dataclasses
+import math
+import os
+import re
 from types import SimpleNamespace
 
 import torch
@@ -12,12 +15,16 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, devices, folders, run_plan, shared_cpu
+from support import (checkpoint, deterministic, devices, folders, load, masked_loss, resume,
+                     shared_cpu, wandb_log)
+from support.chunked_loss import usable_on
 from support.console import wrap
+from support.document_mask import mask_documents
 from support.errors import explain_out_of_memory
 from support.evaluate import parse_eval_iters, parse_interval
+from support.hub_datasets import is_hub_name
 from support.samples import style_problems
-from support.run import Run
+from support.sharding import shard_problems
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
@@ -32,6 +39,82 @@ BELOW_1E15 = ('learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr', 'min_lr',
               'matrix_weight_decay')
 
 
+@dataclasses.dataclass
+class Run:
+    """The settled plan of a run: what train.py and the files in support/ need to know besides the knobs."""
+    knobs: dict  # settled: no 'auto', and None only where it means something
+    kinds: dict  # {knob: its types}
+    asked: dict  # as they were asked for; goes into checkpoints
+    given: dict  # those that were set by a config file or a flag
+    dist: object
+    ckpt: dict = None  # the checkpoint to start from
+    resuming: bool = False  # its run is continued
+    branching: bool = False  # in another folder, as a run of its own
+    changed: dict = dataclasses.field(default_factory=dict)  # {knob: (before, now)} that were given anew
+    config: GPTConfig = None
+    data: Dataset = None
+    start_iter: int = 0
+    best_val_loss: float = math.inf
+    grad_accum_steps: int = 1  # micro-batches per iteration of one process
+    tokens_per_iter: int = 0  # over all processes
+    tokens_before: int = 0  # what the weights had seen when this run began
+    samples_per_epoch: int = 1
+    decay_start: int = 0  # iteration at which the learning rate begins to fall
+    lrs: dict = dataclasses.field(default_factory=dict)  # the peaks that differ from learning_rate
+    n_params: int = 0
+    checkpoint_bytes: int = 0
+    trained_on: dict = None  # what decides which samples an iteration sees
+    environment: dict = None  # what the bits of a result depend on besides the knobs
+    why: dict = None  # why a device, dtype, ... was chosen
+    overview: list = None  # lines: dataset, model, batch, ...
+    plan: str = ''  # the same with notes, for the console
+    from_scratch: bool = True  # random weights
+
+    @property
+    def continues(self):
+        """Whether out_dir's run is continued, rather than a new one begun."""
+        return self.resuming and not self.branching
+
+    @property
+    def last_evaluation(self):
+        """What the resumed checkpoint was found to be worth."""
+        if not self.continues:
+            return {}
+        return resume.last_evaluation(self.ckpt)
+
+    @property
+    def eval_windows(self):
+        """How many windows of block_size tokens of each split an evaluation reads: {split: number}."""
+        k = SimpleNamespace(**self.knobs)
+        have = {split: tokens.n_windows(k.block_size) for split, tokens in self.data.splits.items()}
+        batches, tokens = parse_eval_iters(k.eval_iters)
+        wanted = batches * k.batch_size or have.get('val', have['train'])
+        if tokens:
+            wanted = max(1, tokens // k.block_size)
+        return {split: min(wanted, n) for split, n in have.items()}
+
+    def loss_divisor(self, it, micro_step):
+        """What the mean loss of a micro-batch is divided by, so that they add up to the iteration's mean."""
+        if not self.data.packed:
+            return self.grad_accum_steps
+        return masked_loss.loss_divisor(self, it, micro_step)
+
+    def loss_chunk_size(self, model):
+        """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
+        tokens, device = self.knobs['batch_size'] * self.knobs['block_size'], self.dist.device
+        memory = devices.memory_of(device)
+        size = devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size, memory)
+        if size:
+            return size if usable_on(model, self.dist) else 0
+        return 0
+
+    def state(self, it):
+        """Its part of a checkpoint."""
+        return {'tokenizer': self.data.tokenizer_state, 'trained_on': self.trained_on,
+                'tokens': self.tokens_before + it * self.tokens_per_iter, 'environment': self.environment,
+                'torch': str(torch.__version__), 'version': checkpoint.VERSION}
+
+
 def resolve(knobs, given, dist):
     """The Run that `knobs` ask for, of which `given` were set by the user. Ends with status 2 if there is a
     problem."""
@@ -42,16 +125,14 @@ def resolve(knobs, given, dist):
         Dataset(k['dataset'], k['data_dir'])  # says what is missing before weights are downloaded
     here = dist.broadcast_object(checkpoint.newest(k['out_dir']) if dist.is_main else None)
     if k['init_from'] != 'scratch' or (here and not k['overwrite'] and not k['eval_only']):
-        from support.start import find_start
         run.ckpt, run.resuming, run.branching = find_start(k, dist)
     settle(run)
     choose_system(run)
     if run.resuming and not k['eval_only']:
-        from support import resume
         resume.tell_what_changed(run)
     explain_out_of_memory(run)
-    run.overview = run_plan.overview(run)
-    run.plan = '\n'.join(wrap(run.overview, indent=10) + wrap(run_plan.notes(run)))
+    run.overview = overview(run)
+    run.plan = '\n'.join(wrap(run.overview, indent=10) + wrap(notes(run)))
     return run
 
 
@@ -59,7 +140,6 @@ def settle(run):
     """What follows from run.knobs, the checkpoint and the dataset."""
     settle_length(run)
     if run.ckpt:
-        from support import resume
         run.from_scratch = False
         resume.take_over(run)
         run.asked = dict(run.knobs)
@@ -67,7 +147,6 @@ def settle(run):
     stop_if(shape_problems(run))
     stop_if(data_problems(run))
     if run.knobs['budget'] is not None:
-        from support.budget import derive_max_iters
         derive_max_iters(run)
     stop_if(schedule_problems(run))
 
@@ -108,13 +187,11 @@ def knob_problems(run):
     if k.sample_interval or k.sample_tokens != 200:
         problems += style_problems(k.sample_tokens)
     if k.wandb_log:
-        from support.wandb_log import wandb_problems
-        problems += wandb_problems()
+        problems += wandb_log.wandb_problems()
     if k.batch_size * k.block_size >= 2**31:
         problems.append(f"batch_size x block_size is out of range ({k.batch_size} x {k.block_size}). use a "
                         "smaller micro-batch and more of them: --gradient_accumulation_steps")
     if k.shard != 1 and k.shard >= 0:
-        from support.sharding import shard_problems
         problems += shard_problems(k.shard, dist.world_size, k.deterministic, dist.device, k.dtype)
     if dist.is_main and not k.eval_only:
         problems += folders.folder_problems(k.out_dir)
@@ -140,12 +217,10 @@ def shape_problems(run):
     if k.total_batch_size:
         counted, unit = k.total_batch_size, k.batch_size * k.block_size * n  # tokens
     if counted % unit:
-        from support.batch_problems import not_a_multiple
         return [*problems, not_a_multiple(k, n)]
     run.grad_accum_steps = counted // unit
     powers_of_two = run.grad_accum_steps.bit_count() == n.bit_count() == 1
     if k.deterministic and not powers_of_two:
-        from support.batch_problems import no_powers_of_two
         problems.append(no_powers_of_two(n, run.grad_accum_steps))
     run.tokens_per_iter = k.batch_size * k.block_size * run.grad_accum_steps * n
     return problems
@@ -169,14 +244,12 @@ def data_problems(run):
     if run.data.packed:
         run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
     if k.document_mask and not run.data.packed:
-        from support.document_mask import mask_documents
         problems += mask_documents(run.data)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter
     dist.assert_same_on_all_ranks(run.trained_on)
     if run.ckpt:
-        from support import resume
         problems += resume.data_problems(run)
     else:
         run.config.vocab_size = run.data.vocab_size
@@ -230,10 +303,8 @@ def choose_system(run):
     run.why = {'device': dist.why_device, 'dtype': why_dtype, 'compile': why_compile}
     knobs['device'] = str(dist.device)
     if knobs['deterministic']:
-        from support.deterministic import make_deterministic
-        make_deterministic(dist.device)
+        deterministic.make_deterministic(dist.device)
     if knobs['shard'] != 1:
-        from support.sharding import shard_problems
         stop_if(shard_problems(knobs['shard'], dist.world_size, False, dist.device, knobs['dtype']))
     dist.assert_same_on_all_ranks({'dtype': knobs['dtype'], 'compile': knobs['compile']})
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(dist.device)}
@@ -243,3 +314,263 @@ def choose_system(run):
     if not knobs['deterministic']:
         run.environment['processes'] = dist.world_size
     run.environment.update(dtype=knobs['dtype'], compile=knobs['compile'], batch_size=knobs['batch_size'])
+
+
+def find_start(k, dist):
+    """(the checkpoint to start from or None, whether its run is continued, whether in another folder). The
+    main process chooses, as a folder may look different to another for a moment; all of them read."""
+    choice = (None, False, False)
+    if dist.is_main:
+        choice = choose(k['init_from'], k['out_dir'], k['overwrite'], k['eval_only'], dist.print)
+    path, resuming, branching = dist.broadcast_object(choice)
+    if path is None:
+        return None, False, False
+    if resuming and not os.path.isfile(path):
+        fail(f"{path} is not there for this process: another run is writing into that folder, or its disk is "
+             "not shared by all machines. wait until it ends, or name a folder that all of them "
+             "see", everywhere=True)
+    ckpt = load.read(path, verify=not resuming)
+    it = ckpt['iter_num']
+    number = checkpoint.NUMBERED.fullmatch(os.path.basename(path))
+    # it would be in the way of the next ones
+    if resuming and not branching and number and int(number[1]) != it:
+        fail(f"{path} holds iteration {it}. rename it to ckpt_{it:08d}.pt, or take it out of the folder")
+    if resuming and 'optimizer' not in ckpt:
+        fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
+             "--out_dir=ANOTHER")
+    return ckpt, resuming, branching
+
+
+def choose(init_from, out_dir, overwrite, eval_only, tell):
+    """(path or None, resuming, branching)"""
+    word, _, source = init_from.partition(':')
+    here = checkpoint.newest(out_dir)
+    if word in ('resume', 'auto') and source and not (word == 'auto' and here):
+        return choose_branch(source, out_dir, overwrite, eval_only, tell), True, True
+    if word in ('resume', 'auto') and here:
+        return load.newest_whole(out_dir, tell), True, False
+    if init_from == 'resume':
+        fail(f"no checkpoint in {out_dir} to resume from{load.runs()}. name the run's folder with --out_dir, or "
+             "use --init_from=auto or scratch")
+    path = None if init_from in ('scratch', 'auto') else choose_weights(init_from, out_dir, overwrite)
+    if here and not overwrite and not eval_only:
+        fail(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
+             "delete it: --overwrite")
+    return path, False, False
+
+
+def choose_branch(source, out_dir, overwrite, eval_only, tell):
+    """The checkpoint of another run, to be continued in a folder of its own."""
+    if checkpoint.newest(out_dir) and not (overwrite or eval_only):
+        fail(f"{out_dir} already holds a run, and resume:{source} would start one. continue it: "
+             "--init_from=auto; keep it: --out_dir=ANOTHER; delete it: --overwrite")
+    if not os.path.isfile(source) and not checkpoint.newest(source):
+        fail(f"no checkpoint at {source}{load.runs()}. name a file such as out/ckpt_00001000.pt, or a run's "
+             "folder for its newest one")
+    path = load.newest_whole(source, tell) if os.path.isdir(source) else source
+    if os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir) and not eval_only:
+        fail(f"resume:{source} names a checkpoint in out_dir itself. continue in another folder: "
+             "--out_dir=ANOTHER")
+    return path
+
+
+def choose_weights(source, out_dir, overwrite):
+    """The checkpoint, or Hugging Face folder or name, whose weights start a new run."""
+    if not os.path.exists(source) and not is_hub_name(source):
+        fail(f"init_from is neither a file nor a known word ({source}). use scratch, resume, auto, "
+             "resume:PATH, the path of a checkpoint, or a Hugging Face folder or name (gpt2, OWNER/NAME)")
+    path = load.find(source)
+    if overwrite and os.path.realpath(os.path.dirname(path)) == os.path.realpath(out_dir):
+        fail(f"--overwrite would delete the checkpoint to start from ({path}). name another --out_dir")
+    return path
+
+
+def not_a_multiple(k, world_size):
+    """k: the knobs. The nearest batches that can be divided."""
+    if k.total_batch_size:
+        tokens = k.batch_size * k.block_size * world_size
+        low = max(1, k.total_batch_size // tokens) * tokens
+        return (f"total_batch_size={k.total_batch_size} is not a multiple of batch_size x block_size x "
+                f"processes = {k.batch_size} x {k.block_size} x {world_size} = {tokens}. nearest: "
+                f"{low} or {low + tokens}")
+    steps = k.gradient_accumulation_steps
+    low = max(1, steps // world_size) * world_size
+    return (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of "
+            f"their number {world_size}. nearest: {low} or {low + world_size}")
+
+
+def no_powers_of_two(world_size, grad_accum_steps):
+    steps = 2 ** ((world_size * grad_accum_steps).bit_length() - 1)
+    return (f"deterministic=True adds pairwise and wants powers of two ({world_size} processes, "
+            f"{grad_accum_steps} micro-batches in each). use 1, 2, 4, ... processes and "
+            f"--gradient_accumulation_steps={steps}")
+
+
+def derive_max_iters(run):
+    """Sets max_iters by what `budget` says."""
+    k = run.knobs
+    try:
+        k['max_iters'] = iterations(run, k['budget'])
+    except ValueError:
+        fail(f"budget is out of range ({k['budget']}). use a number above 0 and what it counts: '1e9 "
+             "tokens', '3 epochs' or '20 tokens_per_param'")
+
+
+def iterations(run, budget):
+    """How many iterations `budget`, a text, stands for; ValueError if it is none."""
+    epoch = run.samples_per_epoch * run.knobs['block_size']
+    tokens_per = {'tokens': 1, 'epochs': epoch, 'tokens_per_param': run.n_params}
+    found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*(tokens|epochs|tokens_per_param)\s*', budget)
+    tokens = float(found[1]) * tokens_per[found[2]] if found else 0
+    if not 0 < tokens < 1e30:
+        raise ValueError(budget)
+    return math.ceil(tokens / run.tokens_per_iter)
+
+
+MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)
+
+
+def overview(run):
+    """Lines about dataset, model, batch, budget, schedule, system."""
+    k = SimpleNamespace(**run.knobs)
+    return [dataset_line(run, k),
+            model_line(run, k),
+            batch_line(run, k),
+            budget_line(run, k),
+            schedule_line(run, k),
+            system_line(run, k),
+            expect_line(run, k)]
+
+
+def dataset_line(run, k):
+    if run.data.packed:
+        return run.data.train.overview(k.dataset, run.data.val)
+    line = f"dataset   {k.dataset}: {len(run.data.train):,} tokens"
+    if run.data.val:
+        return line + f", {len(run.data.val):,} for validation"
+    return line + " and no val.bin: no validation loss, no best checkpoint"
+
+
+def model_line(run, k):
+    layers = f"{k.n_layer} layer{'s' if k.n_layer > 1 else ''}"
+    if run.config.near_layers:
+        layers += f' and {run.config.near_layers} near'  # without attention: near_layers in model.py
+    return (f"model     {k.arch}, {layers}, {k.n_head} heads, {k.n_embd} channels, "
+            f"{k.block_size} positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
+
+
+def batch_line(run, k):
+    n = run.dist.world_size
+    return (f"batch     {run.tokens_per_iter:,} tokens per iteration = {k.batch_size} sequences x "
+            f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "
+            f"process{'es' if n > 1 else ''}")
+
+
+def budget_line(run, k):
+    tokens = k.max_iters * run.tokens_per_iter
+    line = f"budget    {k.max_iters:,} iterations = {tokens:,} tokens"
+    if run.samples_per_epoch:
+        line += f" = {epochs(run):.2f} epochs"
+    line += f" = {tokens / run.n_params:.1f} tokens per parameter"
+    return line + (f" ({k.budget})" if k.budget else '')
+
+
+def schedule_line(run, k):
+    lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())
+    line = f"schedule  {k.lr_schedule}, {k.learning_rate:g}" + (f" ({lrs})" if lrs else '')
+    share = 'longer than the run'
+    if k.warmup_iters <= k.max_iters:
+        share = f'{k.warmup_iters / max(1, k.max_iters):.1%}'
+    line += f" after {k.warmup_iters:,} iterations of warm-up ({share})"
+    if k.lr_schedule == 'constant':
+        return line
+    if k.lr_schedule == 'wsd':
+        line += f" until {run.decay_start:,}"
+    line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
+    return line if k.lr_decay_iters <= k.max_iters else line + ', which is after the end'
+
+
+def system_line(run, k):
+    threads = f", {run.why['threads']}" if 'threads' in run.why else ''
+    return (f"system    {run.dist.device} ({run.why['device']}){threads}, {k.dtype} ({run.why['dtype']}), "
+            f"compile {'on' if k.compile else 'off'} ({run.why['compile']})")
+
+
+def expect_line(run, k):
+    size = run.checkpoint_bytes
+    size = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
+    line = f"checkpoints of {size} in {k.out_dir}"
+    if run.ckpt:
+        return f"expect    {line}"
+    vocab_size = run.data.meta['vocab_size']
+    return f"expect    a first loss of about ln({vocab_size}) = {math.log(vocab_size):.2f}; {line}"
+
+
+def epochs(run):
+    samples = run.knobs['max_iters'] * run.tokens_per_iter // run.knobs['block_size']
+    return samples / run.samples_per_epoch
+
+
+def notes(run):
+    """Lines about what is allowed but probably not meant."""
+    k = SimpleNamespace(**run.knobs)
+    if k.eval_only:
+        return []
+    done = run.resuming and run.start_iter >= k.max_iters
+    found = []
+    if epochs(run) > MANY_EPOCHS and not k.overfit_batch:
+        found.append(many_epochs(run, k))
+    if not k.decay_lr and ('lr_schedule' in run.given or run.given.get('warmup_iters')):
+        found.append(rate_is_fixed(run, k))
+    if 0 < k.max_iters <= k.warmup_iters and not done:
+        found.append(only_warmup(run, k))
+    if k.lr_schedule != 'constant' and k.min_lr > k.learning_rate:
+        found.append(rate_rises(run, k))
+    if run.branching and k.lr_schedule == 'wsd' and run.decay_start < run.start_iter < k.lr_decay_iters:
+        found.append(late_branch(run, k))
+    if done:
+        found.append(is_done(run, k))
+    return found
+
+
+def many_epochs(run, k):
+    tokens = MANY_EPOCHS * run.samples_per_epoch * k.block_size
+    remedy = f"--max_iters={max(1, tokens // run.tokens_per_iter)}"
+    if not k.dropout:
+        remedy += ' --dropout=0.2'
+    return (f"note: that is {epochs(run):,.0f} times over the same text, and the validation loss "
+            f"may rise long before the end. use {remedy}, a smaller network (config/mybook.py), or more text")
+
+
+def rate_is_fixed(run, k):
+    """nanoGPT's decay_lr=False leaves out the warmup as well."""
+    names = [name for name in ('lr_schedule', 'warmup_iters') if name in run.given]
+    given = ' and '.join(f"{name}={run.given[name]}" for name in names)
+    return (f"note: decay_lr=False is a fixed learning rate without warmup and makes no use of {given}. for "
+            "that: --decay_lr=True, with --lr_schedule=constant if the rate shall not fall")
+
+
+def only_warmup(run, k):
+    highest = k.learning_rate * k.max_iters / (k.warmup_iters + 1)
+    flags = f"--warmup_iters={k.max_iters // 20}"
+    if k.lr_schedule != 'constant':
+        flags += f" --lr_decay_iters={k.max_iters}"
+    return (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}), in "
+            f"which the learning rate only comes to {highest:.2g}, not {k.learning_rate:g}. for a run of "
+            f"this length: {flags}")
+
+
+def rate_rises(run, k):
+    return (f"note: min_lr={k.min_lr:g} is above learning_rate={k.learning_rate:g}, so it rises to the end. "
+            f"usual is --min_lr={k.learning_rate / 10:g}")
+
+
+def late_branch(run, k):
+    return (f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning rate falls "
+            "at once. for the whole decay from here on: "
+            f"--decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")
+
+
+def is_done(run, k):
+    return (f"this run is done: {run.start_iter:,} of {k.max_iters:,} iterations. to train on: "
+            f"--max_iters={2 * max(1, run.start_iter)}")

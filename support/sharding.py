@@ -1,8 +1,6 @@
 """FSDP: weights, gradients and optimizer state sharded over processes. https://arxiv.org/abs/2304.11277"""
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from support.devices import memory_of
 
@@ -44,6 +42,7 @@ def has_room_for_gradients(model, dist):
 def make_mesh(device, shard, world_size):
     """The processes as FSDP sees them. With fewer sharers than processes, neighbours in rank share, as the
     GPUs of one machine (hybrid)."""
+    from torch.distributed.device_mesh import init_device_mesh
     if shard == world_size:
         return init_device_mesh(device.type, (world_size,))
     return init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=('replicate', 'shard'))
@@ -52,6 +51,7 @@ def make_mesh(device, shard, world_size):
 def fully_shard_model(model, mesh, dtype, device):
     """`model`, whole on the CPU, in place: before it computes, each block is gathered in `dtype`, and freed
     afterwards."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     # on a CPU LayerNorm wants its gains in float32
     exact = dtype == 'float32' or (device.type == 'cpu' and model.config.norm == 'layernorm')
     low = None if exact else getattr(torch, dtype)

@@ -259,9 +259,6 @@ for flags in ('--eval_interval=-1', '--log_interval=-1', '--eval_iters=-5', "--e
 for flags in ('--max_iters=-1', '--budget=0tokens', '--budget=x', '--budget=3parsecs', '--budget=1e99epochs', '--max_minutes=0', '--sample_interval=2x0.5', '--sample_interval=x', '--seed=-1', '--warmup_iters=-1', '--keep_checkpoints=0', '--peak_flops=0'):
     row(45, flags, re.match('--(.*)=', flags)[1], 'out of range')
 row(45, '--seed=9223372036854775808', 'seed', '2**63')
-for name, words in {'max_tokens': '--budget', 'max_bad_steps': 'ten', 'matmul_precision': 'train.py', 'dry_run': 'plan.py', 'shard_size': '--shard=N', 'write_report': 'always',
-                    'hellaswag_interval': '--tasks=hellaswag', 'sample_growth': '100x1.5', 'chunked_loss': 'memory', 'max_per_task': '--tasks=core:N'}.items():
-    row(45, f'--{name}=1', name, 'it is gone', words)
 row(45, '--max_iters=-0', 'done: 0 iterations', status=0)
 row(46, '--init_from=scrath', 'scrath', 'scratch', 'resume')
 row(46, "--init_from=''", 'scratch')

@@ -259,7 +259,7 @@ def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new, monkeypatch
     import model
     from support import devices
     from support.chunked_loss import same_as_forward
-    from support.run import Run
+    from support.setup import Run
     monkeypatch.setattr(devices, 'choose_loss_chunk_size', lambda *_: 5)
     config = dict(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32, arch='llama')
     notes = []
@@ -308,7 +308,7 @@ def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
     ('AdamW', dict(amsgrad=True)), ('Adam', {}), ('Adagrad', {}), ('NAdam', {}), ('Adafactor', {}),
     ('RMSprop', dict(momentum=0.9))])
 def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path):
-    from support.optimizer_state import load_optimizer_state
+    from support.resume import load_optimizer_state
     nets, notes = [], []
     for steps in (2, 1):
         torch.manual_seed(0)

@@ -14,7 +14,7 @@ from model import GPT, GPTConfig
 from support import guard as guarding
 from support.distributed import Distributed
 from support.muon import zeropower_via_newtonschulz
-from support.optimizer_state import load_optimizer_state
+from support.resume import load_optimizer_state
 
 
 def small(arch, **kwargs):

@@ -326,12 +326,3 @@ def test_a_number_of_examples_stands_behind_a_task():
         ('core', 500), ('core', 7), ('hellaswag', None), ('hellaswag', 9), ('C:\\x.jsonl', 500), ('a:1', 2)]
     with pytest.raises(SystemExit):
         with_limit('core:0')
-
-
-def test_knobs_of_older_checkpoints_are_translated():
-    from support.old_knobs import translate
-    old = {'tasks': 'core,hellaswag, x.jsonl', 'max_per_task': 5}
-    assert translate(old)['tasks'] == 'core:5,hellaswag,x.jsonl:5' and translate(old)['momentum'] == 0.95
-    assert translate({'tasks': 'core', 'max_per_task': 500, 'momentum': 0.8}) == {'tasks': 'core', 'max_per_task': 500, 'momentum': 0.8}
-    older = translate({'core_interval': 3, 'hellaswag_interval': 0, 'core_max_per_task': 4, 'max_epochs': 2})
-    assert (older['tasks'], older['tasks_interval'], older['budget']) == ('core:4', 3, '2 epochs')

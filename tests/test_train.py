@@ -395,17 +395,6 @@ def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny, flags, re
     assert 'are warmup' not in script('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
 
 
-@pytest.mark.parametrize('flags, rate, remedy', [
-    (['--lr_schedule=wsd'], '0.00333,.*so the rate leaps up to 0.01', 'a checkpoint of before iteration 3'),
-    ([], '0.00232,.*so the rate leaps up', '--lr_decay_iters=6'), (['--max_iters=1', '--budget=384 tokens'], '0.00232', '--lr_decay_iters=6')])
-def test_a_decay_that_is_undone_by_a_longer_run_is_told(script, tiny, flags, rate, remedy):
-    script('train.py', *tiny, *flags)
-    more = ['--init_from=resume', '--max_iters=12']
-    assert re.search(f'note: the learning rate had fallen to {rate}.*{remedy}', script('plan.py', *tiny, *more).out)
-    for quiet in ([*more, '--lr_decay_iters=6'], [*more[:1], '--max_iters=6']):
-        assert 'had fallen' not in script('plan.py', *tiny, *flags, *quiet).out, quiet
-
-
 def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
     """A checkpoint as nanoGPT writes it: six keys, the compiled model's names, a loss that is a tensor."""
     from model import GPT, GPTConfig
