@@ -15,8 +15,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import (checkpoint, deterministic, devices, folders, load, masked_loss, resume,
-                     shared_cpu, wandb_log)
+from support import checkpoint, deterministic, devices, folders, load, masked_loss, resume, shared_cpu, wandb_log
 from support.chunked_loss import usable_on
 from support.console import wrap
 from support.document_mask import mask_documents
