@@ -1,18 +1,24 @@
 """
-Overrides for the knobs at the top of a script: config files and --key=value, in the order given, later ones
-win.
+The knobs at the top of a script, set by config files and --key=value. This file needs no other.
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile      # or --batch_size 32
     $ python train.py --help
 
+Flags win wherever they stand on the line, and config files see them: they are applied before the files and
+again after. Of two files the later one wins. A file is Python and is executed: run only the ones you would
+run as a program.
+
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
-types. A config file is Python and is executed, like the script itself: run only the ones you would run as a
-program. Instead of that call, exec(open('configurator.py').read()) works as in nanoGPT.
+types. Instead of that call, exec(open('configurator.py').read()) works as in nanoGPT.
 """
 
-_names_before = dict(globals())  # only for that exec: see the end
+# the names of a script that executes this file, before those below take their place
+names_of_caller = None if __name__ == 'configurator' else dict(globals())
 
+import ast
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -20,6 +26,7 @@ import threading
 import time
 import types
 import typing
+import unicodedata
 
 
 def fail(*problems, everywhere=False):
@@ -27,11 +34,12 @@ def fail(*problems, everywhere=False):
     the same mistakes, so one per machine prints them, unless `everywhere`: what only this process may have
     met."""
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
-        for problem in problems:
-            say('error: ' + ' '.join(problem.splitlines()))
-        if 'TORCHELASTIC_ERROR_FILE' in os.environ:
-            from support.torchrun_error import tell_torchrun
-            tell_torchrun(problems)
+        lines = ['error: ' + ' '.join(problem.splitlines()) for problem in problems]
+        say('\n'.join(lines))
+        if path := os.environ.get('TORCHELASTIC_ERROR_FILE'):  # torchrun's report ends with what is in it
+            told = {'message': '; '.join(lines), 'extraInfo': {'timestamp': str(int(time.time()))}}
+            with contextlib.suppress(OSError), open(path, 'x') as f:
+                json.dump({'message': told}, f)
     else:
         time.sleep(3)  # torchrun ends all as soon as one has ended: let the one that prints be the first
     sys.exit(2)
@@ -41,120 +49,27 @@ def warn(what):
     say(f'warning: {what}')
 
 
+def note(text):
+    """Told once per machine."""
+    if os.environ.get('LOCAL_RANK', '0') == '0':
+        say(text, 'stdout')
+
+
 def say(text, stream='stderr'):
     """Print on standard error or 'stdout'. That it is gone (a closed pipe, a full disk) is no reason to
     stop."""
-    if not text.replace('\n', '').isprintable():  # a name from a file may hold commands to a terminal
-        from support.streaming import escape_control_characters
-        text = escape_control_characters(text)
     try:
-        print(text, file=getattr(sys, stream), flush=True)
+        print(escape_control_characters(text), file=getattr(sys, stream), flush=True)
     except OSError as e:  # at its end Python would try again, and change the exit status
         setattr(sys, stream, open(os.devnull, 'w'))
         if stream == 'stdout':
             warn(f"standard output is gone ({e.strerror}), the work continues without it")
 
 
-if sys.version_info < (3, 11):  # what comes next would be a traceback
-    fail(f"this Python is too old ({sys.version.split()[0]}). use 3.11 or newer")
-
-
-class Knobs(dict):
-    """{name: value}, and in `kinds` {name: the types and words it may have}."""
-
-
-def configure(script, positional=None, like=None):
-    """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
-    sets; if it is a list, all of them. like: the path of another script, whose knobs are taken as well.
-    Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, with
-    status 2."""
-    if None in (sys.stdin, sys.stdout, sys.stderr):  # started with >&- or the like
-        from support.closed_streams import open_closed_streams
-        open_closed_streams()
-    if threading.current_thread() is threading.main_thread():  # Ctrl-C: no traceback. Some ask for more
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
-        sys.stdout.reconfigure(errors='backslashreplace')
-    knobs = plain(script)
-    if positional:
-        knobs[positional] = script[positional]
-    if any(arg in ('--help', '-h') for arg in sys.argv[1:]):
-        from support.help import print_help
-        print_help(script, knobs, positional, like)
-        sys.exit(0)
-    kinds = types_of(script, knobs)
-    if like:
-        from support.config_file import knobs_of
-        others, their_kinds = knobs_of(like)
-        knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
-        script.update(knobs)
-    from support.errors import explain_missing_package
-    explain_missing_package(os.path.dirname(os.path.abspath(__file__)))
-    given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
-    if problems:
-        fail(*problems)
-    if '~/' in str(given):
-        from support.expand_home import expand_home
-        given = {name: expand_home(name, value) for name, value in given.items()}
-    script.update(given)
-    knobs = Knobs({**knobs, **given})
-    knobs.kinds = kinds
-    return knobs, given
-
-
-def parse_args(argv, knobs, kinds, positional):
-    """({knob: value}, problems) of command-line arguments."""
-    given, flags, problems, argv = {}, set(), [], list(argv)
-    while argv:
-        arg = argv.pop(0)
-        is_flag, name = arg.startswith('-'), arg.lstrip('-')
-        if is_flag and '=' not in arg and argv:  # --batch_size 32
-            from support.separate_value import is_value
-            if is_value(argv[0], kinds.get(name, ()), positional):
-                arg += '=' + argv.pop(0)
-        if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
-            problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
-        elif is_flag:
-            name, value, problem = parse_flag(arg, knobs, kinds)
-            if problem:
-                problems.append(problem)
-                continue
-            if list in kinds[name]:  # it collects
-                value = [*(given[name] if name in flags else []), value]
-            elif name in flags and os.environ.get('LOCAL_RANK', '0') == '0':
-                say(f"note: --{name} is given twice, the last one counts ({value!r})", 'stdout')
-            flags.add(name)
-            given.pop(name, None)  # `given` is in the order in which its values came
-            given[name] = value
-        elif arg.endswith('.py'):
-            from support.config_file import read_config
-            changes, mistakes = read_config(arg, {**knobs, **given}, kinds)
-            given = {**{name: given[name] for name in given if name not in changes}, **changes}
-            problems += mistakes
-        elif positional and isinstance(knobs[positional], list):
-            given[positional] = given.get(positional, []) + [arg]
-        elif positional and positional not in given:
-            given[positional] = arg
-        else:
-            problems.append(f"neither a config file nor --key=value ({arg}). see python "
-                            f"{os.path.basename(sys.argv[0])} --help")
-    return given, problems
-
-
-def parse_flag(arg, knobs, kinds):
-    """(knob, value, problem) of --key=value, or of --key for True."""
-    name, equals, text = arg.lstrip('-').partition('=')
-    if name not in knobs:
-        from support.did_you_mean import suggest
-        return name, None, f"unknown knob ({arg}). {suggest(name, knobs)}"
-    if not arg.startswith('--'):
-        return name, None, f"one dash ({arg}). write -{arg}"
-    if equals:
-        value, wanted = parse(text, kinds[name])
-        return name, value, f"{name} takes {wanted} ({arg})" if wanted else None
-    if bool not in kinds[name]:
-        return name, None, f"no value ({arg}). write --{name}=..."
-    return name, True, None
+def escape_control_characters(text):
+    """`text` as a terminal may print it, which obeys control characters: they become \\x1b and the like."""
+    harmless = '\n\t\u200c\u200d'  # the last two are joiners that some scripts need
+    return ''.join(c if c in harmless or unicodedata.category(c)[0] != 'C' else repr(c)[1:-1] for c in text)
 
 
 def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
@@ -167,6 +82,72 @@ def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
             if knobs[name] is not None and not in_range(knobs[name]):
                 problems.append(f"{name} is out of range ({knobs[name]}). {remedy}")
     return problems
+
+
+if sys.version_info < (3, 11):
+    fail(f"this Python is too old ({sys.version.split()[0]}). use 3.11 or newer")
+
+class Knobs(dict):
+    kinds = None  # {name: the types and words it may have}
+
+
+def configure(script, positional=None, like=None):
+    """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
+    sets; if it is a list, all of them. like: the path of another script, whose knobs are taken as well.
+    Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, with
+    status 2."""
+    prepare_process()
+    knobs = plain(script)
+    if positional:
+        knobs[positional] = script[positional]
+    help = helper()
+    if {'--help', '-h'} & set(sys.argv[1:]) and help:
+        help.print_help(script, knobs, positional, like)
+        sys.exit(0)
+    kinds = types_of(script, knobs)
+    if like:
+        others, their_kinds = help.knobs_of(like)
+        knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
+    given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
+    if problems:
+        fail(*problems)
+    knobs = Knobs({**knobs, **given})
+    knobs.kinds = kinds
+    script.update(knobs)
+    return knobs, given
+
+
+def prepare_process():
+    # streams that were closed (`>&-`): the system would give their numbers to the next files that are opened,
+    # and what a library prints would end up in a checkpoint
+    for fd, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(fd)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is fd
+            setattr(sys, name, open(os.devnull, mode))
+    if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
+        sys.stdout.reconfigure(errors='backslashreplace')
+    if threading.current_thread() is threading.main_thread():  # Ctrl-C: no traceback. Some ask for more
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.excepthook = explain_missing_package
+
+
+def helper():
+    """support/help.py, which explains --help and mistakes; None where this file was taken without it."""
+    try:
+        from support import help
+        return help
+    except ImportError:
+        return None
+
+
+def explain_missing_package(kind, error, traceback):
+    if kind is not ModuleNotFoundError or error.name not in ('torch', 'numpy'):
+        return sys.__excepthook__(kind, error, traceback)
+    fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made one, "
+         "or pip install -r requirements.txt")
 
 
 def plain(script):
@@ -188,6 +169,79 @@ def types_of(script, knobs):
     return kinds
 
 
+def parse_args(argv, knobs, kinds, positional):
+    """({knob: value}, problems) of command-line arguments, the value that counts most last."""
+    flags, files, problems = parse_line(argv, knobs, kinds, positional)
+    given = {}
+    for path in files:
+        assigned, mistakes = run_config(path, {**knobs, **given, **flags}, knobs)
+        problems += mistakes
+        for name in [name for name in assigned if name in knobs]:
+            value, wanted = check(assigned[name], kinds[name])
+            if wanted:
+                problems.append(f"{name} in {path} takes {wanted} ({assigned[name]!r})")
+            put_last(given, name, value)
+    for name, value in flags.items():
+        put_last(given, name, value)
+    return given, problems
+
+
+def put_last(values, name, value):
+    values.pop(name, None)
+    values[name] = value
+
+
+def parse_line(argv, knobs, kinds, positional=None):
+    """({knob: value} of flags and bare words, config files, problems)."""
+    given, files, problems, argv = {}, [], [], list(argv)
+    while argv:
+        arg = argv.pop(0)
+        name, is_flag = arg.lstrip('-').partition('=')[0], arg.startswith('-')
+        if is_flag and '=' not in arg and argv and is_value(argv[0], kinds.get(name), positional):
+            arg += '=' + argv.pop(0)  # --batch_size 32
+        if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
+            problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
+        elif is_flag:
+            value, problem = parse_flag(arg, name, knobs, kinds)
+            if problem:
+                problems.append(problem)
+                continue
+            if list in kinds[name]:  # it collects
+                value = [*given.get(name, []), value]
+            put_last(given, name, value)
+        elif arg.endswith('.py'):
+            files.append(arg)
+        elif positional and isinstance(knobs[positional], list):
+            given[positional] = given.get(positional, []) + [arg]
+        elif positional and positional not in given:
+            given[positional] = arg
+        else:
+            problems.append(f"neither a config file nor --key=value ({arg}). see --help")
+    return given, files, problems
+
+
+def is_value(arg, kinds, positional):
+    """Whether `arg`, which follows --key, is the value of a knob of these kinds. A switch takes True or
+    False; another word only where it could be nothing else."""
+    if arg.startswith('-') and not arg[1:2].isdigit() and arg != '-':
+        return False
+    is_certain = kinds and bool not in kinds  # not if the knob is unknown
+    return is_certain or arg.lower() in ('true', 'false') or not (positional or arg.endswith('.py'))
+
+
+def parse_flag(arg, name, knobs, kinds):
+    """(value, problem) of --key=value, or of --key for True."""
+    if name not in knobs:
+        help = helper()
+        return None, f"unknown knob ({arg}). {help.suggest(name, knobs) if help else 'correct its name'}"
+    equals, text = arg.lstrip('-').partition('=')[1:]
+    prefix, colon, path = text.rpartition(':')
+    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):  # no text, which may
+        text = prefix + colon + os.path.expanduser(path)  # no shell does it here
+    value, wanted = parse(text, kinds[name]) if equals else check(True, kinds[name])
+    return value, wanted and f"{name} takes {wanted} ({arg})"
+
+
 def parse(text, kinds):
     """(the value that `text` stands for among `kinds`, None), or (None, what would have been right)."""
     word = text.strip().lower()
@@ -196,15 +250,11 @@ def parse(text, kinds):
     words = ('true', 'false') if int in kinds else ('true', 'false', '1', '0')
     if bool in kinds and word in words:
         return word in ('true', '1'), None
-    if int in kinds or float in kinds:
-        for number in (int, float):
-            try:
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            if int in kinds or float in kinds:
                 return check(number(text), kinds)
-            except ValueError:
-                pass
-    if str in kinds or text in kinds:
-        return text, None
-    return None, describe(kinds)
+    return check(text, kinds)
 
 
 def check(value, kinds):
@@ -220,15 +270,66 @@ def check(value, kinds):
         return float(value), None
     if type(value) is float and int in kinds and value.is_integer():
         return check(int(value), kinds)
-    return None, describe(kinds)
+    words = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text',
+             types.NoneType: 'None'}
+    return None, ' or '.join(words.get(kind, kind) for kind in kinds)
 
 
-def describe(kinds):
-    from support.did_you_mean import describe
-    return describe(kinds)
+def run_config(path, names, knobs):
+    """Run the config file `path` in a copy of `names`. Returns ({name: value} of what it sets, problems)."""
+    help, here = helper(), os.path.dirname(os.path.abspath(__file__))
+    # config/x.py works from any folder: the working directory comes first, then the one of this file
+    found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
+    if found is None:
+        return {}, [f"config file not found ({path}). {help.no_config(path) if help else 'correct its name'}"]
+    scope, assigned, problems = {**names, '__file__': found, '__name__': 'config'}, {}, []
+
+    # an assignment that repeats the default counts, too: a resume must know what was asked for
+    class Recorder(dict):
+        def __setitem__(self, name, value):
+            scope[name] = assigned[name] = value
+
+    try:
+        with open(found, 'rb') as f:
+            tree = ast.parse(f.read(), found)
+        exec(compile(tree, found, 'exec'), scope, Recorder())
+    except (Exception, SystemExit) as e:
+        if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
+            raise
+        tb = e.__traceback__
+        while tb.tb_next is not None and tb.tb_frame.f_code.co_filename != found:
+            tb = tb.tb_next
+        line = e.lineno if isinstance(e, SyntaxError) else tb.tb_lineno
+        return {}, [f"{path}:{line} stopped with {type(e).__name__} ({e}). correct that line"]
+    # what a function set by `global`, or globals() did
+    assigned.update({name: scope[name] for name in names if name[:2] != '__' and name in scope
+                     and scope[name] is not names[name]})
+    return assigned, help.names_of_no_knob(path, plain(assigned), tree, knobs) if help else []
 
 
-if not globals().get('__file__', '').endswith('configurator.py'):  # exec(open('configurator.py').read())
+def override(script, before):
+    """Apply sys.argv to `script`, the globals of a script or notebook, which were `before` when the exec
+    began. As in nanoGPT each of its values is a knob, and what config files set is set, helpers too."""
+    for name in script.keys() - before.keys():
+        del script[name]
+    script.update(before, sys=sys)  # `time` may have been a function, and `check` a knob
+    knobs, anything = plain(script), [bool, int, float, str, types.NoneType]
+    kinds = {name: anything if knobs[name] is None else [type(knobs[name])] for name in knobs}
+    argv = [] if sys.argv[0].endswith('kernel_launcher.py') else sys.argv[1:]  # a notebook's are nobody's
+    flags, files, problems = parse_line(argv, knobs, kinds)
+    for path in files:
+        note(f"Overriding config with {path}")
+        assigned, mistakes = run_config(path, {**script, **flags}, knobs)
+        problems += mistakes
+        script.update(assigned)
+    for name, value in flags.items():
+        note(f"Overriding: {name} = {value}")
+        script[name] = value
+    if problems:
+        fail(*problems)
+
+
+if names_of_caller is not None:
     sys.path.append(os.getcwd())
-    from support.exec_configurator import override
-    override(globals(), _names_before)
+    from configurator import override
+    override(globals(), names_of_caller)

@@ -35,7 +35,7 @@ import importlib.util
 import os
 import tempfile
 
-from support.lasting_output import make_output_last
+from support.console import make_output_last
 
 make_output_last()
 

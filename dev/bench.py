@@ -400,7 +400,7 @@ if __name__ == '__main__':
     if found := problems():
         fail(*found)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
-    from support.config_file import knobs_of
+    from support.help import knobs_of
     train_knobs, _ = knobs_of(os.path.join(REPO, 'train.py'))
     device, _ = choose_device(knobs['device'])
     compiling, _ = choose_compile(knobs['compile'], device)

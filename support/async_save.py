@@ -4,7 +4,7 @@ import threading
 import time
 
 from support.checkpoint import Writer
-from support.error_line import CHECKPOINT_WRITER
+from support.errors import CHECKPOINT_WRITER
 
 
 class AsyncWriter(Writer):

@@ -1,9 +1,19 @@
-"""What a script writes to a terminal: as wide as that is, and told how far a long job has come."""
+"""What a script writes to a terminal: as wide as that is, and with a last line that tells how far a long job is."""
 
+import io
+import math
 import shutil
 import signal
 import sys
 import textwrap
+import time
+
+from configurator import warn
+
+CLEAR = '\r\033[K'  # makes a terminal forget its last line
+# parts of the line about an iteration, from the one to leave out first where the terminal is narrow. The
+# live line tells the time left
+LEAST = ('eta', 'data', 'epoch', 'mfu', 'grad_norm', 'lr', 'speed')
 
 
 def width():
@@ -27,7 +37,142 @@ def format_duration(seconds):
     return f"{minutes // 60}h{minutes % 60:02}m"
 
 
+def amount(n):
+    """'950', '6.1M', '1.5B'"""
+    for size, letter in ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
+        if n >= size:
+            return f"{n / size:.3g}{letter}"
+    return str(n)
+
+
+# -----------------------------------------------------------------------------
+# output whose reader may leave
+
+
 def exit_on_broken_pipe():
     """From now on `| head` ends this process without a message."""
     if hasattr(signal, 'SIGPIPE'):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+class Lasting(io.FileIO):
+    """Standard output; once it is gone, nowhere, with one warning unless a reader has simply ended."""
+    gone = False
+
+    def write(self, data):
+        try:
+            if not self.gone:
+                return super().write(data)
+        except OSError as e:
+            self.gone = True
+            if not isinstance(e, BrokenPipeError):
+                warn(f"standard output is gone ({e.strerror}), the work continues without it")
+        return len(data)
+
+
+def make_output_last():
+    """For scripts whose work is not what they print: `| true`, `| head` and a full disk do not end them."""
+    out = sys.stdout
+    try:
+        raw = Lasting(out.fileno(), 'w', closefd=False)
+    except OSError:  # no file
+        return
+    raw.owner = out  # which would close it
+    out.flush()
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), out.encoding, out.errors, line_buffering=True)
+
+
+# -----------------------------------------------------------------------------
+# the last line of a terminal; everything that is printed goes above it. tqdm would need the same class for
+# the prints of others, and an evaluation's line takes the place of the training's
+
+
+class LiveLine:
+    def __init__(self, terminal):
+        self.terminal, self.shown = terminal, False
+        self.at_begin = True  # else the line is somebody's print(..., end='')
+
+    def show(self, text):
+        if not self.at_begin:
+            return
+        try:
+            self.terminal.write(CLEAR + text[:width() - 1])
+            self.terminal.flush()
+            self.shown = True
+        except OSError:  # the next line printed will tell
+            pass
+
+    def hide(self):
+        if self.shown:
+            self.shown = False
+            self.terminal.write(CLEAR)
+            self.terminal.flush()
+
+
+class Above:
+    """Takes the place of sys.stdout or sys.stderr: what is written hides the live line first."""
+
+    def __init__(self, stream, live):
+        self.stream, self.live = stream, live
+
+    def write(self, text):
+        self.live.hide()
+        if text:
+            self.live.at_begin = text.endswith('\n')
+        return self.stream.write(text)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def live_line():
+    """The live line of this process. From now on what is printed goes above it."""
+    if not isinstance(sys.stdout, Above):
+        live = LiveLine(sys.stdout)
+        sys.stdout = Above(sys.stdout, live)
+        if sys.stderr.isatty():
+            sys.stderr = Above(sys.stderr, live)
+    return sys.stdout.live
+
+
+def progress(what, start=0, every=math.inf):
+    """Returns tick(done, n, note=''), to be called as a job advances from `start` to n. On a terminal it shows
+    a bar, the note and the time left, five times a second at most; elsewhere it prints a line `every` so many
+    seconds."""
+    live = live_line() if sys.stdout.isatty() else None
+    begin = shown = time.monotonic()
+
+    def tick(done, n, note=''):
+        nonlocal shown
+        now = time.monotonic()
+        if now <= shown + (0.2 if live else every) or done <= start:
+            return
+        shown = now
+        left = format_duration((now - begin) * (n - done) / (done - start))
+        before, after = f"{what} {done / n:4.0%} ", f" {done:,} of {n:,}{note}, {left} left"
+        if live:
+            live.show(with_bar(before, done / n, after))
+        else:
+            print(before.rstrip() + ',' + after, flush=True)
+    return tick
+
+
+def with_bar(before, fraction, after):
+    """Both texts, and between them a bar in what the terminal has left for it."""
+    length = min(40, width() - 1 - len(before) - len(after))
+    if length < 5:
+        return before + after.lstrip()
+    full, empty = '█░' if (sys.stdout.encoding or '').lower().startswith('utf') else '#.'
+    n = round(fraction * length)
+    return before + full * n + empty * (length - n) + after
+
+
+def fit(parts):
+    """The line of `parts` ({name: text}) about an iteration, without those for which it is too narrow."""
+    parts, most = dict(parts), width()
+    for name in LEAST:
+        line = ', '.join(parts.values())
+        if name != 'eta' and len(line) <= most:
+            break
+        parts.pop(name, None)
+    return ', '.join(parts.values())

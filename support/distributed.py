@@ -8,6 +8,7 @@ import sys
 import torch
 
 from configurator import fail, say
+from support.console import progress
 from support.devices import choose_device
 
 
@@ -47,8 +48,7 @@ class Distributed:
         line."""
         if not self.on_terminal:
             return lambda done, n, note='': None
-        from support import live_line
-        return live_line.progress(what, start)
+        return progress(what, start)
 
     def all_reduce_sum(self, tensor):
         """`tensor`, summed over the processes, in place."""

@@ -1,58 +1,81 @@
 """Errors that come from below and mean something to the user: one line instead of a traceback."""
 
+import contextlib
 import os
 import re
 import sys
+import threading
 
 from configurator import say
 
-
-def explain(pattern, what, remedy, status):
-    """From now on an uncaught error whose text matches `pattern` ends this process with one line and
-    `status`. remedy: what to do, a text or a function of nothing."""
-    before = sys.excepthook
-
-    def hook(kind, error, traceback):
-        if not re.search(pattern, str(error)):
-            return before(kind, error, traceback)
-        from support.error_line import end, shorten
-        advice = remedy() if callable(remedy) else remedy
-        say(f"error: {what} ({shorten(str(error))}). {advice}")
-        end(status)  # from here Python would make it 1
-
-    sys.excepthook = hook
+CHECKPOINT_WRITER = 'checkpoint writer'  # a thread's name
+# {(its type, a pattern of its text): (exit status, its line as a function of it; None: the traceback)}
+EXPLAINED = {}
 
 
 class DataLost(Exception):
     """A dataset that was fine can no longer be read. Its text is the line to print."""
 
 
+def explain(pattern, what, remedy, status, kind=Exception):
+    """From now on an uncaught error whose text matches `pattern` ends this process with one line and
+    `status`."""
+    add(kind, pattern, status, lambda error: f"{what} ({first_line(error)}). {remedy}")
+
+
 def explain_lost_data(rescue=lambda: ''):
     """From now on an uncaught DataLost ends this process with its line and status 2. rescue(): saves what
     there is, returns what it did."""
-    before = sys.excepthook
+    add(DataLost, '', 2, lambda error: f"{error}{rescue()}")
 
-    def hook(kind, error, traceback):
-        if not issubclass(kind, DataLost):
-            return before(kind, error, traceback)
-        from support.error_line import end
-        say(f"error: {error}{rescue()}")
-        end(2)
 
+def explain_out_of_memory():
+    explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
+            "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so does "
+            "--activation_checkpointing. else a smaller --block_size or model", 2)
+
+
+def end_alone():
+    """From now on a process that fails ends at once. To leave the group first would take the others, who
+    wait for it elsewhere: NCCL would wait for them, and torchrun would not learn of the failure."""
+    add(BaseException, '', 1, None)
+
+
+def add(kind, pattern, status, line):
+    EXPLAINED[kind, pattern] = status, line
     sys.excepthook = hook
 
 
-def explain_missing_package(folder):
-    """In place of a traceback by an import of torch or numpy. folder: the scripts', perhaps with a .venv."""
-    activate, needed = (os.path.join(folder, path) for path in ('.venv/bin/activate', 'requirements.txt'))
-    remedy = f"source {activate}" if os.path.exists(activate) else f"pip install -r {needed}"
-    explain("^No module named '(torch|numpy)'$", f"a package is missing in {sys.executable}", remedy, 2)
+def hook(kind, error, traceback):
+    for (expected, pattern), (status, line) in reversed(EXPLAINED.items()):
+        if issubclass(kind, expected) and re.search(pattern, str(error)):
+            if line:
+                say(f"error: {line(error)}")
+            else:
+                sys.__excepthook__(kind, error, traceback)
+            end(status)  # from here Python would make it 1
+    sys.__excepthook__(kind, error, traceback)
 
 
-def explain_out_of_memory(run):
-    """Name the knobs that give the same batch in less memory."""
-    def remedy():
-        from support.out_of_memory import remedy
-        return remedy(run)
+def first_line(error):
+    """The first line of an error's text, without what only a developer of torch can use, and with its
+    parentheses closed."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if found := re.search(r'[Tt]ried to allocate ([\d.]+ \w+)', text):
+        return f"tried to allocate {found[1]}"
+    text = re.sub(r'^\[\S+\] ', '', text)  # the line of the source that gloo's messages begin with
+    if len(text) > 160:
+        text = text[:160].rsplit(' ', 1)[0] + ' ...'
+    return text + ')' * (text.count('(') - text.count(')'))
 
-    explain("can't allocate memory|not enough memory|out of memory", 'out of memory', remedy, 2)
+
+def end(status):
+    """End this process now; only a checkpoint that is being written is waited for. On Python's own way out
+    other threads, NCCL's and torch.compile's among them, may wait for ever."""
+    for thread in threading.enumerate():
+        if thread.name == CHECKPOINT_WRITER:
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stay
+            stream.flush()
+    os._exit(status)

@@ -8,7 +8,7 @@ import os
 import time
 
 from configurator import fail, warn
-from support import devices, files, shared_cpu
+from support import console, devices, files, shared_cpu
 from support.console import format_duration
 from support.run_json import RunRecord
 
@@ -128,9 +128,11 @@ class Logger:
     def print_iteration(self, parts, tokens, smooth):
         if not self.dist.on_terminal:  # people's scripts find the numbers there
             return self.dist.print(', '.join(parts.values()))
-        from support import live_line
-        self.dist.print(live_line.fit(parts))
-        self.clock.note = live_line.note(smooth, tokens, self.run.tokens_before)
+        self.dist.print(console.fit(parts))
+        before = self.run.tokens_before
+        in_all = f" ({console.amount(before + tokens)} in all)" if before else ''
+        loss = '' if smooth is None else f", loss {smooth:.4f}"
+        self.clock.note = f"{loss}, {console.amount(tokens)} tokens{in_all}"
 
     def time_left(self, it, ms):
         if it >= self.run.start_iter + 5:  # the first iterations are slower

@@ -3,7 +3,6 @@
 import atexit
 import gc
 import os
-import sys
 from datetime import timedelta
 
 import torch
@@ -12,8 +11,7 @@ import torch.distributed as dist
 from configurator import fail
 from support.devices import choose_device
 from support.distributed import Distributed, map_tensors
-from support.error_line import end
-from support.errors import explain
+from support.errors import end, end_alone, explain, first_line
 
 
 def join(device, backend, timeout):
@@ -33,6 +31,8 @@ def join(device, backend, timeout):
              "gloo (CPUs)")
     init_process_group(backend, timedelta(seconds=timeout))
     end_alone()
+    # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
+    atexit.register(lambda: dist.is_initialized() and end(2))
     explain_lost_contact()
     return ProcessGroup(rank, local_rank, world_size, device, why_device)
 
@@ -48,24 +48,9 @@ def init_process_group(backend, timeout):
             store = dist.PrefixStore('attempt' + attempt, store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (ValueError, RuntimeError) as e:
-        reason = str(e).strip().splitlines()[0][:160]
-        fail(f"the processes do not find each other ({reason}). launch with torchrun, see docs/cluster.md, "
+        fail(f"the processes do not find each other ({first_line(e)}). launch with torchrun, see docs/cluster.md, "
              "each with node 0's address and the number of nodes, within "
              f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
-
-
-def end_alone():
-    """From now on a process that fails ends at once. To leave the group first would take the others, who
-    wait for it elsewhere: NCCL would wait for them, and torchrun would not learn of the failure."""
-    before = sys.excepthook
-
-    def hook(kind, error, traceback):
-        before(kind, error, traceback)
-        end(1)
-
-    sys.excepthook = hook
-    # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
-    atexit.register(lambda: dist.is_initialized() and end(2))
 
 
 def explain_lost_contact():

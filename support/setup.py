@@ -15,7 +15,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, deterministic, devices, folders, load, masked_loss, resume, shared_cpu, wandb_log
+from support import checkpoint, deterministic, devices, files, load, masked_loss, resume, shared_cpu, wandb_log
 from support.chunked_loss import usable_on
 from support.console import wrap
 from support.document_mask import mask_documents
@@ -129,7 +129,7 @@ def resolve(knobs, given, dist):
     choose_system(run)
     if run.resuming and not k['eval_only']:
         resume.tell_what_changed(run)
-    explain_out_of_memory(run)
+    explain_out_of_memory()
     run.overview = overview(run)
     run.plan = '\n'.join(wrap(run.overview, indent=10) + wrap(notes(run)))
     return run
@@ -193,7 +193,7 @@ def knob_problems(run):
     if k.shard != 1 and k.shard >= 0:
         problems += shard_problems(k.shard, dist.world_size, k.deterministic, dist.device, k.dtype)
     if dist.is_main and not k.eval_only:
-        problems += folders.folder_problems(k.out_dir)
+        problems += files.folder_problems(k.out_dir)
     return problems
 
 
@@ -255,7 +255,8 @@ def data_problems(run):
     if not problems:
         run.n_params, run.checkpoint_bytes = count_parameters(run.config, k.matrix_optimizer)
         if dist.is_main and not k.eval_only:
-            problems += folders.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints)
+            problems += files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
+                                             checkpoint.numbered(k.out_dir))
     return problems
 
 

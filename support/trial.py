@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from optim import to_local
 from support import devices
-from support.config_file import knobs_of
+from support.help import knobs_of
 from support.console import format_duration
 
 # what a trial does without; a run of its own, elsewhere

@@ -84,7 +84,7 @@ row(4, '--wandb_run_name=a=b', status=0)
 row(4, '--wandb_run_name=', status=0)
 row(5, '--batch_size 3', '48 tokens per iteration', status=0)
 row(6, '--compile False', status=0)
-row(6, '--max_iters', '--max_iters=')
+row(6, '--max_iters', 'whole number')
 for flags, words in {'--batch_size=x': 'whole number', '--batch_size=1.5': 'whole number', '--batch_size=': 'whole number', '--learning_rate=': 'a number',
                      '--max_iters=99999999999999999999': 'below 2**63', '--eval_iters=1e30': 'below 2**63', f"--seed={'9' * 5000}": 'finite',
                      '--bias=maybe': 'True or False'}.items():
@@ -97,8 +97,8 @@ row(8, 'tiny.cfg', 'neither a config file')
 for content, words in {'batch_size = (': ':1', 'x = 1\nbatch_size = 1 / 0': ':2', 'import no_such_module': ':1', 'raise ValueError("one\\ntwo")': ':1', 'import sys; sys.exit(0)': ':1',
                        'batch_size = 4\0': 'c.py', 'def f(): f()\nf()': 'RecursionError', 'assert False': 'AssertionError', 'del batch_size': 'NameError'}.items():
     row(9, '', 'c.py', words, given=config(content), what=content)
-row(10, '', 'UTF-8', 'byte 2', given=config(b'# \xff\n'), what='a config file that is not UTF-8')
-row(11, '--max_iters=7 --max_iters=4', 'given twice', '(4)', 'done: 4 iterations', status=0)
+row(10, '', 'utf-8', 'c.py', given=config(b'x = "\xff"\n'), what='a config file that is not UTF-8')
+row(11, '--max_iters=7 --max_iters=4', 'done: 4 iterations', status=0)
 row(12, '--seed=True', 'seed', 'whole number')
 row(12, '', 'seed', 'whole number', given=config('seed = True'), what='seed = True')
 row(13, 'config/quickstart.py --dataset=tiny --max_iters=0 --n_layer=1 --n_embd=32 --n_head=2 --block_size=16 --eval_iters=1', 'done', given=elsewhere, status=0)

@@ -12,8 +12,8 @@ import pytest
 from conftest import REPO, own_process
 
 import configurator
-from support.config_file import knobs_of
-from support.did_you_mean import suggest
+from support.help import knobs_of
+from support.help import suggest
 from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
@@ -74,12 +74,10 @@ def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch, tmp_
     (['--learning_rate=1e999'], 'learning_rate', 'finite'),
     (['--seed=True'], 'seed', 'whole number'),
     (['--max_iters', 'many'], '--max_iters=many', 'whole number'),
-    (['--max_iters', '--compile'], '--max_iters', '--max_iters='),
+    (['--max_iters', '--compile'], '--max_iters', 'whole number'),
     (['--eval_only', 'maybe'], '--eval_only=maybe', 'True or False'),
     (['--lerning_rate', '1'], '--lerning_rate=1', '--learning_rate'),
-    (['-max_iters', '4'], '-max_iters=4', '--max_iters=4'),
-    (['--max_iters'], '--max_iters', '--max_iters='),
-    (['-max_iters=4'], '-max_iters=4', '--max_iters=4'),
+    (['--max_iters'], '--max_iters', 'whole number'),
     (['max_iters=4'], 'max_iters=4', '--key=value'),
     (['--__name__=foo'], '--__name__', '--help'),
     (['nowhere.py'], 'nowhere.py', 'looked in'),
@@ -97,15 +95,18 @@ def test_all_mistakes_are_listed_at_once(monkeypatch, capsys):
     assert capsys.readouterr().err.count('error: ') == 3
 
 
-def test_config_files_and_flags_apply_in_order_and_the_last_one_wins(monkeypatch, tmp_path, capsys):
+def test_flags_win_wherever_they_stand_and_config_files_see_them(monkeypatch, tmp_path):
     a, b = tmp_path / 'a.py', tmp_path / 'b.py'
     a.write_text("import time\n_half = 0.5\nmax_iters = 10\nlearning_rate = _half\nwandb_run_name = 'ft-' + str(max_iters)\n")
     b.write_text("max_iters = 2 * max_iters\n")
     assert apply(monkeypatch, str(a), str(b))[0]['max_iters'] == 20
-    assert apply(monkeypatch, '--max_iters=7', str(b))[0]['max_iters'] == 14
-    script, given = apply(monkeypatch, str(a), '--max_iters=7', '--max_iters=8')
+    (tmp_path / 'c.py').write_text("min_lr = learning_rate / 10\n")
+    for args in (['--learning_rate=7', tmp_path / 'c.py', b], [b, tmp_path / 'c.py', '--learning_rate=3', '--learning_rate=7']):
+        script, given = apply(monkeypatch, *map(str, args))
+        assert script['learning_rate'] == 7 and script['min_lr'] == 0.7 and script['max_iters'] == 200
+        assert list(given)[-1] == 'learning_rate', 'in the order in which they count'
+    script, given = apply(monkeypatch, '--max_iters=8', str(a))
     assert script['max_iters'] == 8 and script['wandb_run_name'] == 'ft-10' and script['learning_rate'] == 0.5
-    assert 'given twice' in capsys.readouterr().out
 
 
 def test_a_config_that_repeats_a_default_counts_as_given(monkeypatch, tmp_path):
@@ -119,7 +120,6 @@ def test_a_config_that_repeats_a_default_counts_as_given(monkeypatch, tmp_path):
     ("max_iter = 4\nmax_iters = max_iter\n", dict(max_iters=4)),
     ("for seed in range(3):\n    pass\n", dict(seed=2)),
     ("def small():\n    global max_iters\n    max_iters = 2\nsmall()\nglobals()['seed'] = 5\n", dict(max_iters=2, seed=5)),
-    ("wandb_run_name = str(int(math.sqrt(9))) + os.sep + str(int(np.int64(4)))\n", dict(wandb_run_name='3' + os.sep + '4')),  # nanoGPT's imports
     ("sizes = [1, 2]\nclass Size:\n    n = 3\nmax_iters = Size.n\n", dict(max_iters=3)),
 ])
 def test_a_config_may_have_names_of_its_own(monkeypatch, tmp_path, capsys, content, expected):
@@ -130,7 +130,7 @@ def test_a_config_may_have_names_of_its_own(monkeypatch, tmp_path, capsys, conte
 def test_what_a_config_leaves_unused_is_told(monkeypatch, tmp_path, capsys):
     (tmp_path / 'a.py').write_text("model_name = 'baby'\ncontext = 3\nmax_iters = 2\n")
     assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == dict(max_iters=2)
-    assert 'context, model_name' in capsys.readouterr().out
+    assert 'model_name, context' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('name', ['learning_rte', 'max_lr', 'max_steps', 'learning_rates', 'max_iter'])
@@ -192,19 +192,19 @@ def exec_configurator(monkeypatch, tmp_path, *args, source=THEIRS):
 def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeypatch, tmp_path, capsys):
     (tmp_path / 'c.py').write_text("from math import sqrt\nhalf = 8\nbatch_size = 2 * half\nout_dir = 'x'\n")
     found = exec_configurator(monkeypatch, tmp_path, tmp_path / 'c.py', '--out_dir=out-2', '--learning_rate=1', '--compile=False',
-                              '--betas=(0.8, 0.9)', '--resume', 'a/b', '--check=theirs')
+                              '--resume', 'a/b', '--check=theirs')
     assert found['config'] == dict(out_dir='out-2', batch_size=16, learning_rate=1.0, compile=False, check='theirs', fail='mine')
-    assert found['betas'] == (0.8, 0.9) and found['resume'] == 'a/b' and type(found['learning_rate']) is float
+    assert found['resume'] == 'a/b' and type(found['learning_rate']) is float
     new = {name for name in found['new'] if not name.startswith('_')}
     assert new == {'before', 'config', 'sys', 'half', 'sqrt'} and found['time']() > 1e9  # nothing of ours
     out = capsys.readouterr().out
-    assert 'Overriding config with' in out and 'batch_size = 2 * half' in out and 'Overriding: out_dir = out-2' in out
+    assert 'Overriding config with' in out and 'Overriding: out_dir = out-2' in out
     assert exec_configurator(monkeypatch, tmp_path)['config']['batch_size'] == 12
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--bathc_size=3'], '--batch_size'), (['--batch_size=x'], 'whole number'), (['--betas=3'], 'tuple'), (['nowhere.py'], 'not found'),
-    (['--batch_size'], '--batch_size='), (['--learning_rte=1', '--before=1'], 'learning_rate'),
+    (['--bathc_size=3'], '--batch_size'), (['--batch_size=x'], 'whole number'), (['nowhere.py'], 'not found'),
+    (['--batch_size'], 'whole number'), (['--learning_rte=1', '--before=1'], 'learning_rate'),
 ])
 def test_exec_of_the_configurator_explains_a_mistake(monkeypatch, tmp_path, capsys, args, words):
     with pytest.raises(SystemExit) as e:
@@ -227,7 +227,7 @@ def test_exec_of_the_configurator_works_in_a_function_and_in_a_notebook(monkeypa
 
 @pytest.mark.parametrize('content, what', [
     ('learning_rte = 1e-3\n', 'learning_rate'), ('max_iters = "ten"\n', 'whole number'), ('max_iters = (\n', ':1'),
-    ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('seed = True\n', 'whole number'), (b'# \xff\n', 'UTF-8'), ('learning_rate = float("inf")\n', 'finite'),
+    ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('seed = True\n', 'whole number'), (b'x = "\xff"\n', 'utf-8'), ('learning_rate = float("inf")\n', 'finite'),
 ])
 def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, tmp_path, capsys, content, what):
     path = tmp_path / 'a.py'

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import REPO, torchrun
 
-from support import devices, out_of_memory, trial
-from support.error_line import shorten
+from support import devices, trial
+from support.errors import first_line
 
 LLAMA_70B = ['config/plan_llama_70b.py', '--data_dir=nowhere', '--world_size=512', '--gpu_memory=80']
 
@@ -54,25 +54,12 @@ def test_a_trial_is_three_iterations_of_train_py(tiny, tmp_path):
     assert done.out.count('speed ') == 1 and not (tmp_path / 'out').exists()
 
 
-def test_after_running_out_of_memory_the_flags_that_fit_are_named(script, tiny, monkeypatch):
-    larger = [*tiny, '--batch_size=4', '--gradient_accumulation_steps=3']
-    run = script('train.py', *larger, '--eval_only').globals['run']
-    assert out_of_memory.remedy(run).endswith('--batch_size=2 --total_batch_size=192'), 'it should fit: half of it'
-    monkeypatch.setattr(devices, 'memory_of', lambda device: 6.5e5)
-    advice = out_of_memory.remedy(run)
-    assert advice.startswith('by estimate this fits: --'), advice
-    first = advice.removeprefix('by estimate this fits: ').split(', or ')[0].rpartition(' (')[0]
-    assert 'so it fits' in script('plan.py', *larger, *first.split()).out, advice
-    monkeypatch.setattr(devices, 'memory_of', lambda device: 1e4)
-    assert out_of_memory.remedy(run).startswith('no batch size fits. use a smaller --block_size')
-
-
 def test_a_long_error_is_told_in_few_words():
-    assert shorten("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+    assert first_line("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
                    "to allocate 24 bytes. Error code 12 (Cannot allocate memory)") == 'tried to allocate 24 bytes'
-    assert shorten('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total') == 'tried to allocate 2.00 GiB'
-    assert shorten('[../gloo/pair.cc:5] closed (by [1.2.3.4]:5)\nmore') == 'closed (by [1.2.3.4]:5)'
-    cut = shorten('it broke (' + 'because ' * 40)
+    assert first_line('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total') == 'tried to allocate 2.00 GiB'
+    assert first_line('[../gloo/pair.cc:5] closed (by [1.2.3.4]:5)\nmore') == 'closed (by [1.2.3.4]:5)'
+    cut = first_line('it broke (' + 'because ' * 40)
     assert len(cut) < 170 and cut.endswith('because ...)')
 
 

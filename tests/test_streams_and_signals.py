@@ -10,9 +10,9 @@ import pytest
 import warm
 from conftest import NO_PICTURES, REPO, TINY, make_dataset
 
+from configurator import fail
 from support import signals
 from support.distributed import Distributed
-from support.torchrun_error import tell_torchrun
 
 RUN = [*TINY, '--dataset=tiny']
 
@@ -123,7 +123,8 @@ def test_signals_within_two_seconds_are_one_request(stop, monkeypatch):
 def test_torchrun_shows_our_line_at_the_end_of_its_report(tmp_path, monkeypatch):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
     monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', str(tmp_path / 'error.json'))
-    tell_torchrun(['unknown knob (--x). see\npython train.py --help'])
+    with pytest.raises(SystemExit):
+        fail('unknown knob (--x). see\npython train.py --help')
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / 'error.json'))
     report = str(ChildFailedError('train.py', {0: failure}))
     assert 'error: unknown knob (--x). see python train.py --help' in report and 'elastic/errors.html' not in report
