@@ -100,7 +100,7 @@ peak_flops: float = None  # of this GPU, for MFU; None: by a table
 max_minutes: float = None  # save and stop before this much time has passed
 deterministic = False  # bitwise equal results on 1, 2, 4, ... processes
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())  # config files and --key=value, in the order given
+knobs, given = configure(globals())  # config files and --key=value, which win
 
 import math  # only now: --help and a mistyped knob are answered without waiting for torch
 import sys
