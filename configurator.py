@@ -146,8 +146,8 @@ def helper():
 def explain_missing_package(kind, error, traceback):
     if kind is not ModuleNotFoundError or error.name not in ('torch', 'numpy'):
         return sys.__excepthook__(kind, error, traceback)
-    fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made one, "
-         "or pip install -r requirements.txt")
+    fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made "
+         "one, or pip install -r requirements.txt")
 
 
 def plain(script):

@@ -11,7 +11,7 @@ models with different tokenizers.
 
 from typing import Literal
 
-from configurator import configure, fail, out_of_range, say
+from configurator import configure, escape_control_characters, fail, out_of_range, say
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
@@ -52,7 +52,6 @@ from support.files import read_json, write_json
 from support.tasks import (BUNDLE_URL, accuracy, bundle, core_metric, is_generated, load_task, read_questions,
                            score, score_answers, split_names)
 from support.tokenizer import same_tokenizer
-from support.streaming import escape_control_characters
 from support.tokenizer import empty_prompt, make_tokenizer
 from support.tokenizer import token_bytes
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from configurator import configure, fail
 from support import report as reports
-from support.lasting_output import make_output_last
+from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
 runs: list | str = []  # their folders; plain words

@@ -57,10 +57,9 @@ import time
 from support import encode_text, hub_datasets, read_text
 from support.choose_tokenizer import check_replacement, choose_tokenizer
 from support.dataset_meta import KNOWN, folder_of, show_dataset, write_meta_pkl
+from support.console import make_output_last
 from support.files import read_json
-from support.lasting_output import make_output_last
 from support.tokenizer import END_OF_TEXT, make_tokenizer
-from support.unread import output_may_end
 from support.write_dataset import Draft, check_room, divide, move_into_place, only_writer, with_progress
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
@@ -280,5 +279,4 @@ def main():
 
 
 if __name__ == '__main__':  # not in the workers, which import this file where processes cannot be forked
-    with output_may_end():
-        main()
+    main()

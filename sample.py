@@ -11,7 +11,7 @@ Generate text with a trained model. The checkpoint has all that is needed, the t
 A single sample is printed while it is generated. Ctrl-C ends it and keeps the text.
 """
 
-from configurator import configure, fail, out_of_range, say
+from configurator import configure, escape_control_characters, fail, out_of_range, say
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
@@ -50,7 +50,7 @@ from support import devices, shared_cpu
 from support.compiling import compile_model
 from support.load import find, model_and_tokenizer
 from support.samples import prompts_in
-from support.streaming import Sample, escape_control_characters
+from support.streaming import Sample
 from support.tokenizer import END_OF_TEXT, empty_prompt
 
 sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what a model writes

@@ -2,7 +2,8 @@
 
 from configurator import fail
 from support.chat_format import chat_format
-from support.streaming import Sample, escape_control_characters
+from configurator import escape_control_characters
+from support.streaming import Sample
 
 HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
 

@@ -1,7 +1,6 @@
-"""What a script writes to a terminal: as wide as that is, and with a last line that tells how far a long job is."""
+"""What a script writes to a terminal: as wide as that is, its last line tells how far a long job is."""
 
 import io
-import math
 import shutil
 import signal
 import sys
@@ -135,25 +134,21 @@ def live_line():
     return sys.stdout.live
 
 
-def progress(what, start=0, every=math.inf):
-    """Returns tick(done, n, note=''), to be called as a job advances from `start` to n. On a terminal it shows
-    a bar, the note and the time left, five times a second at most; elsewhere it prints a line `every` so many
-    seconds."""
-    live = live_line() if sys.stdout.isatty() else None
-    begin = shown = time.monotonic()
+def progress(what, start=0):
+    """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows a bar, the note
+    and the time left, five times a second at most."""
+    live, begin = live_line(), time.monotonic()
+    shown = begin
 
     def tick(done, n, note=''):
         nonlocal shown
         now = time.monotonic()
-        if now <= shown + (0.2 if live else every) or done <= start:
+        if now <= shown + 0.2:
             return
         shown = now
         left = format_duration((now - begin) * (n - done) / (done - start))
         before, after = f"{what} {done / n:4.0%} ", f" {done:,} of {n:,}{note}, {left} left"
-        if live:
-            live.show(with_bar(before, done / n, after))
-        else:
-            print(before.rstrip() + ',' + after, flush=True)
+        live.show(with_bar(before, done / n, after))
     return tick
 
 

@@ -31,8 +31,8 @@ def explain_lost_data(rescue=lambda: ''):
 
 def explain_out_of_memory():
     explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
-            "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so does "
-            "--activation_checkpointing. else a smaller --block_size or model", 2)
+            "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so "
+            "does --activation_checkpointing. else a smaller --block_size or model", 2)
 
 
 def end_alone():

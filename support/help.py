@@ -222,12 +222,13 @@ def similar(name, knobs, cutoff=0.6):
 def names_of_no_knob(path, assigned, tree, knobs):
     """The problems with names that the config file `path`, of this syntax tree, assigns to no knob. A config
     may have names of its own, as in n_layers = 6; n_layer = n_layers, and some are merely left over."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    used = {node.id for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     problems, idle = [], []
     for name in [name for name in assigned if name not in knobs]:
         if is_mistyped(name, assigned, used, knobs):
-            problems.append(f"unknown knob in {path} ({name}). {suggest(name, knobs)}; names that begin with _ "
-                            "are yours")
+            problems.append(f"unknown knob in {path} ({name}). {suggest(name, knobs)}; names that begin "
+                            "with _ are yours")
         elif name not in used:
             idle.append(name)
     if idle:

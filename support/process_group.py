@@ -48,8 +48,8 @@ def init_process_group(backend, timeout):
             store = dist.PrefixStore('attempt' + attempt, store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (ValueError, RuntimeError) as e:
-        fail(f"the processes do not find each other ({first_line(e)}). launch with torchrun, see docs/cluster.md, "
-             "each with node 0's address and the number of nodes, within "
+        fail(f"the processes do not find each other ({first_line(e)}). launch with torchrun, see "
+             "docs/cluster.md, each with node 0's address and the number of nodes, within "
              f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
 
 

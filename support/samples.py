@@ -9,7 +9,7 @@ import re
 
 import torch
 
-from configurator import fail, warn
+from configurator import escape_control_characters, fail, warn
 from dataset import SAMPLES, hash_seed
 from support.compiling import uncompiled
 from support.evaluate import eval_mode, parse_interval
@@ -166,7 +166,6 @@ def tell(it, prompt, text, dist, following):
     if not dist.on_terminal:
         return dist.print(f"step {it}: it writes {(prompt + text)[:100]!r}{following}")
     from support.console import width
-    from support.streaming import escape_control_characters
     lines = [line[:width() - 2] for line in escape_control_characters(prompt + text).expandtabs().split('\n')]
     dist.print(f"step {it}: it writes{following}\n" + '\n'.join(f'| {line}' for line in lines[:8]))
 

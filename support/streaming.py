@@ -1,7 +1,5 @@
 """Text from token ids while they are generated: whole characters only, and nothing of the text to stop at."""
 
-import unicodedata
-
 
 class Sample:
     """A text that is being generated. `ids`: the prompt's, of which the first `hidden` are not shown."""
@@ -51,12 +49,3 @@ class Sample:
         new = self.text[self.taken:end]
         self.taken = max(end, self.taken)
         return new
-
-
-def escape_control_characters(text):
-    """`text` as a terminal may print it, which obeys control characters: they become \\x1b and the like."""
-    harmless = '\n\t\u200c\u200d'  # the last two are joiners that some scripts need
-    for c in set(text):
-        if unicodedata.category(c)[0] == 'C' and c not in harmless:
-            text = text.replace(c, repr(c)[1:-1])
-    return text
