@@ -14,6 +14,7 @@ import functools
 import hashlib
 import itertools
 import os
+import queue
 import threading
 import time
 
@@ -23,13 +24,15 @@ from configurator import fail
 from support.dataset_meta import (DATA_DIR, bin_files, checksum, damaged, folder_of, missing, read_meta,
                                   read_tokenizer_state)
 from support.errors import DataLost
+from support.tokenizer import make_tokenizer
 
 
 class Dataset:
-    """The folder data_dir/name: tokenizer_state, vocab_size, train and val as Tokens (val is None if there is
-    none)."""
+    """The folder data_dir/name: tokenizer_state, vocab_size, the splits train and val (None if there is none).
+    document_mask: no document sees another one. vocab_size: the network's, if it may be less than the
+    tokenizer's. For conversations see support/conversations.py."""
 
-    def __init__(self, name, data_dir=None):
+    def __init__(self, name, data_dir=None, document_mask=False, vocab_size=None):
         self.name, self.folder = name, folder_of(name, data_dir)
         if not bin_files(self.folder, 'train'):
             fail(missing(self.folder))
@@ -39,26 +42,22 @@ class Dataset:
         # they are
         pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
         self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
-        kind = Tokens
-        if 'chat' in self.meta:  # a mask says which targets count
-            from support.conversations import Conversations
-            kind = Conversations
+        names = [split for split in ('train', 'val') if bin_files(self.folder, split)]
         try:
-            self.train = kind(self.folder, 'train', self.meta)
-            self.val = kind(self.folder, 'val', self.meta) if bin_files(self.folder, 'val') else None
+            self.splits = {split: Tokens(self.folder, split, self.meta, document_mask, vocab_size)
+                           for split in names}
         except DataLost as e:
             fail(str(e), everywhere=True)
-        self.splits = {'train': self.train} if self.val is None else {'train': self.train, 'val': self.val}
-        self.packed = kind is not Tokens  # conversations in windows, some targets masked
 
-    def pack(self, block_size, seed):
-        """Divide conversations among windows; returns the number of training samples in an epoch."""
-        for split in self.splits.values():
-            split.pack(block_size, seed)
-        return self.train.n_windows(block_size)
+    @property
+    def train(self):
+        return self.splits['train']
+
+    @property
+    def val(self):
+        return self.splits.get('val')
 
     def tokenizer(self):
-        from support.tokenizer import make_tokenizer
         return make_tokenizer(self.tokenizer_state)
 
 
@@ -66,36 +65,85 @@ class Tokens:
     """The token ids of one split: len(tokens) of them, read window by window. The files are read, not mapped:
     a mapped file counts as our memory, and kills the process if it is cut short."""
 
-    end_of_text = None  # with document_mask: the id before each document
     open_files = 128  # shards kept open at once; a process may have about a thousand files
+    sample_flag = ''  # with which sample.py shows what was learned
 
-    def __init__(self, folder, split, meta):
+    def __init__(self, folder, split, meta, document_mask=False, vocab_size=None):
         self.dtype, self.vocab_size = np.dtype(meta['dtype']).newbyteorder('<'), meta['vocab_size']
+        self.document_mask, self.end_of_text = document_mask, meta['end_of_text']
         entry = meta['splits'].get(split, {})
         shards = entry.get('shards', [])
         files = [(os.path.join(folder, os.path.basename(s['file'])), s['tokens']) for s in shards]
         files = files or [(path, entry.get('tokens')) for path in bin_files(folder, split)]
         self.path = os.path.join(folder, split + ('.bin' if len(files) == 1 else '_*.bin'))
         self.paths = [path for path, _ in files]
-        self.ends = list(itertools.accumulate(self.count(path, tokens) for path, tokens in files))
-        self.n = self.ends[-1]
+        self.ends = list(itertools.accumulate(self.count_ids(path, tokens) for path, tokens in files))
+        self.n = self.size = self.ends[-1]  # size: what a person counts
         self.fingerprint = f"{self.n:,} tokens, sha256 {checksum(entry)}"
         self.open = functools.lru_cache(self.open_files)(self.open_file)
         self.lock = threading.Lock()  # a file has one position, and the Loader reads beside the evaluation
         # a wrong vocabulary should show before the model is built; each batch is checked as well
         ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
         self.sampled = hashlib.sha256(ids.astype(self.dtype)).hexdigest()[:16]  # tells data that was altered
+        self.vocab_size = min(self.vocab_size, vocab_size or self.vocab_size)
 
     def __len__(self):
         return self.n
 
-    def count(self, path, tokens):
+    def count_ids(self, path, tokens):
         """The number of ids in a file that should have `tokens` of them (None: unknown)."""
         width = self.dtype.itemsize
         size = os.path.getsize(path) if os.path.exists(path) else -1
         if size <= 0 or size % width or tokens not in (None, size // width):
             fail(damaged(path, size, width, tokens))
         return size // width
+
+    # what training and evaluation ask of a split
+
+    def batch(self, seed, numbers, block_size):
+        """The training samples `numbers` as arrays (len(numbers), block_size) of int64: x, y, and where
+        attention stays inside a document the number of each id's document."""
+        starts = sample_starts(seed, numbers, self.n, block_size)
+        return self.with_targets(self.windows(starts, block_size + 1))
+
+    def eval_batch(self, rows, block_size):
+        """The same for `rows` of evaluate.windows(); y is -1 where a target is not counted."""
+        x, y, *doc_ids = self.with_targets(self.windows(rows[:, 0], block_size + 1))
+        begin, done, end = rows.T[:, :, None]  # each (rows, 1)
+        position = begin + np.arange(1, block_size + 1)
+        return x, np.where((done < position) & (position <= end), y, -1), *doc_ids
+
+    def with_targets(self, ids):
+        x, y = ids[:, :-1], ids[:, 1:]  # the target is the next token
+        return (x, y, (x == self.end_of_text).cumsum(axis=1)) if self.document_mask else (x, y)
+
+    def count_targets(self, seed, numbers, block_size):
+        """How many targets of the training samples `numbers` count."""
+        return len(numbers) * block_size
+
+    def n_windows(self, block_size):
+        """How many windows of block_size ids and their targets lie side by side from the start on."""
+        return (self.n - 1) // block_size
+
+    def n_targets(self, block_size):
+        """Over how many positions evaluate.windows() may go."""
+        return self.n - 1
+
+    def samples_per_epoch(self, block_size):
+        return max(1, self.n // block_size)
+
+    def summary(self, block_size):
+        return f"{self.n:,} tokens"
+
+    def problem(self, block_size):
+        """Why no window of block_size can be read, a line; else None."""
+        if self.document_mask and self.end_of_text is None:
+            return f"document_mask: no token separates the documents of {self.path}. leave it out"
+        if self.n_windows(block_size) < 1:
+            return (f"{self.path} has {self.n:,} tokens, too few for one window. use "
+                    f"--block_size={max(1, self.n - 1)} or less, or more text")
+
+    # the files
 
     def open_file(self, i):
         return open(self.paths[i], 'rb', buffering=0)
@@ -114,10 +162,6 @@ class Tokens:
                            f"{self.vocab_size} ids. it was made with another tokenizer than its meta file "
                            "says: run prepare.py for this dataset again")
         return out.astype(np.int64)
-
-    def doc_ids(self, x):
-        """[the number of each id's document in x (B, T)] with document_mask, else []."""
-        return [] if self.end_of_text is None else [(x == self.end_of_text).cumsum(dim=1)]
 
     def read(self, row, start):
         """Fill the array `row` with the ids from `start` on, across files."""
@@ -144,16 +188,6 @@ class Tokens:
                 more = file.readinto(part[n:])
                 n += more
         return n
-
-    def n_windows(self, block_size):
-        """How many windows of block_size ids and their targets lie side by side from the start on."""
-        return (self.n - 1) // block_size
-
-    def too_short(self, block_size):
-        """The problem to report if not even one such window fits, else None."""
-        if self.n_windows(block_size) < 1:
-            return (f"{self.path} has {self.n:,} tokens, too few for one window. use "
-                    f"--block_size={max(1, self.n - 1)} or less, or more text")
 
 
 # -----------------------------------------------------------------------------
@@ -220,6 +254,40 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 
 
 # -----------------------------------------------------------------------------
+# the way to the device
+
+
+class Prefetch:
+    """Iterates over the items of an iterator, of which a thread makes the next few."""
+
+    def __init__(self, items, ahead=2):
+        self.items, self.queue, self.closed = items, queue.Queue(ahead), False
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        problem = None
+        while not self.closed and problem is None:
+            item = None
+            try:
+                item = next(self.items)
+            except BaseException as e:  # an exit, too, belongs to whoever waits for the item
+                problem = e
+            self.queue.put((item, problem))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item, problem = self.queue.get()
+        if problem is not None:
+            raise problem
+        return item
+
+    def close(self):
+        """Let the thread end; what it has made is dropped."""
+        self.closed = True
+        while not self.queue.empty():
+            self.queue.get()
 
 
 class Loader:
@@ -237,7 +305,6 @@ class Loader:
 
         self.batches = map(make, itertools.count(start_iter * grad_accum_steps))
         if device.type != 'cpu':
-            from support.prefetch import Prefetch
             self.batches = Prefetch(self.batches)
 
     def __iter__(self):

@@ -43,9 +43,10 @@ import time
 
 import torch
 
-from dataset import DATA_DIR, Dataset
+from dataset import DATA_DIR
 from support import devices, distributed, load, samples, shared_cpu
 from support.compiling import compile_model
+from support.conversations import open_dataset
 from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
 from support.files import read_json, write_json
@@ -104,19 +105,15 @@ def open_text():
     if not name:
         fail(f"{path} does not say which text it was trained on. name one with --dataset=NAME, or use "
              "--split=none and --tasks")
-    data = Dataset(name, data_dir)
+    # a run with document_mask never looked across texts
+    data = open_dataset(name, data_dir, document_mask=state['config'].get('document_mask'),
+                        vocab_size=config.vocab_size)
     tokens = getattr(data, split)
     if tokens is None:
         fail(f"no val.bin in {data.folder}. use --split=train")
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
-    tokens.vocab_size = min(tokens.vocab_size, config.vocab_size)
-    if data.packed:
-        data.pack(block_size, seed=0)
-    elif state['config'].get('document_mask'):  # it never looked across texts
-        from support.document_mask import mask_documents
-        mask_documents(data)
     if tokens.n < 2:
         fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")
     return data, tokens
@@ -208,7 +205,7 @@ def with_error(value, error):
 
 def evaluate_text():
     """Loss, perplexity and bits per byte."""
-    n = tokens.n_windows(block_size) * block_size if data.packed else tokens.n - 1
+    n = tokens.n_targets(block_size)
     rows = windows(min(n, eval_tokens or n), block_size, stride)
     if compiling:
         zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)

@@ -107,7 +107,7 @@ import sys
 
 import torch
 
-from dataset import DROPOUT, Loader, hash_seed, sample_starts
+from dataset import DROPOUT, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
 from support import checkpoint, devices, distributed, evaluate, log, resume, setup
@@ -142,13 +142,18 @@ def get_batch(it, micro_step):
     """A micro-batch of this process: x, y (batch_size, block_size), maybe doc_ids. It keeps no state, so no
     resume, evaluation or further process changes which samples an iteration sees."""
     first = batch_number(0 if overfit_batch else it, micro_step) * batch_size
-    numbers = range(first, first + batch_size)
-    if data.packed:  # conversations: some of y is -1, and a third tensor numbers them
-        return data.train.samples(seed, numbers)
-    starts = sample_starts(seed, numbers, len(data.train), block_size)
-    tokens = torch.from_numpy(data.train.windows(starts, block_size + 1))
-    x, y = tokens[:, :-1], tokens[:, 1:]  # the target is the next token
-    return x, y, *data.train.doc_ids(x)
+    batch = data.train.batch(seed, range(first, first + batch_size), block_size)
+    return [torch.from_numpy(part) for part in batch]
+
+
+def loss_divisor(it, micro_step):
+    """What a micro-batch's mean loss is divided by, so that they add up to the mean over the iteration's
+    targets: grad_accum_steps, unless some targets are masked, as in conversations."""
+    it = 0 if overfit_batch else it
+    first, size = batch_number(it, micro_step) * batch_size, batch_size * grad_accum_steps * dist.world_size
+    ours = data.train.count_targets(seed, range(first, first + batch_size), block_size)
+    all_of_it = data.train.count_targets(seed, range(it * size, (it + 1) * size), block_size)
+    return all_of_it / (ours * dist.world_size)
 
 
 batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
@@ -251,8 +256,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         batch = next(batches)
         with autocast:
             batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)
-            # loss_divisor: grad_accum_steps, unless some targets are masked
-            micro_loss = batch_loss / run.loss_divisor(it, micro_step)
+            micro_loss = batch_loss / loss_divisor(it, micro_step)
         scaler.scale(micro_loss).backward()
         loss_total.add(micro_loss)
     loss = loss_total.mean()  # the same in every process

@@ -14,7 +14,7 @@ import numpy as np
 
 from common import REPO, table
 from dataset import Dataset, sample_starts
-from support.prefetch import Prefetch
+from dataset import Prefetch
 
 CORES = os.cpu_count()
 

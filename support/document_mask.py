@@ -13,16 +13,6 @@ def document_mask(doc_ids):
     return (same & causal)[:, None]
 
 
-def mask_documents(data):
-    """Let the splits of a Dataset tell documents apart, for the knob document_mask; returns the problems."""
-    end_of_text = data.meta.get('end_of_text')
-    if data.splits and end_of_text is None:
-        return [f"document_mask: no token separates the documents of {data.name}. leave it out"]
-    for tokens in data.splits.values():
-        tokens.end_of_text = end_of_text
-    return []
-
-
 def positions_in_text(doc_ids):
     """The position of each token in its own text, (B, T), counted from 0."""
     T = doc_ids.size(1)

@@ -79,17 +79,10 @@ def read_batch(tokens, rows, block_size, batch_size):
     """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
     Where attention stays inside a text, a third tensor has the number of each position's. The last batch
     is filled up, so that a compiled model sees one shape only."""
-    if hasattr(tokens, 'packed'):
-        x, y, doc_ids = map(torch.from_numpy, tokens.packed(np.resize(rows[:, 0] // block_size, batch_size)))
-        y[len(rows):] = -1
-        return x, y, doc_ids
-    ids = torch.from_numpy(tokens.windows(np.resize(rows[:, 0], batch_size), block_size + 1))  # (B, T + 1)
-    x, y = ids[:, :-1], ids[:, 1:].clone()
-    begin, done, end = torch.from_numpy(rows).T.unsqueeze(-1)  # each (rows, 1)
-    position = begin + torch.arange(1, block_size + 1)
-    y[:len(rows)][(position <= done) | (position > end)] = -1
+    batch = tokens.eval_batch(np.resize(rows, (batch_size, 3)), block_size)
+    x, y, *doc_ids = map(torch.from_numpy, batch)
     y[len(rows):] = -1
-    return x, y, *tokens.doc_ids(x)
+    return x, y, *doc_ids
 
 
 def ratio_of_sums(part, whole):

@@ -15,7 +15,7 @@ import urllib.request
 
 from configurator import fail
 from support.files import write_whole
-from support.prefetch import Prefetch
+from dataset import Prefetch
 
 # as nanoGPT calls them
 GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}

@@ -185,7 +185,7 @@ class Logger:
             then = '\n' if self.dist.on_terminal else '. '
             self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
                             f"see what it writes: python sample.py --out_dir={self.knobs['out_dir']}"
-                            + (' --chat' if self.run.data.packed else ''))
+                            + self.run.data.train.sample_flag)
         if self.knobs['overfit_batch'] and self.losses:
             from support.sanity import overfit_note
             self.dist.print(overfit_note([loss for loss in self.losses if math.isfinite(loss)]))

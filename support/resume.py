@@ -109,17 +109,16 @@ def data_problems(run):
     known = ckpt.get('tokenizer')
     if known:
         fits = same_tokenizer(known, data.tokenizer_state)
-        if data.packed and not run.resuming:  # finetuning: the roles of conversations may be new
-            fits = fits or same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
-            run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
+        if not fits and not run.resuming:  # finetuning: the roles of conversations may be new
+            fits = same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
+            if fits:
+                run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
     else:  # nanoGPT's: the size has to do, which may be padded
         fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
     if not fits:
         problems.append(f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
                         f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
                         "made with the checkpoint's tokenizer, or from scratch")
-    for tokens in data.splits.values():  # some tokenizers have an id or two more than their model
-        tokens.vocab_size = min(tokens.vocab_size, run.config.vocab_size)
     if run.continues and not (problems or knobs['allow_change'] or knobs['eval_only']):
         problems += change_problems(run)
     return problems

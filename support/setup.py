@@ -15,10 +15,10 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, deterministic, devices, files, load, masked_loss, resume, shared_cpu, wandb_log
+from support import checkpoint, deterministic, devices, files, load, resume, shared_cpu, wandb_log
 from support.chunked_loss import usable_on
 from support.console import wrap
-from support.document_mask import mask_documents
+from support.conversations import open_dataset
 from support.errors import explain_out_of_memory
 from support.evaluate import parse_eval_iters, parse_interval
 from support.hub_datasets import is_hub_name
@@ -91,12 +91,6 @@ class Run:
         if tokens:
             wanted = max(1, tokens // k.block_size)
         return {split: min(wanted, n) for split, n in have.items()}
-
-    def loss_divisor(self, it, micro_step):
-        """What the mean loss of a micro-batch is divided by, so that they add up to the iteration's mean."""
-        if not self.data.packed:
-            return self.grad_accum_steps
-        return masked_loss.loss_divisor(self, it, micro_step)
 
     def loss_chunk_size(self, model):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
@@ -236,14 +230,12 @@ def make_config(knobs, ckpt=None):
 def data_problems(run):
     """Opens the dataset; what is wrong with it, or with it and the checkpoint."""
     k, dist = SimpleNamespace(**run.knobs), run.dist
-    run.data = run.data or Dataset(k.dataset, k.data_dir)  # plan.py needs none
-    problems = [tokens.too_short(k.block_size) for tokens in run.data.splits.values()]
+    # plan.py needs no data
+    run.data = run.data or open_dataset(k.dataset, k.data_dir, k.seed, k.document_mask,
+                                        run.ckpt and run.ckpt['model_args']['vocab_size'])
+    problems = [tokens.problem(k.block_size) for tokens in run.data.splits.values()]
     problems = [problem for problem in problems if problem]
-    run.samples_per_epoch = max(1, len(run.data.train) // k.block_size)
-    if run.data.packed:
-        run.samples_per_epoch = run.data.pack(k.block_size, k.seed)
-    if k.document_mask and not run.data.packed:
-        problems += mask_documents(run.data)
+    run.samples_per_epoch = run.data.train.samples_per_epoch(k.block_size)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter
@@ -443,11 +435,9 @@ def overview(run):
 
 
 def dataset_line(run, k):
-    if run.data.packed:
-        return run.data.train.overview(k.dataset, run.data.val)
-    line = f"dataset   {k.dataset}: {len(run.data.train):,} tokens"
+    line = f"dataset   {k.dataset}: {run.data.train.summary(k.block_size)}"
     if run.data.val:
-        return line + f", {len(run.data.val):,} for validation"
+        return line + f", {run.data.val.size:,} for validation"
     return line + " and no val.bin: no validation loss, no best checkpoint"
 
 

@@ -99,8 +99,8 @@ def test_what_is_no_conversation_is_told(row, what):
 def test_best_fit_fills_windows_and_cuts_nothing():
     lengths = np.random.default_rng(0).integers(5, 120, 3000)
     order = np.argsort(-lengths, kind='stable')
-    window_of, windows = best_fit(order, lengths, 128)
-    sizes = np.bincount(window_of, lengths[order])
+    windows = best_fit(order, lengths, 128)
+    sizes = np.array([lengths[window].sum() for window in windows])
     assert sizes.max() <= 128 and sizes.mean() > 0.97 * 128
     assert sorted(i for window in windows for i in window) == list(range(3000))
     # the best any packing can do is all of it over the size of a window
@@ -144,9 +144,9 @@ CHAT = [*TINY, '--dataset=chats', '--block_size=64', '--arch=modern', '--eval_it
 
 
 def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
-    from dataset import Dataset
-    data = Dataset('chats', str(chats))
-    assert data.packed and len(data.train.lengths) + len(data.val.lengths) == 300
+    from support.conversations import open_dataset
+    data = open_dataset('chats', str(chats))
+    assert data.train.size + data.val.size == 300
     form = chat_format(data.tokenizer())
     start, n = data.train.starts[3], data.train.lengths[3] + 1
     ids = data.train.windows([start], n)[0].tolist()
@@ -158,12 +158,13 @@ def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
 
 
 def test_an_epoch_has_each_conversation_once_whole(chats):
-    from dataset import Dataset
-    train = Dataset('chats', str(chats)).train.pack(64, seed=5)
-    assert train.n_cut == train.n_left_out == 0
-    windows = train.sample_windows(5, range(len(train.windows_of)))
-    assert sorted(windows.tolist()) == list(range(len(train.windows_of)))
-    assert train.sample_windows(5, range(len(windows), 2 * len(windows))).tolist() != windows.tolist()
+    from support.conversations import open_dataset
+    train = open_dataset('chats', str(chats), seed=5).train
+    n = train.n_windows(64)
+    assert 'cut' not in train.summary(64) and 'left out' not in train.summary(64)
+    windows = train.windows_at(5, range(n), 64)
+    assert sorted(windows.tolist()) == list(range(n))
+    assert train.windows_at(5, range(n, 2 * n), 64).tolist() != windows.tolist()
     _, y, texts = train.packed(windows)
     assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum()
     assert ((texts >= 0).sum(1) <= 64).all() and (texts >= 0).sum() == train.lengths.sum()
@@ -172,9 +173,10 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
     import torch
-    from dataset import Dataset
+    from support.conversations import open_dataset
     from model import GPT, GPTConfig
-    train = Dataset('chats', str(chats)).train.pack(64, seed=0)
+    train = open_dataset('chats', str(chats)).train
+    train.pack(64)
     number = max(range(len(train.windows_of)), key=lambda i: len(train.windows_of[i]))
     x, y, texts = map(torch.from_numpy, train.packed([number]))
     torch.manual_seed(0)

@@ -12,10 +12,8 @@ import torch
 from conftest import make_dataset
 
 import dataset
-from dataset import Dataset, Loader, hash64, permute, sample_starts
-from support.prefetch import Prefetch
-from support.tokenizer import same_tokenizer
-from support.tokenizer import TiktokenTokenizer
+from dataset import Dataset, Loader, Prefetch, hash64, permute, sample_starts
+from support.tokenizer import TiktokenTokenizer, same_tokenizer
 from support.tokenizer import make_tokenizer
 
 
