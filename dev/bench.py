@@ -3,15 +3,18 @@ How fast it is on this machine, beside nanoGPT or another version of itself.
 
     $ python dev/bench.py --peer=PATH_TO_NANOGPT                # training steps of two small networks
     $ python dev/bench.py --ours=PATH_TO_ANOTHER_FLATGPT        # did a change cost speed?
+    $ python dev/bench.py --what=start --ours=PATH              # --help, and the first iteration
     $ python dev/bench.py config/train_gpt2.py --batch_size=8   # of that configuration
     $ python dev/bench.py --sizes=124M --batch_sizes=8,16,32    # on a GPU: the best micro-batch
     $ python dev/bench.py --what=profile --sizes=124M           # where the time of a step is spent
+    $ python dev/bench.py --what=sample --peer=PATH_TO_NANOGPT  # tokens per second of generate()
 
 Each contestant is a train.py as it is, in a process of its own, on the same made-up tokens; the times are
 those that it prints. The processes take turns of a few seconds in which the others are stopped, so that a
 slow minute of the machine is slow for all. An iteration that began before its turn is left out. Large
 networks on a GPU do not fit beside each other: there each turn is a new process. On a CPU nanoGPT computes
-in float32, ours in bfloat16 where the CPU has it.
+in float32, ours in bfloat16 where the CPU has it. A ratio is that of two medians over the rounds, beside the
+same network of the other contestant; its 95% interval is by drawing rounds anew (bootstrap).
 """
 
 import os
@@ -22,7 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
-what: Literal['train', 'profile', 'start', 'sample', 'data', 'prepare'] = 'train'  # start: to the first step
+what: Literal['train', 'start', 'profile', 'sample'] = 'train'
 peer: str = None  # a checkout of nanoGPT to compare with
 ours: str = None  # another checkout of flatgpt to compare with
 sizes: str = None  # from SIZES. None: 'toy,baby', or the config file's; 'baby,baby8' for 'sample'
@@ -34,12 +37,13 @@ iters = 3  # whole iterations in each, at least
 warm_up = 5  # iterations before
 vocab_size: int = None  # None: the size's own, 50304 for a config file
 tokens: int = None  # of 'sample': how many to write. None: the size's own
-text: str = None  # of 'prepare': a .jsonl.gz of documents
 traces = 'out-traces'  # of 'profile': the folder for traces, to be opened at https://ui.perfetto.dev
 json_file: str = None  # where the numbers go. None: nowhere
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), like=os.path.join(os.path.dirname(__file__), '..', 'train.py'))
 
+import copy
+import importlib.util
 import json
 import queue
 import re
@@ -55,6 +59,8 @@ import torch
 
 from common import (
     REPO, after_each_update, check_peer, flags_of, machine, make_tokens, median_and_range, table)
+from model import GPT, GPTConfig
+from support.compiling import compile_model
 from support.devices import choose_compile, choose_device, choose_dtype
 from support.peak_flops import peak_flops_of
 
@@ -69,11 +75,18 @@ SIZES = {  # beside the defaults of train.py; toy and baby are nanoGPT's for Sha
     '1.5B': dict(LARGE, n_layer=48, n_head=25, n_embd=1600),
     'config': dict(vocab_size=50304),  # the config file's, or the flags'
 }
+BABY = dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False)
+SAMPLED = {  # name: (texts at once, tokens, the network)
+    'baby': (1, 250, BABY), 'baby8': (8, 250, BABY),
+    'llama': (1, 250, dict(BABY, n_kv_head=2, arch='llama')), 'modern': (1, 250, dict(BABY, arch='modern')),
+    '124M': (1, 1000, dict(vocab_size=50304)),
+    '1.5B': (1, 1000, dict(vocab_size=50304, n_layer=48, n_head=25, n_embd=1600)),  # for a GPU
+}
 THEIRS = (  # knobs that nanoGPT has too
     'n_layer n_head n_embd block_size batch_size gradient_accumulation_steps dropout bias dtype '
     'learning_rate weight_decay beta1 beta2 grad_clip warmup_iters').split()
 # knobs of a config file that would end the run or interrupt it
-INTERRUPTS = re.compile('.*_interval|budget|max_tokens|max_epochs|tokens_per_param|max_minutes|stop_val_loss')
+INTERRUPTS = re.compile('.*_interval|budget|max_minutes|stop_val_loss')
 ITERATION = re.compile(r'iter \d+: loss .*?time ([\d.]+)ms')
 NO_MEMORY = ("can't allocate memory", 'not enough memory', 'out of memory')
 
@@ -160,24 +173,46 @@ def take_turns(commands, alone):
     return times
 
 
+def compare(times):
+    """{name: (ratio of its median to its rival's, low, high, the ratio of each round)} of {name: a number for
+    each round, or None}. The rival of 'ours, ARCH' is 'other, ARCH' or else nanoGPT, which is all others'."""
+    found = {}
+    for name, b in times.items():
+        rivals = [f"other{name.removeprefix('ours')}", 'nanoGPT'] if name.startswith('ours') else ['nanoGPT']
+        a = next((times[rival] for rival in rivals if times.get(rival) and rival != name), None)
+        if a and b:
+            a, b = np.array(a), np.array(b)
+            drawn = np.random.default_rng(1).integers(len(a), size=(10_000, len(a)))
+            ratios = np.median(b[drawn], axis=1) / np.median(a[drawn], axis=1)
+            interval = np.percentile(ratios, [2.5, 97.5]).tolist()
+            found[name] = float(np.median(b) / np.median(a)), *interval, (b / a).tolist()
+    return found
+
+
+def ratio_cell(compared):
+    return '{:.3f} ({:.3f} to {:.3f})'.format(*compared[:3]) if compared else ''
+
+
 # -----------------------------------------------------------------------------
 # who takes part
 
 
 def settings(name, batch):
     """The knobs of a size and those given, as a dict; with the micro-batch `batch` unless it is 0."""
-    k = {'gradient_accumulation_steps': 1, **SIZES[name]}
+    k = {**knobs, 'gradient_accumulation_steps': 1, **SIZES[name]}
     for key, value in given.items():
         if key == 'vocab_size' or (key in train_knobs and not INTERRUPTS.fullmatch(key)):
             k[key] = value
     if batch:
         k['batch_size'] = batch
-    shape = {**knobs, **k}
-    per_micro = shape['batch_size'] * shape['block_size']
-    if total := k.pop('total_batch_size', None):
-        if total % per_micro:
-            fail(f"total_batch_size={total} is not a multiple of batch_size x block_size ({per_micro})")
-        k['gradient_accumulation_steps'] = total // per_micro
+    per_micro = k['batch_size'] * k['block_size']
+    if k['total_batch_size']:
+        k['gradient_accumulation_steps'], rest = divmod(k.pop('total_batch_size'), per_micro)
+        if rest:
+            fail(f"total_batch_size is not a multiple of batch_size x block_size ({per_micro})")
+    k['tokens'] = per_micro * k['gradient_accumulation_steps']
+    # the weights of the matrices of GPT-2, which is nearly all
+    k['parameters'] = 12 * k['n_layer'] * k['n_embd']**2 + k['vocab_size'] * k['n_embd']
     return k
 
 
@@ -185,7 +220,7 @@ def commands_of(k, work):
     """{name of the contestant: (command, the folder it runs in)} with the settings k."""
     data_dir = os.path.join(work, 'data')
     name = make_tokens(data_dir, k['vocab_size'])
-    k = {key: value for key, value in k.items() if key != 'vocab_size'}
+    k = {key: value for key, value in k.items() if key in train_knobs and value != train_knobs[key]}
     # no evaluation and no checkpoint, whatever a config file says: the process is killed before
     fixed = dict(device=device, compile=compiling, dataset=name, init_from='scratch', wandb_log=False,
                  decay_lr=False, max_iters=10**6, eval_iters=1, log_interval=1)
@@ -209,26 +244,6 @@ def commands_of(k, work):
     return commands
 
 
-def parameters_of(k):
-    """As in GPT-2: the weights of the matrices, which is nearly all."""
-    shape = {**knobs, **k}
-    return 12 * shape['n_layer'] * shape['n_embd']**2 + shape['vocab_size'] * shape['n_embd']
-
-
-def memory_of_training(k):
-    """Bytes, roughly: 16 per parameter, logits in two dtypes and their gradient, and activations."""
-    shape = {**knobs, **k}
-    tokens = shape['batch_size'] * shape['block_size']
-    of_a_token = 10 * shape['vocab_size'] + 40 * shape['n_layer'] * shape['n_embd']
-    return 16 * parameters_of(k) + tokens * of_a_token
-
-
-def flops_per_token(k):
-    """Of a forward and a backward pass: PaLM, arXiv 2204.02311, appendix B, as nanoGPT counts them."""
-    shape = {**knobs, **k}
-    return 6 * parameters_of(k) + 12 * shape['n_layer'] * shape['n_embd'] * shape['block_size']
-
-
 def each_setting():
     """Yield (size, settings) of all sizes and micro-batches that are asked for."""
     from_config = any(arg.endswith('.py') for arg in sys.argv[1:])
@@ -239,98 +254,65 @@ def each_setting():
 
 
 # -----------------------------------------------------------------------------
-# what can be measured
+# what can be measured: each prints a table and returns its rows, for the JSON
 
 
 def train():
-    """Times of training steps. Returns the rows, a dict for each."""
-    rows = []
+    """Times of training steps."""
+    rows, cells = [], []
     for name, k in each_setting():
         with tempfile.TemporaryDirectory() as work:
-            commands = commands_of(k, work)
-            alone = False
-            if device.type == 'cuda':
-                memory = torch.cuda.get_device_properties(device).total_memory
-                alone = memory_of_training(k) * len(commands) > 0.8 * memory
-            times = take_turns(commands, alone)
-        first = next(iter(times.values()))
-        for who, seconds in times.items():
-            rows.append(row_of(name, who, k, seconds, first))
-    print('\n'.join(table(HEAD, *map(cells_of, rows))))
+            # on a GPU several large networks do not fit beside each other
+            alone = device.type == 'cuda' and k['parameters'] > 3e8
+            times = take_turns(commands_of(k, work), alone)
+        medians = {who: found and list(map(statistics.median, found)) for who, found in times.items()}
+        compared = compare(medians)
+        for who, found in times.items():
+            row = {'size': name, 'contestant': who, 'batch_size': k['batch_size'], 'seconds': found}
+            cell = [name, f"{k['batch_size']} x {k['block_size']}", who]
+            if found is None:
+                cell += ['out of memory', '', '', '']
+            else:
+                # forward and backward: PaLM, arXiv 2204.02311, appendix B, as nanoGPT counts them
+                flops = 6 * k['parameters'] + 12 * k['n_layer'] * k['n_embd'] * k['block_size']
+                speed = k['tokens'] / statistics.median(medians[who])
+                sheet = k['peak_flops'] or peak_flops_of(device)
+                share = flops * speed / sheet if sheet else None
+                row |= dict(tokens_per_second=speed, of_data_sheet=share, ratio=compared.get(who))
+                cell += [f'{speed:,.0f}', median_and_range([1000 * s for s in medians[who]], 2),
+                         f'{share:.1%}' if sheet else '', ratio_cell(row['ratio'])]
+            rows.append(row)
+            cells.append(cell)
+    print('\n'.join(table(('size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration',
+                           'of the data sheet', 'time, ratio (95% interval)'), *cells)))
     return rows
-
-
-def row_of(name, who, k, times, first):
-    """What is kept of a contestant with the settings k. times, first (the first contestant's): the seconds of
-    the iterations, for each round."""
-    shape = {**knobs, **k}
-    row = {'size': name, 'contestant': who, 'parameters': parameters_of(k), 'seconds': times}
-    row.update({key: shape[key] for key in ('batch_size', 'block_size', 'gradient_accumulation_steps')})
-    if times is None:
-        return row
-    medians = [statistics.median(of_round) for of_round in times]
-    row['seconds_per_iteration'] = statistics.median(medians)
-    n = shape['batch_size'] * shape['block_size'] * shape['gradient_accumulation_steps']
-    row['tokens_per_second'] = n / row['seconds_per_iteration']
-    sheet = knobs['peak_flops'] or peak_flops_of(device)
-    row['of_data_sheet'] = flops_per_token(k) * row['tokens_per_second'] / sheet if sheet else None
-    if first and first is not times:
-        firsts = [statistics.median(of_round) for of_round in first]
-        row['ratios'] = [b / a for a, b in zip(firsts, medians)]
-        row['ratio'], row['ratio_interval'] = ratio_of_medians(firsts, medians)
-    return row
-
-
-def ratio_of_medians(a, b, n=10_000):
-    """median(b) / median(a) and its 95% interval [low, high], by drawing pairs anew n times (bootstrap)."""
-    a, b = np.array(a), np.array(b)
-    drawn = np.random.default_rng(1).integers(len(a), size=(n, len(a)))
-    ratios = np.median(b[drawn], axis=1) / np.median(a[drawn], axis=1)
-    return float(np.median(b) / np.median(a)), np.percentile(ratios, [2.5, 97.5]).tolist()
-
-
-HEAD = ('size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration', 'of the data sheet',
-        "time / the first one's, of each round", 'of the medians (95% interval)')
-
-
-def cells_of(row):
-    micro = f"{row['batch_size']} x {row['block_size']}"
-    if row['gradient_accumulation_steps'] > 1:
-        micro += f" x {row['gradient_accumulation_steps']}"
-    cells = [row['size'], micro, row['contestant']]
-    if row['seconds'] is None:
-        return [*cells, 'out of memory', '', '', '', '']
-    of_rounds = [1000 * statistics.median(times) for times in row['seconds']]
-    share = row['of_data_sheet']
-    share = f'{share:.1%}' if share else ''
-    cells += [f"{row['tokens_per_second']:,.0f}", median_and_range(of_rounds, 2), share]
-    if 'ratio' not in row:
-        return [*cells, '', '']
-    low, high = row['ratio_interval']
-    return [*cells, median_and_range(row['ratios'], 3), f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"]
 
 
 def start():
     """Seconds from the command until torch is imported, --help is printed, the first step is logged."""
-    help = [sys.executable, os.path.join(REPO, 'train.py'), '--help']
-    commands = {'import torch': [sys.executable, '-c', 'import torch'], 'train.py --help': help}
+    scripts = {'ours, --help': os.path.join(REPO, 'train.py')}
+    if ours:
+        scripts['other, --help'] = os.path.join(os.path.abspath(ours), 'train.py')
+    commands = {name: [sys.executable, script, '--help'] for name, script in scripts.items()}
+    commands['import torch'] = [sys.executable, '-c', 'import torch']
     seconds = {}
     with tempfile.TemporaryDirectory() as work:
         steps = commands_of(settings('baby', 0), work)
-        for _ in range(rounds):
-            for name, command in commands.items():
+        for n in range(rounds):
+            for name in sorted(commands, reverse=n % 2):
                 t0 = time.monotonic()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(commands[name], check=True, stdout=subprocess.DEVNULL)
                 seconds.setdefault(name, []).append(time.monotonic() - t0)
-            for name, (command, cwd) in steps.items():
-                contestant = Contestant(command, cwd)
+            for name in sorted(steps, reverse=n % 2):
+                contestant = Contestant(*steps[name])
                 when, _ = contestant.next()
                 contestant.kill()
-                until = f'the first step of {name}'
-                seconds.setdefault(until, []).append(when - contestant.started)
-    rows = [(name, median_and_range(found, 2)) for name, found in seconds.items()]
-    print('\n'.join(table(('from the command to', 'seconds'), *rows)))
-    return seconds
+                seconds.setdefault(f'{name}, the first step', []).append(when - contestant.started)
+    compared = compare(seconds)
+    cells = [(name, median_and_range(found, 2), ratio_cell(compared.get(name)))
+             for name, found in seconds.items()]
+    print('\n'.join(table(('from the command to', 'seconds', 'ratio (95% interval)'), *cells)))
+    return {'seconds': seconds, 'ratios': compared}
 
 
 def profile():
@@ -338,20 +320,19 @@ def profile():
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == 'cuda':
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    order = f'self_{device.type}_time_total'
     os.makedirs(traces, exist_ok=True)
 
     def write(trace):
         trace.export_chrome_trace(path)
-        print(f'\n{path}, 5 steps\n' + trace.key_averages().table(sort_by=order, row_limit=15))
+        operators = trace.key_averages().table(sort_by=f'self_{device.type}_time_total', row_limit=15)
+        print(f'\n{path}, 5 steps\n{operators}')
 
     for name, k in each_setting():
         with tempfile.TemporaryDirectory() as work:
             for who, (command, _) in commands_of(k, work).items():
                 if not who.startswith('ours'):
                     continue
-                batch = {**knobs, **k}['batch_size']
-                path = os.path.join(traces, f"{name}-{who.removeprefix('ours, ')}-batch{batch}.json")
+                path = f"{traces}/{name}-{who.removeprefix('ours, ')}-batch{k['batch_size']}.json"
                 steps = torch.profiler.schedule(wait=warm_up, warmup=1, active=5, repeat=1)
                 with torch.profiler.profile(activities=kinds, schedule=steps, on_trace_ready=write) as trace:
                     def step(n):
@@ -362,37 +343,80 @@ def profile():
 
 
 def sample():
-    from bench_sample import sample
-    names = (sizes or 'baby,baby8').split(',')
-    dtype, _ = choose_dtype(knobs['dtype'], device)
-    return sample(names, device, dtype, knobs['compile'], peer, tokens, rounds)
+    """Tokens per second of generate(), in turns in one process; the values of the weights change no time."""
+    rows, dtype = [], choose_dtype(knobs['dtype'], device)[0]
+    wait = torch.cuda.synchronize if device.type == 'cuda' else lambda: None
+    for name in (sizes or 'baby,baby8').split(','):
+        B, n, args = SAMPLED[name]
+        n = tokens or n
+        torch.manual_seed(1)
+        ways = samplers(GPT(GPTConfig(**args)).eval().to(device), B, dtype)
+        times = {way: [] for way in ways}
+        for i in range(-1, rounds):  # the first one warms up
+            for way, (generate, whole) in ways.items():
+                # without a cache 1,000 tokens take minutes: two are made at each of eight lengths
+                lengths = [1] if whole or n <= 300 else [(2 * j + 1) * n // 16 for j in range(8)]
+                number = 2 if len(lengths) > 1 else n if i >= 0 else 8
+                t0 = time.perf_counter()
+                for length in lengths:
+                    generate(torch.zeros(B, length, dtype=torch.long, device=device), number)
+                wait()
+                if i >= 0:
+                    times[way].append((time.perf_counter() - t0) / (number * len(lengths)))
+        first = statistics.median(next(iter(times.values())))
+        rows += [{'size': name, 'contestant': way, 'batch': B, 'tokens': n, 'seconds_per_step': found,
+                  'ratio': first / statistics.median(found)} for way, found in times.items()]
+    cells = [(row['size'], row['contestant'],
+              median_and_range([row['batch'] / s for s in row['seconds_per_step']]),
+              f"{row['ratio']:.1f}") for row in rows]
+    print('\n'.join(table(('size', 'contestant', 'tokens/s', 'times the first'), *cells)))
+    return rows
 
 
-def data():
-    from bench_data import data
-    return data()
+def samplers(net, B, dtype):
+    """{name: (generate(idx, number), whether it is fast enough for whole texts)}."""
+    generator, ways = torch.Generator(device).manual_seed(1), {}
+    # as in nanoGPT's sample.py
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda')
+    if peer and net.config.arch == 'gpt2':
+        spec = importlib.util.spec_from_file_location('peer_model', os.path.join(peer, 'model.py'))
+        sys.modules['peer_model'] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        theirs = module.GPT(module.GPTConfig(**net.config.model_args())).eval().to(device)
+
+        def nanogpt(idx, number):
+            with cast, torch.no_grad():
+                theirs.generate(idx, number, temperature=0.8, top_k=200)
+        ways['nanoGPT'] = nanogpt, False
+
+    def no_cache(idx, number):
+        with cast:
+            net.generate(idx, number, 0.8, 200, use_cache=False, generator=generator)
+    ways['ours, no cache'] = no_cache, False
+    small = copy.deepcopy(net).to_inference(device, dtype, n_texts=B, compiling=compiling)
+    static = compiling and compile_model(
+        small, lambda: small.generate(torch.zeros(B, 1, dtype=torch.long, device=device), 4, static=True),
+        knobs['compile'], mode='reduce-overhead', dynamic=False) is None
+
+    def cached(idx, number):
+        small.generate(idx, number, 0.8, 200, generator=generator, static=static)
+    ways[f"ours, {dtype}{', compiled' if static else ''}"] = cached, True
+    return ways
 
 
-def prepare():
-    from bench_data import prepare
-    return prepare(os.path.abspath(text), rounds)
-
-
-PARTS = {f.__name__: f for f in (train, profile, start, sample, data, prepare)}
+PARTS = {f.__name__: f for f in (train, start, profile, sample)}
 
 
 def problems():
     """The mistakes in what was asked, a line each."""
     found = out_of_range(knobs, above_zero='tokens rounds turn iters warm_up vocab_size')
-    if what != 'sample':
-        found += [f"no such size ({name}). use {', '.join(SIZES)}"
-                  for name in (sizes or '').split(',') if name and name not in SIZES]
+    there = SAMPLED if what == 'sample' else SIZES
+    found += [f"no such size ({name}). use {', '.join(there)}"
+              for name in (sizes or '').split(',') if name and name not in there]
     found += [f"no such micro-batch ({n}). use numbers above 0, as in --batch_sizes=8,16"
               for n in (batch_sizes or '1').split(',') if not (n.isdecimal() and int(n))]
     if ours is not None and not os.path.isfile(os.path.join(ours, 'train.py')):
         found.append(f"no train.py in the other checkout ({ours}). name one of flatgpt with --ours=PATH")
-    if what == 'prepare' and not (text and os.path.isfile(text)):
-        found.append(f"what=prepare wants a .jsonl.gz of documents ({text}). name it with --text=PATH")
     return found + check_peer(peer)
 
 

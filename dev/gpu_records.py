@@ -4,11 +4,15 @@ What a GPU has to show, in rows: that the numbers are right, that no step waits 
     $ bash runs/gpu_records.sh first          # the most telling rows, in less than ten minutes
     $ bash runs/gpu_records.sh second         # and `third`: the next tens of minutes
     $ bash runs/gpu_records.sh --smoke=True   # the same rows with tiny networks on a CPU
-    $ bash runs/gpu_records.sh --pack=flatgpt.tar.gz --text=input.txt --peer=PATH_TO_NANOGPT
 
 Each row is made by train.py, sample.py or dev/bench.py in processes of their own, and read from what they
 print. It is written as soon as it is known, with all that was printed, to <results>. The same command again
-makes the rows that were interrupted, then those that failed.
+makes the rows that were interrupted, then those that failed. `python dev/gpu_records.py watch NAME train.py
+FLAGS` runs train.py in this process, watched from outside by one of the functions in WATCHES.
+
+For a machine without git and without the internet: what is laid into out-carried/ is found there (text.*,
+corpus.*, nanogpt/, tiktoken/, commit), as in
+    $ git describe --always > out-carried/commit; tar -czf flatgpt.tar.gz $(git ls-files) out-carried
 """
 
 import os
@@ -16,7 +20,7 @@ import sys
 from typing import Literal
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.join(HERE, 'dev')]
 from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
@@ -26,30 +30,39 @@ minutes = 9.5  # end what is running after so many
 only: str = None  # rows, as 'waits_gpt2,growth', repeated even if they are there
 show = False  # True: name the rows and which of them are there
 smoke = False  # True: tiny networks on the CPU
-# an archive brings these along, in out-carried/
+# None: what is in out-carried/
 text: str = None  # a text of a megabyte, such as tinyshakespeare, for training on characters
 corpus: str = None  # documents, such as a .jsonl.gz of 30 MB, for training with GPT-2's tokens
 peer: str = None  # a checkout of nanoGPT to compare with
-pack: str = None  # only write the archive, to this .tar.gz
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals(), positional='part')
+watching = sys.argv[2:] if sys.argv[1:2] == ['watch'] else None
+if watching is None:
+    knobs, given = configure(globals(), positional='part')
 
 import hashlib
 import multiprocessing
+import platform
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import tarfile
 import tempfile
 import time
+import traceback
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import torch._dynamo  # every optimizer imports it, for two seconds: here once, not in each forked row
 
-from common import check_peer, commit_of_code, flags_of, make_tokens, run_forked
-from gpu_pack import carried
-from gpu_pack import pack as write_archive
+import common
+from common import after_each_update, check_peer, flags_of, make_tokens, run_forked
+from model import GPT, GPTConfig
+from support import devices
+from support.compiling import compile_model
+from support.curves import read_log
 from support.files import read_json, write_json
 
 PARTS = 'first', 'second', 'third'
@@ -92,12 +105,22 @@ class Row:
         self.log.seek(0, 2)
         self.log.write(f"$ {' '.join([*launcher, *words])}\n")
         self.log.flush()
-        begin, t0 = self.log.tell(), time.monotonic()
-        process = self.start(words, launcher, env, forked=smoke and not launcher and not alone)
+        begin, t0, to = self.log.tell(), time.monotonic(), self.log.fileno()
+        if smoke and not launcher and not alone:
+            fork = multiprocessing.get_context('fork')
+            process = fork.Process(target=run_forked, args=(words, HERE, to, to))
+            process.start()
+        else:
+            process = subprocess.Popen([sys.executable, '-u', *launcher, *words], cwd=HERE,
+                                       stdout=to, stderr=to, env={**os.environ, **env})
         try:
-            found = self.wait(process)
+            found = self.wait(process, self.until)
         except BaseException:
-            self.end(process)
+            process.terminate()  # first in a way that lets it end the processes that it has started
+            try:
+                self.wait(process, time.monotonic() + 10)
+            except TimeUp:
+                process.kill()
             raise
         self.log.seek(begin)
         said = self.log.read()
@@ -107,17 +130,9 @@ class Row:
             raise RuntimeError(f'{words[0]} ended with status {found}, not {status}: {last[:300]}')
         return said
 
-    def start(self, words, launcher, env, forked):
-        if not forked:
-            return subprocess.Popen([sys.executable, '-u', *launcher, *words], cwd=HERE, stdout=self.log,
-                                    stderr=subprocess.STDOUT, env={**os.environ, **env})
-        args = words, HERE, self.log.fileno(), self.log.fileno()
-        process = multiprocessing.get_context('fork').Process(target=run_forked, args=args)
-        process.start()
-        return process
-
-    def wait(self, process):
-        left = max(0, self.until - time.monotonic())
+    def wait(self, process, until):
+        """The process's status."""
+        left = max(0, until - time.monotonic())
         if isinstance(process, subprocess.Popen):
             try:
                 return process.wait(left)
@@ -128,15 +143,6 @@ class Row:
             raise TimeUp
         return process.exitcode
 
-    def end(self, process):
-        """First in a way that lets it end the processes that it has started."""
-        process.terminate()
-        try:
-            self.until = time.monotonic() + 10
-            self.wait(process)
-        except TimeUp:
-            process.kill()
-
     # what most rows are made of
 
     def train(self, name, *flags, launcher=(), status=0, watch=(), vocab_size=65, env=None, **settings):
@@ -144,11 +150,19 @@ class Row:
         data = dict(data_dir=self.work, dataset=make_tokens(self.work, vocab_size, 2**21))
         settings = {**RUN, 'max_iters': ITERS, 'lr_decay_iters': ITERS, 'device': DEVICE, **settings, **data}
         words = flags_of({**settings, 'out_dir': os.path.join(self.work, name)})
-        scripts = ('dev/gpu_watch.py', *watch, 'train.py') if watch else ('train.py',)
+        scripts = ('dev/gpu_records.py', 'watch', *watch, 'train.py') if watch else ('train.py',)
         said = self.run(*scripts, *words, *flags, launcher=launcher, status=status, **(env or {}))
         steps = ITERATION.findall(said)
         return SimpleNamespace(said=said, losses=[float(loss) for _, loss, _ in steps],
                                ms=[float(ms) for _, _, ms in steps])
+
+    def train_on_text(self, prepared, *flags):
+        """A run of train.py on a dataset made from a text: its time and its best loss, as a row."""
+        self.run('prepare.py', *prepared, f'--data_dir={self.work}')
+        said = self.run('train.py', *flags, f'--data_dir={self.work}', f'--device={DEVICE}',
+                        f"--out_dir={os.path.join(self.work, 'run')}")
+        done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
+        return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
 
     def state(self, name):
         """All numbers of the newest checkpoint of <work>/<name>, weights and moments, in one order."""
@@ -170,17 +184,90 @@ class Row:
 
 
 # -----------------------------------------------------------------------------
+# watched from outside, train.py or a part of it; each prints what it found
+
+
+def show_machine(*_):
+    """What there is: hardware, versions, programs."""
+    print(common.machine())
+    if shutil.which('nvidia-smi'):
+        subprocess.run(['nvidia-smi'])
+    for name in ('git', 'python3', 'gcc', 'nvcc'):
+        print(f'{name}: {shutil.which(name)}')
+    print(f'Python {platform.python_version()}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} GPUs')
+
+
+def watch_waits(*words):
+    """A wait for the GPU between updates 5 and 25 is an error."""
+    def check(n):
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode('error' if 5 <= n < 25 else 'default')
+        return n == 26
+    said = 'none'
+    try:
+        after_each_update(check, *words)
+    except RuntimeError as e:
+        traceback.print_exc()
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        said = f'{str(e).splitlines()[0][:100]} in {where.name}'
+    print(f'waits in 20 iterations: {said}', flush=True)
+
+
+def watch_growth(last, *words):
+    """The memory that the updates after the first 200 add, up to the last one."""
+    marks = []
+
+    def look(n):
+        if n >= 200 and n % 100 == 0:  # the first ones are still filling the allocators
+            pages = int(Path('/proc/self/statm').read_text().split()[1])
+            on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+            marks.append((pages * os.sysconf('SC_PAGE_SIZE'), on_gpu))
+            print(f'update {n}: {marks[-1][0]:,} bytes of the process, {on_gpu:,} of the GPU', flush=True)
+        return n == int(last)
+    after_each_update(look, *words)
+    grown = [(after - before) / 1e6 for before, after in zip(marks[0], marks[-1])]
+    print(f'grown by {grown[0]:.1f} MB, on the GPU by {grown[1]:.3f} MB', flush=True)
+
+
+def whole_logits(last, *words):
+    """The logits of all tokens at once, however much of the memory they take."""
+    devices.choose_loss_chunk_size = lambda *args: 0
+    after_each_update(lambda n: n == int(last), *words)
+
+
+def same_texts(n, device, dtype):
+    """Greedy texts of n tokens with the cache, without it, and by the compiled step."""
+    n, device = int(n), torch.device(device)
+    for arch in ('gpt2', 'llama', 'modern'):
+        torch.manual_seed(1)
+        shape = dict(n_layer=6, n_head=6, n_embd=384, block_size=256) if n > 50 else dict(
+            n_layer=2, n_head=2, n_embd=32, block_size=32)
+        net = GPT(GPTConfig(vocab_size=65, arch=arch, **shape)).to(device, getattr(torch, dtype)).eval()
+        for p in net.parameters():
+            if not p.count_nonzero():
+                torch.nn.init.normal_(p, std=0.02)  # modern's zeros would make all logits equal
+        idx = torch.arange(6, device=device).view(2, 3)
+        want = net.generate(idx, n, temperature=0, use_cache=False)
+        same = (want == net.generate(idx, n, temperature=0)).float().mean().item()
+        print(f'{arch}, with the cache: {same:.1%} of the tokens are the same', flush=True)
+        if device.type == 'cuda':
+            note = compile_model(net, lambda: net.generate(idx, 4, temperature=0, static=True), 'auto',
+                                 mode='reduce-overhead', dynamic=False)
+            same = (want == net.generate(idx, n, temperature=0, static=True)).float().mean().item()
+            print(f"{arch}, compiled: {same:.1%} of the tokens are the same {note or ''}", flush=True)
+            torch._dynamo.reset()
+
+
+WATCHES = {'machine': show_machine, 'waits': watch_waits, 'growth': watch_growth,
+           'whole_logits': whole_logits, 'texts': same_texts}
+
+# -----------------------------------------------------------------------------
 # the rows: each returns [(what, result, whether it is right, or None)]
 
 
 def machine(row):
-    said = row.run('dev/gpu_watch.py', 'machine', alone=True)
+    said = row.run('dev/gpu_records.py', 'watch', 'machine', alone=True)
     return [('machine', said.splitlines()[0], None)]
-
-
-def attention(row):
-    said = row.run('dev/gpu_watch.py', 'attention', f'--device={DEVICE}')
-    return [tuple(line.split(': ')) + (None,) for line in said.splitlines() if line.startswith('cudnn=')]
 
 
 def step(row, arch='gpt2', watch=(), **settings):
@@ -229,9 +316,8 @@ def torchrun(row, n=1, **how):
     """Processes under torchrun against plain python; without dropout, whose masks compiling changes."""
     if n > 1 and not smoke and torch.cuda.device_count() < n:
         raise NotHere('one GPU alone')
-    launcher = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}')
+    launcher, rows = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}'), []
     row.train('plain', dropout=0.0)
-    rows = []
     for compiling in {False, COMPILE}:
         row.train('other', launcher=launcher, dropout=0.0, compile=compiling, **how,
                   env=dict(GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1'))
@@ -251,9 +337,9 @@ def bench(row, size, arch, batches, *flags):
     for one in row.bench(*how, f'--archs={arch}', *flags)['train']:
         what, said = f"{one['contestant']}, micro-batch {one['batch_size']}", 'out of memory'
         if one['seconds'] is not None:
-            share, ratio = one['of_data_sheet'] or 0, one.get('ratio', 1)
-            said = (f"{one['tokens_per_second']:,.0f} tokens/s, {share:.1%} of the data sheet, "
-                    f"{ratio:.3f} of the first one's time")
+            share, ratio = one['of_data_sheet'] or 0, one['ratio']
+            said = f"{one['tokens_per_second']:,.0f} tokens/s, {share:.1%} of the data sheet"
+            said += f", {ratio[0]:.3f} of nanoGPT's time" if ratio else ''
         rows.append((what, said, None))
     return rows
 
@@ -271,9 +357,8 @@ def losses(row, arch):
             ('bfloat16', True, 0.05), ('float16', False, 0.05)]
     if smoke:  # a CPU has no float16
         ways = [way for way in ways if not way[1] and way[0] != 'float16']
-    how = dict(arch=arch, dropout=0.0, lr_schedule='constant', max_iters=20)
+    how, rows = dict(arch=arch, dropout=0.0, lr_schedule='constant', max_iters=20), []
     want = row.train('cpu', dtype='float32', **{**how, 'device': 'cpu'}).losses
-    rows = []
     for dtype, compiling, most in ways:
         got = row.train('here', dtype=dtype, compile=compiling, **how).losses
         apart = max(abs(a - b) for a, b in zip(want, got, strict=True))
@@ -307,7 +392,7 @@ def resume(row, **how):
 
 def texts(row):
     """Greedy texts with the cache, without it, and by the compiled step."""
-    said = row.run('dev/gpu_watch.py', 'texts', 40 if smoke else 300, DEVICE, 'float32')
+    said = row.run('dev/gpu_records.py', 'watch', 'texts', 40 if smoke else 300, DEVICE, 'float32')
     found = re.findall(r'^(\w+, .*): ([\d.]+%) of the tokens (.*)', said, re.M)
     return [(f'{what}: the same tokens', share, share == '100.0%') for what, share, _ in found]
 
@@ -327,30 +412,23 @@ def script_sample(row):
 def sampling(row, size):
     """Tokens per second of generate()."""
     flags = ['--sizes=baby', '--tokens=4', '--rounds=1'] if smoke else [f'--sizes={size}', '--rounds=3']
-    rows = []
-    for one in row.bench('--what=sample', *flags, *([f'--peer={peer}'] if peer else []))['sample']:
-        speed = one['batch'] / statistics.median(one['seconds_per_step'])
-        said = f"{speed:,.0f} tokens/s, {one['ratio']:.1f} times the first"
-        if one['share']:
-            said += f", {one['share']:.0%} of the bandwidth"
-        rows.append((f"{one['batch']} at once, {one['contestant']}", said, None))
-    return rows
+    found = row.bench('--what=sample', *flags, *([f'--peer={peer}'] if peer else []))['sample']
+    return [(f"{one['batch']} at once, {one['contestant']}",
+             f"{one['batch'] / statistics.median(one['seconds_per_step']):,.0f} tokens/s, "
+             f"{one['ratio']:.1f} times the first", None) for one in found]
 
 
 def start(row):
     """Seconds to the first step; what was compiled once is in a cache."""
-    found = row.bench('--what=start', f'--rounds={1 if smoke else 3}', '--archs=gpt2')['start']
-    rows = []
-    for until, times in found.items():
-        later = statistics.median(times[1:] or times)
-        rows.append((until, f'{times[0]:.1f} s the first time, then {later:.1f} s', None))
-    return rows
+    found = row.bench('--what=start', f'--rounds={1 if smoke else 3}', '--archs=gpt2')['start']['seconds']
+    later = {until: statistics.median(times[1:] or times) for until, times in found.items()}
+    return [(until, f'{times[0]:.1f} s the first time, then {later[until]:.1f} s', None)
+            for until, times in found.items()]
 
 
 def save(row):
     """What a checkpoint of 124M costs the loop."""
     row.train('saving', max_iters=30, eval_interval=10, vocab_size=V, **{**LARGE, 'batch_size': 8})
-    from support.report import read_log
     took = read_log(os.path.join(row.work, 'saving'))['save_seconds'][-1] / 3
     return [('seconds for a checkpoint', f'{took:.2f}', None)]
 
@@ -360,12 +438,8 @@ def shakespeare(row, config):
     if not text and not smoke:
         raise NotHere('no --text=FILE')
     source = text or os.path.join(HERE, 'README.md')
-    row.run('prepare.py', 'shakespeare_char', f'--input={source}', f'--data_dir={row.work}')
     tiny = flags_of({**RUN, 'max_iters': 4, 'lr_decay_iters': 4, 'warmup_iters': 1}) if smoke else []
-    said = row.run('train.py', f'config/{config}.py', *tiny, f'--data_dir={row.work}', f'--device={DEVICE}',
-                   f"--out_dir={os.path.join(row.work, 'run')}")
-    done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
-    return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
+    return row.train_on_text(['shakespeare_char', f'--input={source}'], f'config/{config}.py', *tiny)
 
 
 def learn(row, arch):
@@ -373,23 +447,18 @@ def learn(row, arch):
     if not corpus and not smoke:
         raise NotHere('no --corpus=FILE')
     tokens = [f'--input={corpus}', '--tokenizer=gpt2', '--val_fraction=0.02']
+    recipe = ['config/arch_modern.py'] if arch != 'gpt2' else []
+    recipe += ['config/arch_local.py'] if arch == 'local' else []
+    how = {**LARGE, 'total_batch_size': 65536, 'max_iters': 500, 'warmup_iters': 50, 'eval_interval': 100,
+           'eval_iters': '524288 tokens', 'log_interval': 10}
     if smoke:
         tokens = [f"--input={os.path.join(HERE, 'README.md')}", '--tokenizer=byte']
-    row.run('prepare.py', 'corpus', *tokens, f'--data_dir={row.work}')
-    recipe = ['config/arch_modern.py'] if arch == 'modern' else []
-    more = {**LARGE, 'total_batch_size': 65536, 'max_iters': 500, 'warmup_iters': 50, 'eval_interval': 100,
-            'eval_iters': '524288 tokens', 'log_interval': 10}
-    if smoke:
-        more = {**SMALL, 'gradient_accumulation_steps': 1, 'max_iters': 4, 'warmup_iters': 1, 'eval_iters': 1}
-    said = row.run('train.py', *flags_of(more), *recipe, '--dataset=corpus', f'--data_dir={row.work}',
-                   f'--device={DEVICE}', f"--out_dir={os.path.join(row.work, 'run')}")
-    done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
-    return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
+        how = {**SMALL, 'gradient_accumulation_steps': 1, 'max_iters': 4, 'warmup_iters': 1, 'eval_iters': 1}
+    return row.train_on_text(['corpus', *tokens], *flags_of(how), *recipe, '--dataset=corpus')
 
 
 ROWS = {  # part, seconds at the most, the function, its arguments
     'machine': ('first', 60, machine),
-    'attention': ('first', 60, attention),
     'step_gpt2_32': ('first', 150, step),
     'guard': ('first', 60, guard),
     'waits_gpt2': ('first', 60, waits, 'gpt2', 'adamw', False),
@@ -422,6 +491,7 @@ ROWS = {  # part, seconds at the most, the function, its arguments
     'save': ('third', 120, save),
     'learn_gpt2': ('third', 400, learn, 'gpt2'),
     'learn_modern': ('third', 400, learn, 'modern'),
+    'learn_local': ('third', 400, learn, 'local'),
     'bench_350M': ('third', 300, bench, '350M', 'gpt2', '16'),
     'bench_1.5B': ('third', 400, bench, '1.5B', 'gpt2', '8'),
 }
@@ -437,9 +507,8 @@ def make(name, folder, until):
     seconds *= 3 if smoke else 1  # it may share its cores
     t0, own = time.monotonic(), time.monotonic() + seconds
     result = {'name': name, 'rows': []}
-    log = os.path.join(folder, f'{name}.log')
     with tempfile.TemporaryDirectory() as work:
-        row = Row(log, work, min(until, own))
+        row = Row(os.path.join(folder, f'{name}.log'), work, min(until, own))
         try:
             result['rows'] = function(row, *args, **settings)
             said = 'done'
@@ -460,9 +529,9 @@ def make(name, folder, until):
 
 
 def become(name, folder):
-    """What became of a row, or None."""
+    """What became of a row: what make() has written, or None."""
     path = os.path.join(folder, f'{name}.json')
-    return read_json(path)['said'] if os.path.exists(path) else None
+    return read_json(path) if os.path.exists(path) else None
 
 
 def write_table(folder):
@@ -473,34 +542,13 @@ def write_table(folder):
     lines += ['', '| row | what | result | as it should be |', '|---|---|---|---|']
     words = {None: '', True: 'yes', False: '**NO**'}
     for name in ROWS:
-        path, rows = os.path.join(folder, f'{name}.json'), [('', 'not measured', None)]
-        if os.path.exists(path):
-            found = read_json(path)
+        rows = [('', 'not measured', None)]
+        if found := become(name, folder):
             rows = found['rows'] or [('', found['said'], None if 'not measured' in found['said'] else False)]
         for what, said, right in rows:
             lines.append(f"| {name} | {what} | {str(said).replace('|', '/')} | {words[right]} |")
-    with open(os.path.join(folder, 'table.md'), 'w') as f:
-        f.write('\n'.join(lines) + '\n')
+    Path(folder, 'table.md').write_text('\n'.join(lines) + '\n')
     return '\n'.join(lines)
-
-
-def write_results(folder):
-    """The one file, whole at every instant."""
-    with tarfile.open(f'{results}.part', 'w:gz') as archive:
-        archive.add(folder, 'gpu')
-    os.replace(f'{results}.part', results)
-
-
-def make_all(names, folder):
-    until = time.monotonic() + 60 * minutes
-    for name in names:
-        if time.monotonic() >= until - 5:
-            print(f'time is up before {name}; the same command continues with it')
-            return
-        print(f'{name}:', flush=True)
-        print(f'  {make(name, folder, until)}', flush=True)
-        write_table(folder)
-        write_results(folder)
 
 
 def names_asked(folder):
@@ -508,8 +556,28 @@ def names_asked(folder):
     if only:
         return only.split(',')
     names = [name for name in ROWS if PARTS.index(ROWS[name][0]) >= PARTS.index(part)]
-    left = [name for name in names if not (become(name, folder) or '').startswith(('done', 'not measured'))]
-    return sorted(left, key=lambda name: become(name, folder) is not None)
+    found = {name: (become(name, folder) or {'said': ''})['said'] for name in names}
+    left = [name for name in names if not found[name].startswith(('done', 'not measured'))]
+    return sorted(left, key=lambda name: found[name] != '')
+
+
+def make_all(folder):
+    until = time.monotonic() + 60 * minutes
+    for name in names_asked(folder):
+        if time.monotonic() >= until - 5:
+            print(f'time is up before {name}; the same command continues with it')
+            return
+        print(f'{name}:', flush=True)
+        print(f'  {make(name, folder, until)}', flush=True)
+        write_table(folder)
+        with tarfile.open(f'{results}.part', 'w:gz') as archive:  # the one file, whole at every instant
+            archive.add(folder, 'gpu')
+        os.replace(f'{results}.part', results)
+
+
+def carried(name):
+    """The path of a file or folder in out-carried/, named without its endings; or None."""
+    return next((str(path) for path in sorted(Path(HERE, 'out-carried').glob(f'{name}*'))), None)
 
 
 def main():
@@ -521,31 +589,29 @@ def main():
         os.makedirs(folder, exist_ok=True)
         if show:
             for name in ROWS:
-                print(f"{ROWS[name][0]:6}  {name}: {become(name, folder) or ''}")
+                print(f"{ROWS[name][0]:6}  {name}: {(become(name, folder) or {'said': ''})['said']}")
             return
-        make_all(names_asked(folder), folder)
+        make_all(folder)
         print(write_table(folder) + f'\nall of it, with the logs: {results}')
 
 
-if __name__ == '__main__':
+if watching is not None:
+    WATCHES[watching[0]](*watching[1:])
+elif __name__ == '__main__':
     text, corpus, peer = text or carried('text'), corpus or carried('corpus'), peer or carried('nanogpt')
     problems = out_of_range(knobs, above_zero='minutes') + check_peer(peer)
     problems += [f"no such file ({path}). name one with --{name}=FILE"
                  for name, path in (('text', text), ('corpus', corpus)) if path and not os.path.isfile(path)]
     problems += [f'no such row ({name}). see --show' for name in (only or '').split(',')
                  if name and name not in ROWS]
-    if not (smoke or pack or show or torch.cuda.is_available()):
+    if not (smoke or show or torch.cuda.is_available()):
         problems.append('no GPU is here. use --smoke=True for a test on a CPU')
     if problems:
         fail(*problems)
-    if pack:
-        print(write_archive(pack, commit_of_code(), text, corpus, peer))
-        sys.exit()
     os.environ['PYTHONUNBUFFERED'] = '1'
     if not os.environ.get('TIKTOKEN_CACHE_DIR') and carried('tiktoken'):
         os.environ['TIKTOKEN_CACHE_DIR'] = carried('tiktoken')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left running
     if smoke:
-        import torch._dynamo  # every optimizer imports it, for two seconds: here once, not in each row
         torch.set_num_threads(1)
     main()

@@ -1,53 +1,43 @@
 """
-Races: our recipes against nanoGPT's and GPT-2's, on the same text and machine, seed by seed. The seconds
-are those of training, without evaluating and saving.
+Races on a CPU: our recipes against nanoGPT's and GPT-2's, on the same text and machine, seed by seed. The
+seconds are those of training, without evaluating and saving.
 
     $ bash runs/race_cpu.sh --peer=PATH_TO_NANOGPT --text=input.txt --gutenberg=FOLDER
-    $ bash runs/race_gpu.sh --text=input.txt --gutenberg=FOLDER
-    $ python dev/race.py cpu --draw_only      # the pictures again, from dev/records/race_*.json
+    $ python dev/race.py --draw_only      # the pictures again, from dev/records/race_*.json
 
-On a CPU:
 1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py.
    Seconds until the loss over 100 batches of 12 windows of 64 characters, the same ones each time, is 1.88
    or less; and our loss when nanoGPT's time is up.
 2. Bytes of Gutenberg's books: pairs of network and optimizer, the same minutes each; bits per byte.
    AdamW's learning rate is swept before, with a seed that does not race; Muon's come from the first race. A
    minute is as many iterations as fit into it at a pace measured beforehand, in turns.
-On a GPU:
-1. The baby network on Shakespeare: config/train_shakespeare_char.py against
-   config/train_shakespeare_char_modern.py. Seconds until the validation loss is 1.4697 (nanoGPT's best) or
-   less, and the best loss.
-2. 124M with GPT-2's tokens on Gutenberg's books: complete schedules of 65,536-token steps, at most four
-   epochs and about `minutes` each.
 
 Results go to dev/records/: a table, the curves as JSON, and pictures (which need matplotlib).
+dev/gpu_records.py has what a GPU is asked.
 """
 
 import os
 import sys
-from typing import Literal
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
 from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
-where: Literal['cpu', 'gpu'] = 'cpu'
-peer: str = None  # on a CPU: a checkout of nanoGPT. None: our faithful mode with its hyperparameters
+peer: str = None  # a checkout of nanoGPT. None: our faithful mode with its hyperparameters
 text: str = None  # tinyshakespeare's file. None: prepare.py downloads it
 gutenberg: str = None  # a folder with gutenberg_{train,val}.jsonl.gz. None: no second race
 shakespeare = True  # False: no first race
 seeds = 3
 first_seed = 1
 only = ''  # contestants, by their names in the tables: 'modern + Muon,local + Muon'. Empty: all
-paces = ''  # in the second race: ms per iteration of each contestant, as '169.3,181'. Empty: measured
-minutes: float = None  # of each contestant in the second race. None: 3 on a CPU, 8 on a GPU
-long_minutes = 10.0  # on a CPU: the second race once more, so long, with one seed; 0: no such race
+minutes = 3.0  # of each contestant in the second race
+long_minutes = 10.0  # the second race once more, so long, with one seed; 0: no such race
 smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
 draw_only = False  # True: run nothing, draw the pictures from the curves in `out`
 out = os.path.join(HERE, 'dev', 'records')  # where the results go
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals(), positional='where')
+knobs, given = configure(globals())
 
 import json
 import shutil
@@ -56,8 +46,7 @@ import tempfile
 import numpy as np
 import torch
 
-from common import BEFORE, check_peer, given_flags, machine, run_script, table, write_record
-from draw_curves import draw_curves
+from common import check_peer, draw_curves, given_flags, machine, run_script, table, write_record
 from model import load
 from support.checkpoint import numbered
 from support.report import points, read_log
@@ -83,10 +72,6 @@ def prepare(name, *flags):
     run_script('prepare.py', name, f'--data_dir={work}', *flags, fork=smoke)
 
 
-def prepare_shakespeare():
-    prepare('shakespeare_char', *([f'--input={text}'] if text else []))
-
-
 def train(name, seed, *flags):
     """Run train.py; returns its folder."""
     folder = os.path.join(work, f'{name}-{seed}')
@@ -98,15 +83,6 @@ def train(name, seed, *flags):
 def pace(folder):
     """Seconds per iteration by log.csv, without its first row: the median."""
     return float(np.median([ms for _, ms in points(read_log(folder), 'iter', 'ms')[1:]])) / 1000
-
-
-def curve_of_log(folder):
-    """A run's curve by its own evaluations. The loss at an iteration is that of the weights before its
-    update, so the time is that of the row before."""
-    log = read_log(folder)
-    log['before'] = [0.0, *log['seconds']]
-    times = dict(points(log, 'iter', 'before'))
-    return [(int(it), times[it], loss) for it, loss in points(log, 'iter', 'val_loss')]
 
 
 def val_loss(model, val, n, T):
@@ -199,44 +175,27 @@ def spread(values, digits=3):
     return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def draw(curves, name, *words, **options):
-    draw_curves(curves, os.path.join(out, name), *words, **options)
+def draw_shakespeare(curves):
+    draw_curves(curves, os.path.join(out, 'race_shakespeare.png'), f'{SHAKESPEARE} on two CPU cores',
+                'validation loss (nats per character)', 1.88)
 
 
-def draw_shakespeare_cpu(curves):
-    draw(curves, 'race_shakespeare.png', f'{SHAKESPEARE} on two CPU cores',
-         'validation loss (nats per character)', 1.88)
-
-
-def draw_gutenberg_cpu(curves):
+def draw_gutenberg(curves):
     """`curves` by names such as 'llama + Muon, 3 minutes'; a picture for each number of minutes."""
     for i, budget in enumerate(dict.fromkeys(name.split(', ')[1] for name in curves)):
         some = {name: runs for name, runs in curves.items() if name.endswith(f', {budget}')}
         picture = 'race_gutenberg_long.png' if i else 'race_gutenberg.png'
-        draw(some, picture, f'{GUTENBERG} on two CPU cores', 'bits per byte, validation')
+        draw_curves(some, os.path.join(out, picture), f'{GUTENBERG} on two CPU cores',
+                    'bits per byte, validation')
 
 
-def draw_gpu(curves):
-    """`curves` of one race or both, by its name."""
-    if 'shakespeare' in curves:
-        draw(curves['shakespeare'], 'race_gpu_shakespeare.png', 'Baby GPT on Shakespeare by characters',
-             'validation loss (nats per character)', 1.4697)
-    if 'gutenberg' in curves:
-        title, ylabel = "124M on Gutenberg's books", 'validation loss (nats per token)'
-        draw(curves['gutenberg'], 'race_gpu_124m.png', title, ylabel)
-        by_tokens = {name: [[(it, it * 65536 / 1e6, value) for it, _, value in curve] for curve in runs]
-                     for name, runs in curves['gutenberg'].items()}
-        draw(by_tokens, 'race_gpu_124m_tokens.png', title, ylabel, xlabel='tokens (millions)')
-
-
-PICTURES = {
-    'race_shakespeare': draw_shakespeare_cpu, 'race_gutenberg': draw_gutenberg_cpu, 'race_gpu': draw_gpu}
+PICTURES = {'race_shakespeare': draw_shakespeare, 'race_gutenberg': draw_gutenberg}
 
 
 def record(name, title, lines, curves):
     """Write a race's table, its curves and its pictures."""
     last = first_seed + seeds - 1
-    top = [f'# {title}', '', f"`bash runs/race_{where}.sh {given_flags(sys.argv[2:])}`; {machine()}.",
+    top = [f'# {title}', '', f"`bash runs/race_cpu.sh {given_flags(sys.argv[1:])}`; {machine()}.",
            f'Mean (smallest to largest) over seeds {first_seed} to {last}; all curves are in {name}.json.',
            'Seconds of training: evaluating and saving are not counted.']
     if smoke:
@@ -264,44 +223,27 @@ def chosen(contestants):
     return {name: run for name, run in contestants.items() if name in names}
 
 
-def shakespeare_cpu():
-    prepare_shakespeare()
+def race_shakespeare():
+    prepare('shakespeare_char', *([f'--input={text}'] if text else []))
     folder = os.path.join(work, 'shakespeare_char')
     val = np.fromfile(os.path.join(folder, 'val.bin'), dtype=np.uint16)
     recipe = ['config/train_shakespeare_char_cpu.py', '--device=cpu']
-    before = [*recipe, *BEFORE.split(), '--n_layer=2', '--n_head=4']
-
-    def faithful(seed):
-        return curve_of_checkpoints('faithful', seed, val, [*LINE, '--dtype=float32'], 50)
-
-    def long(seed):
-        return curve_of_checkpoints('long', seed, val, recipe, 50)
-
-    def short(seed):
-        return curve_of_checkpoints('short', seed, val, [*recipe, *HURRY.split()], 10)
-
-    def long_before(seed):
-        return curve_of_checkpoints('long', seed, val, [*before, '--max_iters=1400'], 50)
-
-    def short_before(seed):
-        return curve_of_checkpoints('short', seed, val, [*before, '--max_iters=180'], 10)
-    contestants = {"faithful mode, nanoGPT's line": faithful}
+    # contestant: flags, iterations between points of its curve
+    contestants = {"faithful mode, nanoGPT's line": ([*LINE, '--dtype=float32'], 50),
+                   'ours all the time': (recipe, 50), 'ours in a hurry': ([*recipe, *HURRY.split()], 10)}
     if peer:  # the same text through its own script, as it also reads the meta.pkl that this writes
         shutil.copyfile(text or os.path.join(folder, 'input.txt'),
                         os.path.join(peer, 'data', 'shakespeare_char', 'input.txt'))
         run_script('data/shakespeare_char/prepare.py', cwd=peer)
-        contestants = {'nanoGPT': nanogpt}
-    contestants.update({'ours all the time': long, 'ours in a hurry': short,
-                        'the recipe before all the time': long_before,
-                        'the recipe before in a hurry': short_before})
+        contestants = {'nanoGPT': None, **dict(list(contestants.items())[1:])}
     opponent = next(iter(contestants))
     contestants = chosen(contestants)
     if not contestants:
         return
     curves = {name: [] for name in contestants}
     for seed in range(first_seed, first_seed + seeds):
-        for name, run in contestants.items():
-            curves[name].append(run(seed))
+        for name, how in contestants.items():
+            curves[name].append(curve_of_checkpoints('race', seed, val, *how) if how else nanogpt(seed))
             print(f'shakespeare, seed {seed}, {name}: {curves[name][-1][-1]}', flush=True)
     rows = [['', 'seconds in all', 'seconds to 1.88']]
     for name, runs in curves.items():
@@ -350,7 +292,7 @@ def measure_paces(contestants):
     return {name: min(seen) for name, seen in paces.items()}
 
 
-def gutenberg_cpu():
+def race_gutenberg():
     prepare_gutenberg_bytes()
     val = np.fromfile(os.path.join(work, 'gutenberg_train', 'val.bin'), dtype=np.uint16)
     adamw, muon = ADAMW.split(), MUON.split()
@@ -365,14 +307,7 @@ def gutenberg_cpu():
     contestants = chosen(contestants)
     if not contestants:
         return
-    if paces:
-        try:
-            ms = map(float, paces.split(','))
-            pace_of = {name: number / 1000 for name, number in zip(contestants, ms, strict=True)}
-        except ValueError:
-            fail(f"paces do not fit ({paces}). give the milliseconds of each: {', '.join(contestants)}")
-    else:
-        pace_of = measure_paces(contestants)
+    pace_of = measure_paces(contestants)
     print('ms per iteration:', {name: round(1000 * s, 1) for name, s in pace_of.items()}, flush=True)
 
     def race(name, seed, minutes, *flags):
@@ -412,68 +347,6 @@ def gutenberg_cpu():
         record('race_gutenberg', GUTENBERG, lines, rounded(every))
 
 
-def shakespeare_gpu():
-    """(curves, lines of the table)."""
-    prepare_shakespeare()
-    flags = ['--keep_checkpoints=1', '--log_interval=1', '--eval_iters=0', '--eval_interval=50']
-    if smoke:
-        flags[-1] = '--eval_interval=1'
-    curves = {'faithful': [], 'modern': []}
-    for seed in range(first_seed, first_seed + seeds):
-        for name, end in (('faithful', ''), ('modern', '_modern')):
-            curve = curve_of_log(train(name, seed, f'config/train_shakespeare_char{end}.py', *flags))
-            curves[name].append(curve)
-            print(f'shakespeare, seed {seed}, {name}: {curve[-1]}', flush=True)
-    rows = [('', 'seconds in all', 'seconds to 1.4697', 'best loss')]
-    for name, runs in curves.items():
-        best = [min(loss for _, _, loss in curve) for curve in runs]
-        to = [reached(curve, 1.4697) for curve in runs]
-        rows.append((name, spread([curve[-1][1] for curve in runs], 1), spread(to, 1), spread(best, 4)))
-    title = ['', '## Baby GPT, Shakespeare by characters', '', 'Validation loss over all of val.bin.', '']
-    return curves, [*title, *table(*rows), '', '![The race on Shakespeare](race_gpu_shakespeare.png)']
-
-
-def gutenberg_gpu():
-    """(curves, lines of the table)."""
-    prepare('gutenberg', f'--input={gutenberg}/gutenberg_train.jsonl.gz', '--val_fraction=0.02',
-            '--tokenizer=byte' if smoke else '--tokenizer=gpt2')
-    tokens = read_json(os.path.join(work, 'gutenberg', 'meta.json'))['splits']['train']['tokens']
-    common = ['--dataset=gutenberg', '--batch_size=32', '--keep_checkpoints=1', '--log_interval=1']
-    if smoke:
-        common += ['--total_batch_size=64', '--eval_iters=640 tokens']
-    else:
-        common += ['--total_batch_size=65536', '--eval_iters=1e6 tokens']
-    # the learning rates of config/arch_modern.py belong to eight times as many tokens per iteration: times
-    # sqrt(1/8). GPT-2's 6e-4 is left as it is
-    scaled = ['--matrix_lr=0.009', '--embedding_lr=0.25', '--head_lr=0.0014', '--learning_rate=0.0014']
-    gpt2 = 'config/train_gpt2.py'
-    contestants = {'faithful': [gpt2, '--warmup_iters=100'],
-                   'modern': [gpt2, 'config/arch_modern.py', '--n_layer=12', '--n_embd=768', *scaled]}
-    # its layer without attention makes them twelve
-    contestants['local'] = [*contestants['modern'], 'config/arch_local.py', '--n_layer=11']
-    curves, iterations = {name: [] for name in contestants}, {}
-    for seed in range(first_seed, first_seed + seeds):
-        for name, flags in contestants.items():
-            if seed == first_seed:
-                short = '--max_iters=60 --lr_decay_iters=60 --warmup_iters=5 --eval_interval=0'
-                n = int(minutes * 60 / pace(train('pace', 0, *flags, *common, *short.split())))
-                iterations[name] = max(3, min(n, 4 * tokens // 65536))
-            n = iterations[name]
-            whole = [f'--max_iters={n}', f'--lr_decay_iters={n}', f'--eval_interval={max(1, n // 10)}']
-            curve = curve_of_log(train(name, seed, *flags, *common, *whole))
-            curves[name].append(curve)
-            print(f'124M, seed {seed}, {name}: {curve[-1]}', flush=True)
-    rows = [('', 'iterations of 65,536 tokens', 'tokens/s', 'seconds', 'validation loss')]
-    for name, runs in curves.items():
-        seconds = [curve[-1][1] for curve in runs]
-        speeds = spread([iterations[name] * 65536 / s for s in seconds], 0)
-        losses = spread([curve[-1][2] for curve in runs])
-        rows.append((name, f'{iterations[name]:,}', speeds, spread(seconds, 0), losses))
-    title = ['', "## 124M, GPT-2's tokens of Gutenberg's books", '']
-    return curves, [*title, *table(*rows), '', '![The race at 124M, by time](race_gpu_124m.png)',
-                    '![The same by tokens](race_gpu_124m_tokens.png)']
-
-
 if __name__ == '__main__':
     problems = out_of_range(knobs, above_zero='seeds minutes')
     if problems := problems + check_peer(peer):
@@ -486,22 +359,11 @@ if __name__ == '__main__':
                 with open(path) as f:
                     picture(json.load(f))
         sys.exit()
-    if minutes is None:
-        minutes = 3.0 if where == 'cpu' else 8.0
     if smoke:
         minutes, long_minutes = 1e-9, 0
     peer, text, gutenberg = (path and os.path.abspath(path) for path in (peer, text, gutenberg))
     with tempfile.TemporaryDirectory() as work:
-        if where == 'cpu':
-            if shakespeare:
-                shakespeare_cpu()
-            if gutenberg:
-                gutenberg_cpu()
-        else:
-            curves, lines = {}, []
-            if shakespeare:
-                curves['shakespeare'], lines = shakespeare_gpu()
-            if gutenberg:
-                curves['gutenberg'], more = gutenberg_gpu()
-                lines += more
-            record('race_gpu', 'Races on a GPU', lines, curves)
+        if shakespeare:
+            race_shakespeare()
+        if gutenberg:
+            race_gutenberg()

@@ -1,12 +1,11 @@
 """
-Today's recipe of a configuration beside the one before it, in turns, seed by seed: the loss over all of
-val.bin after its iterations, and the seconds that they took.
+A configuration, seed by seed: the loss over all of val.bin after its iterations, and the seconds of training
+that they took, without evaluations and checkpoints.
 
     $ python dev/recipe.py quickstart
-    $ python dev/recipe.py laptop --text=input.txt
+    $ python dev/recipe.py laptop --text=input.txt --seeds=8
 
-The seconds are those of training, without evaluations and checkpoints. The table goes to
-dev/records/recipe_quickstart.md or recipe_laptop.md.
+The table goes to dev/records/recipe_quickstart.md or recipe_laptop.md.
 """
 
 import os
@@ -19,9 +18,8 @@ from configurator import configure, fail
 
 # -----------------------------------------------------------------------------
 which: Literal['quickstart', 'laptop'] = 'quickstart'  # of which configuration
-seeds = 3  # runs of each recipe
+seeds = 3  # runs
 first_seed = 1
-before = True  # False: only today's
 flags = ''  # more of them, for all runs: '--max_iters=9000 --dropout=0.1'
 text: str = None  # tinyshakespeare's file. None: prepare.py downloads it
 out = os.path.join(HERE, 'dev', 'records')  # where the table goes
@@ -33,54 +31,43 @@ if seeds < 1:
 import math
 import tempfile
 
-from common import BEFORE, given_flags, machine, run_script, table, write_record
-from draw_curves import draw_curves
-from support.report import points, read_log
+from common import draw_curves, given_flags, machine, run_script, table, write_record
+from support.curves import points, read_log
 
-# the configuration, its dataset, iterations between evaluations, the shape before
-CONFIGS = {'quickstart': ('quickstart', 'pystdlib', 0, '--n_layer=2 --n_head=4 --max_iters=3000'),
-           'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char', 120,
-                      '--n_layer=3 --n_head=4 --max_iters=870')}
+# the configuration, its dataset, iterations between evaluations
+config, dataset, interval = {'quickstart': ('quickstart', 'pystdlib', 0),
+                             'laptop': ('train_shakespeare_char_laptop', 'shakespeare_char', 120)}[which]
 
 
-def train(seed, *more):
+def train(seed):
     """The curve [(iteration, seconds of training, loss in nats)] of a run with this seed."""
     folder = os.path.join(work, 'out')
     own = [f'--out_dir={folder}', f'--data_dir={work}', f'--seed={seed}', f'--eval_interval={interval}',
            '--eval_iters=0', '--sample_interval=0', '--overwrite', '--keep_checkpoints=1']
-    run_script('train.py', f'config/{config}.py', '--device=cpu', *own, *flags.split(), *more)
+    run_script('train.py', f'config/{config}.py', '--device=cpu', *own, *flags.split())
     log = read_log(folder)
     seconds = points(log, 'iter', 'seconds')
     times = {**dict(seconds), log['iter'][-1]: seconds[-1][1], 0: 0.0}
     return [(int(it), times[it], loss) for it, loss in points(log, 'iter', 'val_loss')]
 
 
-config, dataset, interval, shape_before = CONFIGS[which]
-before_flags = f'{BEFORE} {shape_before}'
 os.makedirs(out, exist_ok=True)
 with tempfile.TemporaryDirectory() as work:
     run_script('prepare.py', dataset, f'--data_dir={work}', *([f'--input={text}'] if text else []))
-    contestants = {"today's recipe": [], 'the one before': before_flags.split()}
-    if not before:
-        del contestants['the one before']
-    curves = {name: [] for name in contestants}
-    rows = [('', 'seed', 'iterations', 'seconds', 'loss', 'bits')]
+    curves = []
     for seed in range(first_seed, first_seed + seeds):
-        for name, more in contestants.items():
-            curves[name].append(train(seed, *more))
-            n, seconds, loss = curves[name][-1][-1]
-            rows.append((name, seed, f'{n:,}', f'{seconds:.1f}', f'{loss:.4f}', f'{loss / math.log(2):.4f}'))
-            print(*rows[-1], flush=True)
-for name in contestants:
-    own = [row for row in rows[1:] if row[0] == name]
-    means = [sum(float(row[i]) for row in own) / len(own) for i in (3, 4, 5)]
-    rows.append((name, 'mean', own[0][2], f'{means[0]:.1f}', f'{means[1]:.4f}', f'{means[2]:.4f}'))
+        curves.append(train(seed))
+        print(seed, *curves[-1][-1], flush=True)
+rows = [('seed', 'iterations', 'seconds', 'loss', 'bits')]
+ends = [(seed, *curve[-1]) for seed, curve in enumerate(curves, first_seed)]
+for seed, n, seconds, loss in [*ends, ('mean', *(sum(column) / seeds for column in list(zip(*ends))[1:]))]:
+    rows.append((seed, f'{n:,.0f}', f'{seconds:.1f}', f'{loss:.4f}', f'{loss / math.log(2):.4f}'))
 lines = [f'# config/{config}.py', '', f'`python dev/recipe.py {given_flags(sys.argv[1:])}`; {machine()}.', '',
-         'Loss in nats per token over all of val.bin with the last weights, bits, seconds of training.',
-         f'The recipe before: `{before_flags}`.', '', *table(*rows)]
+         'Loss in nats per token over all of val.bin with the last weights, bits, seconds of training.', '',
+         *table(*rows)]
 if which == 'laptop':
-    draw_curves(curves, os.path.join(out, 'recipe_laptop.png'), 'Shakespeare by characters on two CPU cores',
-                'validation loss (nats per character)', 1.4697)
+    draw_curves({'this recipe': curves}, os.path.join(out, 'recipe_laptop.png'),
+                'Shakespeare by characters on two CPU cores', 'validation loss (nats per character)', 1.4697)
     lines += ['', "nanoGPT's README: 1.4697, the best validation loss of 10.7 million parameters after",
               'three minutes on an A100, by 200 random batches of 64 windows. Here all of val.bin is read in',
               'windows of 256 characters. Shape, momentum, norms and rates were chosen on the last tenth of',

@@ -2,7 +2,7 @@
 # Everything that a GPU has to show, the most telling first, in less than ten minutes a time: see
 # dev/gpu_records.py. Nothing is installed: torch and numpy have to be there, and python3.
 #   bash runs/gpu_records.sh [first|second|third] [--results=out-gpu.tar.gz] [--minutes=9.5] [--show=True]
-#   bash runs/gpu_records.sh --pack=flatgpt.tar.gz [--text=FILE] [--corpus=FILE] [--peer=PATH_TO_NANOGPT]
+#     [--text=FILE] [--corpus=FILE] [--peer=PATH_TO_NANOGPT]
 #   bash runs/gpu_records.sh --smoke=True
 set -euo pipefail
 cd "$(dirname "$0")/.."

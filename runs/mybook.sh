@@ -33,26 +33,14 @@ if [ -z "$name" ]; then  # book for texts/book.txt
 fi
 out_dir=${out_dir:-out-$name}
 
-new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
-if ! new_enough .venv/bin/python; then
-  for python in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 none}; do
-    if new_enough "$python"; then break; fi
-  done
-  if ! new_enough "$python"; then
-    echo "error: Python 3.11 or newer is needed ($(python3 --version 2>&1)). install one, and name it:" \
-      "PYTHON=/path/to/python3.12 bash runs/mybook.sh ..." >&2
-    exit 2
-  fi
-  "$python" -m venv --clear .venv
-fi
-python=.venv/bin/python
-"$python" -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null ||
-  "$python" -m pip install --quiet --disable-pip-version-check -r requirements.txt tokenizers==0.23.3
+source runs/venv.sh
+python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null ||
+  python -m pip install --quiet --disable-pip-version-check -r requirements.txt tokenizers==0.23.3
 
 # bash 3 of macOS takes an empty array for an unset variable, hence ${x[@]+...}
-"$python" prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare[@]}"} \
+python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare[@]}"} \
   ${data_dir[@]+"${data_dir[@]}"}
-"$python" train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --out_dir="$out_dir" \
+python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --out_dir="$out_dir" \
   "$init" ${train[@]+"${train[@]}"}
-"$python" sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
+python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"

@@ -5,9 +5,6 @@
 #     [--minutes=3] [--long_minutes=10] [--smoke]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -z "${VIRTUAL_ENV:-}" ]; then
-  [ -d .venv ] || python3 -m venv .venv
-  PATH="$PWD/.venv/bin:$PATH"
-fi
+if [ -z "${VIRTUAL_ENV:-}" ]; then source runs/venv.sh; fi
 python -m pip install --quiet --disable-pip-version-check -r requirements.txt matplotlib
-python dev/race.py cpu "$@"
+python dev/race.py "$@"

@@ -410,8 +410,10 @@ def test_a_closed_pipe_after_the_work_is_no_error(tmp_path):
 def asked_by_mybook(tmp_path, *args):
     """What runs/mybook.sh asks of a python that only writes down its arguments."""
     (tmp_path / 'repo' / 'runs').mkdir(parents=True, exist_ok=True)
-    (tmp_path / 'repo' / 'runs' / 'mybook.sh').write_bytes((REPO / 'runs' / 'mybook.sh').read_bytes())
+    for name in ('mybook.sh', 'venv.sh'):
+        (tmp_path / 'repo' / 'runs' / name).write_bytes((REPO / 'runs' / name).read_bytes())
     (tmp_path / 'repo' / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'repo' / '.venv' / 'bin' / 'activate').write_text('PATH="$PWD/.venv/bin:$PATH"\n')
     fake = tmp_path / 'repo' / '.venv' / 'bin' / 'python'
     fake.write_text('#!/bin/sh\nfor word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
     fake.chmod(0o755)
