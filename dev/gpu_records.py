@@ -62,7 +62,7 @@ from common import after_each_update, check_peer, flags_of, make_tokens, run_for
 from model import GPT, GPTConfig
 from support import devices
 from support.compiling import compile_model
-from support.curves import read_log
+from support.report import read_log
 from support.files import read_json, write_json
 
 PARTS = 'first', 'second', 'third'

@@ -32,7 +32,7 @@ import math
 import tempfile
 
 from common import draw_curves, given_flags, machine, run_script, table, write_record
-from support.curves import points, read_log
+from support.report import points, read_log
 
 # the configuration, its dataset, iterations between evaluations
 config, dataset, interval = {'quickstart': ('quickstart', 'pystdlib', 0),
