@@ -13,7 +13,7 @@ values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', '
 types. Instead of that call, exec(open('configurator.py').read()) works as in nanoGPT.
 """
 
-# the names of a script that executes this file, before those below take their place
+# of a script that executes this file, before those below take their place
 names_of_caller = None if __name__ == 'configurator' else dict(globals())
 
 import ast
@@ -30,9 +30,8 @@ import unicodedata
 
 
 def fail(*problems, everywhere=False):
-    """Print a line `error: what (value). what to do` per problem and exit with status 2. All processes find
-    the same mistakes, so one per machine prints them, unless `everywhere`: what only this process may have
-    met."""
+    """Print a line `error: what (value). what to do` per problem and exit with status 2. One process per
+    machine prints what all of them find; `everywhere`: what only this one may have met."""
     if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
         lines = ['error: ' + ' '.join(problem.splitlines()) for problem in problems]
         say('\n'.join(lines))
@@ -50,14 +49,12 @@ def warn(what):
 
 
 def note(text):
-    """Told once per machine."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
         say(text, 'stdout')
 
 
 def say(text, stream='stderr'):
-    """Print on standard error or 'stdout'. That it is gone (a closed pipe, a full disk) is no reason to
-    stop."""
+    """Print on standard error or 'stdout'. That it is gone (a closed pipe, a full disk) stops nothing."""
     try:
         print(escape_control_characters(text), file=getattr(sys, stream), flush=True)
     except OSError as e:  # at its end Python would try again, and change the exit status
@@ -87,6 +84,7 @@ def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
 if sys.version_info < (3, 11):
     fail(f"this Python is too old ({sys.version.split()[0]}). use 3.11 or newer")
 
+
 class Knobs(dict):
     kinds = None  # {name: the types and words it may have}
 
@@ -94,19 +92,17 @@ class Knobs(dict):
 def configure(script, positional=None, like=None):
     """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
     sets; if it is a list, all of them. like: the path of another script, whose knobs are taken as well.
-    Returns (all knobs, the ones that were given), two dicts; every mistake found is reported at once, with
-    status 2."""
+    Returns (all knobs, the ones that were given), two dicts; all mistakes are told at once."""
     prepare_process()
     knobs = plain(script)
     if positional:
         knobs[positional] = script[positional]
-    help = helper()
-    if {'--help', '-h'} & set(sys.argv[1:]) and help:
+    if {'--help', '-h'} & set(sys.argv[1:]) and (help := helper()):
         help.print_help(script, knobs, positional, like)
         sys.exit(0)
     kinds = types_of(script, knobs)
     if like:
-        others, their_kinds = help.knobs_of(like)
+        others, their_kinds = helper().knobs_of(like)
         knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
     given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
     if problems:
@@ -118,8 +114,8 @@ def configure(script, positional=None, like=None):
 
 
 def prepare_process():
-    # streams that were closed (`>&-`): the system would give their numbers to the next files that are opened,
-    # and what a library prints would end up in a checkpoint
+    # streams that were closed (`>&-`) lead nowhere: else the next files that are opened would get their
+    # numbers, and what a library prints would end up in a checkpoint
     for fd, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
         if getattr(sys, name) is None:
             try:
@@ -171,8 +167,7 @@ def types_of(script, knobs):
 
 def parse_args(argv, knobs, kinds, positional):
     """({knob: value}, problems) of command-line arguments, the value that counts most last."""
-    flags, files, problems = parse_line(argv, knobs, kinds, positional)
-    given = {}
+    given, (flags, files, problems) = {}, parse_line(argv, knobs, kinds, positional)
     for path in files:
         assigned, mistakes = run_config(path, {**knobs, **given, **flags}, knobs)
         problems += mistakes
@@ -196,7 +191,7 @@ def parse_line(argv, knobs, kinds, positional=None):
     given, files, problems, argv = {}, [], [], list(argv)
     while argv:
         arg = argv.pop(0)
-        name, is_flag = arg.lstrip('-').partition('=')[0], arg.startswith('-')
+        is_flag, name = arg.startswith('-'), arg.lstrip('-').partition('=')[0]
         if is_flag and '=' not in arg and argv and is_value(argv[0], kinds.get(name), positional):
             arg += '=' + argv.pop(0)  # --batch_size 32
         if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
@@ -233,11 +228,11 @@ def parse_flag(arg, name, knobs, kinds):
     """(value, problem) of --key=value, or of --key for True."""
     if name not in knobs:
         help = helper()
-        return None, f"unknown knob ({arg}). {help.suggest(name, knobs) if help else 'correct its name'}"
+        return None, f"unknown knob ({arg}). {help.suggest(name, knobs) if help else 'the script lists all'}"
     equals, text = arg.lstrip('-').partition('=')[1:]
     prefix, colon, path = text.rpartition(':')
-    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):  # no text, which may
-        text = prefix + colon + os.path.expanduser(path)  # no shell does it here
+    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):  # those two are texts
+        text = prefix + colon + os.path.expanduser(path)  # a shell does it only at a word's beginning
     value, wanted = parse(text, kinds[name]) if equals else check(True, kinds[name])
     return value, wanted and f"{name} takes {wanted} ({arg})"
 
@@ -282,7 +277,7 @@ def run_config(path, names, knobs):
     found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
     if found is None:
         return {}, [f"config file not found ({path}). {help.no_config(path) if help else 'correct its name'}"]
-    scope, assigned, problems = {**names, '__file__': found, '__name__': 'config'}, {}, []
+    scope, assigned = {**names, '__file__': found, '__name__': 'config'}, {}
 
     # an assignment that repeats the default counts, too: a resume must know what was asked for
     class Recorder(dict):
@@ -297,7 +292,7 @@ def run_config(path, names, knobs):
         if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
             raise
         tb = e.__traceback__
-        while tb.tb_next is not None and tb.tb_frame.f_code.co_filename != found:
+        while tb.tb_next and tb.tb_frame.f_code.co_filename != found:
             tb = tb.tb_next
         line = e.lineno if isinstance(e, SyntaxError) else tb.tb_lineno
         return {}, [f"{path}:{line} stopped with {type(e).__name__} ({e}). correct that line"]
@@ -318,9 +313,9 @@ def override(script, before):
     argv = [] if sys.argv[0].endswith('kernel_launcher.py') else sys.argv[1:]  # a notebook's are nobody's
     flags, files, problems = parse_line(argv, knobs, kinds)
     for path in files:
-        note(f"Overriding config with {path}")
         assigned, mistakes = run_config(path, {**script, **flags}, knobs)
         problems += mistakes
+        note(f"Overriding config with {path}: {', '.join(assigned)}")
         script.update(assigned)
     for name, value in flags.items():
         note(f"Overriding: {name} = {value}")

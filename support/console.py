@@ -1,5 +1,6 @@
 """What a script writes to a terminal: as wide as that is, its last line tells how far a long job is."""
 
+import contextlib
 import io
 import shutil
 import signal
@@ -86,59 +87,43 @@ def make_output_last():
 # the prints of others, and an evaluation's line takes the place of the training's
 
 
-class LiveLine:
+class AboveLiveLine:
+    """Takes the place of sys.stdout and sys.stderr: what is written to either hides the live line, of which
+    there is one."""
+    shown = False
+    at_begin = True  # else the line is somebody's print(..., end='')
+
     def __init__(self, terminal):
-        self.terminal, self.shown = terminal, False
-        self.at_begin = True  # else the line is somebody's print(..., end='')
-
-    def show(self, text):
-        if not self.at_begin:
-            return
-        try:
-            self.terminal.write(CLEAR + text[:width() - 1])
-            self.terminal.flush()
-            self.shown = True
-        except OSError:  # the next line printed will tell
-            pass
-
-    def hide(self):
-        if self.shown:
-            self.shown = False
-            self.terminal.write(CLEAR)
-            self.terminal.flush()
-
-
-class Above:
-    """Takes the place of sys.stdout or sys.stderr: what is written hides the live line first."""
-
-    def __init__(self, stream, live):
-        self.stream, self.live = stream, live
-
-    def write(self, text):
-        self.live.hide()
-        if text:
-            self.live.at_begin = text.endswith('\n')
-        return self.stream.write(text)
+        self.terminal = terminal
 
     def __getattr__(self, name):
-        return getattr(self.stream, name)
+        return getattr(self.terminal, name)
 
+    def write(self, text):
+        if self.shown:
+            AboveLiveLine.shown = False
+            self.terminal.write(CLEAR)
+            self.terminal.flush()
+        if text:
+            AboveLiveLine.at_begin = text.endswith('\n')
+        return self.terminal.write(text)
 
-def live_line():
-    """The live line of this process. From now on what is printed goes above it."""
-    if not isinstance(sys.stdout, Above):
-        live = LiveLine(sys.stdout)
-        sys.stdout = Above(sys.stdout, live)
-        if sys.stderr.isatty():
-            sys.stderr = Above(sys.stderr, live)
-    return sys.stdout.live
+    def show(self, text):
+        if self.at_begin:
+            with contextlib.suppress(OSError):  # the next line printed will tell
+                self.terminal.write(CLEAR + text[:width() - 1])
+                self.terminal.flush()
+                AboveLiveLine.shown = True
 
 
 def progress(what, start=0):
     """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows a bar, the note
-    and the time left, five times a second at most."""
-    live, begin = live_line(), time.monotonic()
-    shown = begin
+    and the time left on the last line of the terminal, five times a second at most."""
+    if not isinstance(sys.stdout, AboveLiveLine):
+        sys.stdout = AboveLiveLine(sys.stdout)
+        if sys.stderr.isatty():
+            sys.stderr = AboveLiveLine(sys.stderr)
+    begin = shown = time.monotonic()
 
     def tick(done, n, note=''):
         nonlocal shown
@@ -147,8 +132,8 @@ def progress(what, start=0):
             return
         shown = now
         left = format_duration((now - begin) * (n - done) / (done - start))
-        before, after = f"{what} {done / n:4.0%} ", f" {done:,} of {n:,}{note}, {left} left"
-        live.show(with_bar(before, done / n, after))
+        after = f" {done:,} of {n:,}{note}, {left} left"
+        sys.stdout.show(with_bar(f"{what} {done / n:4.0%} ", done / n, after))
     return tick
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 
@@ -58,37 +57,22 @@ def sync_folder(path):
 def lock(folder, who):
     """Make this process the only one that writes into `folder`, as long as the returned file stays open; a
     second one exits with status 2. The system releases the lock however the process ends."""
-    try:
-        import fcntl
-    except ImportError:
-        say(f"note: this system has no file locks. take care that no second {who} writes into {folder}",
-            'stdout')
-        return None
     file = open(os.path.join(folder, '.lock'), 'a')
     try:
+        import fcntl
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        if e.errno in (errno.EACCES, errno.EAGAIN):
+    except (ImportError, OSError) as e:  # some systems have no such locks
+        if isinstance(e, OSError) and e.errno in (errno.EACCES, errno.EAGAIN):
             fail(f"another {who} is writing into {folder}. wait until it ends, or name another folder")
-        say(f"note: {folder} cannot be locked ({e.strerror}). take care that no second {who} uses it",
-            'stdout')
+        say(f"note: {folder} cannot be locked ({e}). take care that no second {who} uses it", 'stdout')
     return file
 
 
 def write_json(path, value):
     """Write `value` as JSON, whole or not at all. JSON has no nan and no infinity: they become null."""
-    text = json.dumps(without_nan(value), indent=1, ensure_ascii=False)
+    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    text = json.dumps(value, indent=1, ensure_ascii=False)
     write_whole(path, text.encode('utf-8', 'backslashreplace'))  # half a surrogate pair: as JSON writes it
-
-
-def without_nan(value):
-    if isinstance(value, dict):
-        return {str(key): without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def read_json(path):
@@ -111,31 +95,21 @@ def existing_parent(out_dir):
 
 def folder_problems(out_dir):
     """The problem with a folder that cannot be written into or made."""
-    try:
+    with contextlib.suppress(ValueError):  # a zero byte in the name
         folder = existing_parent(out_dir)
-        if not out_dir or not os.path.isdir(folder):
-            return [f"out_dir is no folder and cannot become one ({out_dir!r}). name another with --out_dir"]
-    except ValueError:  # a zero byte in the name
-        return [f"out_dir is no folder and cannot become one ({out_dir!r}). name another with --out_dir"]
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return [f"out_dir cannot be written into ({out_dir!r}). name another folder with --out_dir"]
-    return []
+        if out_dir and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return []
+    return [f"out_dir cannot be written into ({out_dir!r}). name another folder with --out_dir"]
 
 
 def space_problems(out_dir, size, keep, replaced):
     """The problem if the disk has no room for checkpoints of `size` bytes: those kept, the best, one being
     written. replaced: the files whose place they take."""
-    there = 0
-    for path in replaced:
-        # another run, which lock() will tell of, may be removing it
-        with contextlib.suppress(FileNotFoundError):
-            there += os.path.getsize(path)
+    there = sum(os.path.getsize(path) for path in replaced if os.path.exists(path))
     need = 1.05 * size * (keep + 2) + 2**20
     free = shutil.disk_usage(existing_parent(out_dir)).free + there
     if need <= free:
         return []
-    remedy = "make room, or name another --out_dir"
-    if keep > 1:
-        remedy = "make room, name another --out_dir, or use a smaller --keep_checkpoints"
     return [f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the "
-            f"best and one being written take {need / 1e9:.3f}). {remedy}"]
+            f"best and one being written take {need / 1e9:.3f}). make room, name another --out_dir, or use a "
+            "smaller --keep_checkpoints"]

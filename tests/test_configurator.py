@@ -146,14 +146,14 @@ def test_a_knob_misspelled_in_a_config_is_refused(monkeypatch, tmp_path, capsys,
 
 @pytest.mark.parametrize('script, name, words', [
     ('train', 'embd_size', '--n_embd'), ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'),
-    ('train', 'log_file', 'log.csv'), ('train', 'model_gen_multiplier', '100x1.5'), ('train', 'core-metric-every', '--tasks_interval'),
+    ('train', 'log_file', '--out_dir'), ('train', 'model_gen_multiplier', '--sample_interval'), ('train', 'core-metric-every', '--tasks_interval'),
     ('train', 'enable_compilation', '--compile'), ('train', 'ckpt_dir', '--out_dir'), ('train', 'dataset_dir', '--data_dir'),
     ('train', 'token_ckpt', '--save_interval'), ('train', 'load_ckpt', '--init_from'), ('train', 'training_tokens', '--budget'),
     ('train', 'warmup_iterations', '--warmup_iters'), ('train', 'max_seq_len', '--block_size'), ('train', 'eval_freq', '--eval_interval'),
     ('train', 'steps_per_epoch', '--budget'), ('train', 'resume-from-step', '--init_from'), ('train', 'sample-every', '--sample_interval'),
     ('train', 'logdir', '--out_dir'), ('train', 'theta', '--rope_theta'), ('train', 'vocab_size', "dataset's"), ('train', 'multiple_of', '--mlp_width'),
     ('train', 'n_heads', '--n_head'), ('train', 'grad_accum_steps', '--gradient_accumulation_steps'), ('train', 'eps', '--adam_eps'),
-    ('train', 'use_prev_scheduler', 'resume'),
+    ('train', 'use_prev_scheduler', '--init_from'),
 ])
 def test_what_others_call_a_knob_leads_to_it(script, name, words):
     knobs = knobs_of(REPO / f'{script}.py')[0]
