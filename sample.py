@@ -48,6 +48,7 @@ import torch
 
 from support import devices, shared_cpu
 from support.compiling import compile_model
+from support.errors import first_line
 from support.load import find, model_and_tokenizer
 from support.samples import prompts_in
 from support.streaming import Sample
@@ -201,7 +202,7 @@ def generate(batch, live):
     except RuntimeError as e:
         if 'memory' not in str(e):
             raise
-        fail(f"not enough memory for {len(batch)} texts at once ({str(e).splitlines()[0][:120]}). use a "
+        fail(f"not enough memory for {len(batch)} texts at once ({first_line(e)}). use a "
              "smaller --batch_size or --max_new_tokens")
     if not (live or stop_text):
         for sample, ids in zip(batch, torch.cat(new_ids, dim=1).tolist()):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 from support.chat_format import BOS, ROLE_TOKENS, TEMPLATE
+from support.errors import first_line
 
 
 def config_of(state):
@@ -90,7 +91,7 @@ class TemplateFormat:
             return self.compiled.render(messages=messages, add_generation_prompt=answer, **self.names)
         except Exception as e:  # it is a program by somebody else
             raise ValueError(f"the chat template of {self.tokenizer.state()['name']} fails "
-                             f"({type(e).__name__}: {str(e)[:120]})")
+                             f"({type(e).__name__}: {first_line(e)})")
 
     def encode(self, text):
         """(ids, where in the text each begins); special tokens are recognized, none is added."""

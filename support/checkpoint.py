@@ -21,7 +21,7 @@ import torch
 
 from configurator import fail
 from support import files
-from support.errors import explain_lost_data
+from support.errors import explain_lost_data, first_line
 from support.guard import MAX_IN_A_ROW
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
@@ -111,7 +111,7 @@ def verify_records(path, checksums=True):
             packed = [item.filename for item in items if item.compress_type != zipfile.ZIP_STORED]
             wrong = records.testzip() if checksums and not packed else None
     except Exception as e:  # a damaged table of contents may lead zipfile anywhere
-        raise Damaged(f"is damaged ({(str(e).strip() or type(e).__name__).splitlines()[0][:120]})") from e
+        raise Damaged(f"is damaged ({first_line(e)})") from e
     if packed:
         raise Damaged(f"is no checkpoint that torch wrote ({packed[0][:60]} is compressed)")
     if wrong is not None:

@@ -7,6 +7,7 @@ import time
 import torch
 
 from configurator import fail
+from support.errors import first_line
 
 
 def is_sharded(model):
@@ -56,7 +57,7 @@ def compile_model(model, step, wish, **options):
     except Exception as e:  # the compiler's failures have no common class
         if isinstance(e, torch.OutOfMemoryError):
             raise
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
+        reason = first_line(e)
         if wish != 'auto':
             fail(f"compile={wish}, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ "
                  "compiler (apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)

@@ -18,6 +18,7 @@ import threading
 import numpy as np
 
 from configurator import fail
+from support.errors import first_line
 from support.read_text import kind_of
 from support.tokenizer import END_OF_TEXT
 
@@ -232,7 +233,7 @@ def read_npy(files, encoder, start):
             if ids.min() < 0 or ids.max() >= encoder.tokenizer.n_vocab:
                 raise ValueError(f"the tokenizer has {encoder.tokenizer.n_vocab} ids, not the id {ids.max()}")
         except (ValueError, OSError, EOFError) as e:
-            fail(f"{file.path} cannot be read ({' '.join(str(e).split())[:100]}). save it with numpy.save as "
+            fail(f"{file.path} cannot be read ({first_line(e)}). save it with numpy.save as "
                  "uint16 or uint32, or name the right --tokenizer")
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
         for at in range(start[2] if i == start[0] else 0, len(ids), IDS):

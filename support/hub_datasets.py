@@ -14,6 +14,7 @@ import time
 import urllib.request
 
 from configurator import fail
+from support.errors import first_line
 from support.files import write_whole
 from dataset import Prefetch
 
@@ -41,7 +42,7 @@ def hub():
 
 def one_line(e):
     """The message of an exception, for one of ours."""
-    return ' '.join(str(e).split())[:150]
+    return first_line(e)
 
 
 def explain(e, kind, what, remedy):

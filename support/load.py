@@ -16,6 +16,7 @@ from configurator import fail
 from model import GPT, GPTConfig
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import read_meta, read_tokenizer_state
+from support.errors import first_line
 from support.hub_datasets import is_folder, is_hub_name
 from support.tokenizer import make_tokenizer
 from support.tokenizer import check_tokenizer_state
@@ -152,7 +153,7 @@ def unpack_once(path, verify):
     except Exception as e:  # as a pickle, a text may be any nonsense
         why = 'it is not even the beginning of a checkpoint'
         if zipped:
-            why = (str(e).strip() or type(e).__name__).splitlines()[0][:120]
+            why = first_line(e)
         raise Damaged(f"is damaged ({why})") from e
 
 
@@ -264,7 +265,7 @@ def build(ckpt, dropout=0.0, **changes):
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
-        fail(f"the weights of {ckpt['path']} do not fit its model_args ({' '.join(str(e).split())[:200]}). "
+        fail(f"the weights of {ckpt['path']} do not fit its model_args ({first_line(' '.join(str(e).split()))}). "
              "take one that train.py wrote")
     if config.tie:
         model.transformer.wte.weight = model.lm_head.weight

@@ -10,6 +10,7 @@ import time
 from configurator import fail, warn
 from support import console, devices, files, shared_cpu
 from support.console import format_duration
+from support.errors import first_line
 from support.run_json import RunRecord
 
 # docs/reading_logs.md explains them. A metric with another name gets a column of its own
@@ -231,7 +232,7 @@ class CsvLog:
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
-            fail(f"{path} is not the log of a run ({type(e).__name__}: {str(e)[:80]}). move it away, and a "
+            fail(f"{path} is not the log of a run ({type(e).__name__}: {first_line(e)}). move it away, and a "
                  "new one starts")
 
     def read(self):

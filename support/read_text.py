@@ -29,6 +29,7 @@ except ImportError:
     import gzip
 
 from configurator import fail
+from support.errors import first_line
 from support.hub_datasets import File, local_paths
 
 PIECE = 1 << 20  # characters read at a time
@@ -214,7 +215,7 @@ def explain_errors(path, encoding='utf-8'):
         if not isinstance(e, (EOFError, OSError, zlib.error)) and type(e).__name__ not in (
                 'IsalError', 'ZstdError', 'ArrowInvalid', 'ArrowException', 'ArrowNotImplementedError'):
             raise
-        what = ' '.join(str(e).split())[:120]
+        what = first_line(e)
         fail(f"{path} cannot be read to its end ({what}). download or compress it again")
 
 
@@ -473,7 +474,7 @@ def read_page(path, kind):
             raise ValueError('it has no pages of text')
     except (zipfile.BadZipFile, KeyError, ValueError, AttributeError, ET.ParseError, NotImplementedError,
             RuntimeError, EOFError, zlib.error) as e:
-        fail(f"{path} is no .epub that can be read ({' '.join(str(e).split())[:100]}). download it again, or "
+        fail(f"{path} is no .epub that can be read ({first_line(e)}). download it again, or "
              "convert it to .txt, with Calibre for instance")
     return '\n'.join(text for text in texts if text)
 

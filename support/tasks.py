@@ -42,6 +42,7 @@ from configurator import fail
 from dataset import DATA_DIR
 from support.chat_format import chat_format
 from support.compiling import uncompiled
+from support.errors import first_line
 from support.evaluate import eval_mode
 from support.varying_shapes import varying_shapes
 
@@ -148,7 +149,7 @@ def bundle(folder):
              f"{folder}; --data_dir names another folder")
     except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, AssertionError,
             RecursionError) as e:
-        reason = ' '.join(str(e).split())[:120]
+        reason = first_line(e)
         fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {reason}). download "
              f"{BUNDLE_URL} again")
 
@@ -182,7 +183,7 @@ def read_examples(path, kind):
                 example = json.loads(line)
                 check_example(example, kind)
             except (ValueError, TypeError, KeyError, AssertionError, RecursionError) as e:
-                fail(f"{path}:{number} is not an example of {kind} ({type(e).__name__}: {str(e)[:120]}). "
+                fail(f"{path}:{number} is not an example of {kind} ({type(e).__name__}: {first_line(e)}). "
                      "download the file again")
             examples.append(example)
     if not examples:
@@ -370,7 +371,7 @@ def read_questions(path, tokenizer, block_size, max_examples=None):
                 raise ValueError("it needs \"kind\": \"generate\" and an \"answer\"")
             ids = prompt_ids(row, tokenizer, form)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            fail(f"{path}:{number} is no question ({str(e)[:150]}). see docs/evaluation.md")
+            fail(f"{path}:{number} is no question ({first_line(e)}). see docs/evaluation.md")
         if len(ids) >= block_size:
             fail(f"{path}:{number} has {len(ids)} tokens, and the model reads {block_size}. take it out, or "
                  "use a model with a larger block_size")

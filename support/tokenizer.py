@@ -24,6 +24,7 @@ import tempfile
 import numpy as np
 
 from configurator import fail
+from support.errors import first_line
 from support.files import write_whole
 from support.hf_tokenizer import END_OF_TEXT, PROBE, HFTokenizer
 
@@ -230,7 +231,7 @@ def make_tokenizer(state):
     except ImportError as e:
         fail(f"the tokenizer {name} needs a package that is not installed ({e.name}). pip install {e.name}")
     except Exception as e:  # the state may come from anywhere, and each package has errors of its own
-        fail(f"the tokenizer {name} cannot be made ({type(e).__name__}: {str(e)[:120]}). run prepare.py for "
+        fail(f"the tokenizer {name} cannot be made ({type(e).__name__}: {first_line(e)}). run prepare.py for "
              "its dataset again, or save its tokenizer.json again")
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 
 from configurator import fail, warn
+from support.errors import first_line
 
 # the losses have nanoGPT's names
 NAMES = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss',
@@ -27,7 +28,7 @@ class WandbLog:
             self.run = wandb.init(project=knobs['wandb_project'], name=knobs['wandb_run_name'],
                                   config=knobs, id=run_id, resume='allow')
         except wandb.Error as e:
-            fail(f"wandb does not start ({str(e).splitlines()[0]}). wandb login, WANDB_MODE=offline, or "
+            fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
                  "leave wandb_log out", everywhere=True)
         self.id = self.run.id
         self.run.define_metric('*', step_metric='iter')
@@ -48,6 +49,6 @@ class WandbLog:
         try:
             function(self.run)
         except Exception as e:  # whatever it is: log.csv has the same numbers
-            reason = (str(e).strip() or type(e).__name__).splitlines()[0][:120]
+            reason = first_line(e)
             warn(f"wandb is gone ({reason}), the run continues without it")
             self.run = None
