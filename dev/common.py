@@ -17,7 +17,6 @@ import torch
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from support.devices import choose_dtype
 
 
 def flags_of(settings):
@@ -54,6 +53,7 @@ def run_forked(words, cwd, out, err):
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.chdir(cwd)
+    sys.path.insert(0, str(cwd))  # the folder's own files: it may be another checkout
     sys.modules['matplotlib'] = None  # no picture of a run that nobody looks at
     sys.argv = words
     runpy.run_path(words[0], run_name='__main__')
@@ -166,25 +166,15 @@ def given_flags(args):
     return ' '.join(map(shlex.quote, shown))
 
 
-def commit_of_code():
-    """By git, or by a note where there is no git: see dev/gpu_records.py."""
-    try:
-        git = ['git', 'describe', '--always', '--dirty']
-        done = subprocess.run(git, cwd=REPO, capture_output=True, text=True)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    except OSError:  # git is not installed
-        pass
-    note = os.path.join(REPO, 'out-carried', 'commit')
-    if not os.path.exists(note):
-        return 'unknown'
-    with open(note) as f:
-        return f.read()
-
-
 def machine():
     """Commit, versions and hardware, for the record."""
-    commit = commit_of_code()
+    from support.devices import choose_dtype  # not above: a forked run of another checkout imports its own
+    try:
+        git = ['git', 'describe', '--always', '--dirty']
+        commit = subprocess.run(git, cwd=REPO, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # a note where there is no git: see dev/gpu_records.py
+        note = os.path.join(REPO, 'out-carried', 'commit')
+        commit = open(note).read().strip() if os.path.exists(note) else 'unknown'
     if torch.cuda.is_available():
         hardware = torch.cuda.get_device_name()
     else:

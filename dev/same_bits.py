@@ -16,18 +16,17 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 os.environ['OMP_NUM_THREADS'] = '1'  # before torch is imported
 import numpy as np
 import torch
-import torch._dynamo  # what a forked run need not import again
+
+from common import run_script
 
 HERE = Path(__file__).resolve().parent.parent
 N, HALF = 12, 6  # iterations; evaluated every 3
@@ -94,11 +93,14 @@ def compare(case, trees, scratch):
 
 
 def train(tree, folder, processes, *flags):
-    """What a tree's train.py leaves: its lines and a hash of the last checkpoint; or how it failed."""
+    """What a tree's train.py leaves: its lines and a hash of the last checkpoint; or how it failed, None."""
     place = [f'--data_dir={folder}/data', '--dataset=bytes', f'--out_dir={folder}/out']
-    status, output = run(tree, processes, 'train.py', *COMMON, *place, *flags)
-    if status:
-        return [f'status {status}:\n{output[-3000:]}'], None
+    how = {'fork': True} if processes == 1 else {
+        'launcher': ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']}
+    try:
+        output = run_script('train.py', *COMMON, *place, *flags, cwd=tree, **how)
+    except SystemExit as e:
+        return [str(e)], None
     lines = re.findall(r'^(iter \d+: loss [^,\n]*|step \d+: [^\n]*)', output, re.M)
     ckpt = torch.load(max(folder.glob('out/ckpt_0*.pt')), map_location='cpu', weights_only=True)
     digest = hashlib.sha256()
@@ -106,42 +108,6 @@ def train(tree, folder, processes, *flags):
         digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return lines, digest.hexdigest()[:12]
-
-
-def run(tree, processes, script, *flags):
-    """A script of a tree -> (status, output). One process is a fork of this one: torch is loaded."""
-    with tempfile.TemporaryFile('w+') as output:
-        if processes > 1:
-            torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']
-            command = [sys.executable, *torchrun, script, *flags]
-            status = subprocess.run(command, cwd=tree, stdout=output, stderr=output).returncode
-        else:
-            sys.stdout.flush()
-            child = os.fork()
-            if child == 0:
-                run_here(tree, script, flags, output)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        output.seek(0)
-        return status, output.read()
-
-
-def run_here(tree, script, flags, output):
-    """In a forked process: become the script."""
-    for stream in (1, 2):
-        os.dup2(output.fileno(), stream)
-    os.chdir(tree)
-    sys.path[0], sys.argv = str(tree), [script, *flags]
-    sys.modules['matplotlib'] = None  # drawing the report's picture takes a second
-    status = 0
-    try:
-        runpy.run_path(script, run_name='__main__')
-    except SystemExit as e:
-        status = e.code if isinstance(e.code, int | None) else 1
-    except BaseException:
-        status = 1
-        traceback.print_exc()
-    sys.stdout.flush()
-    os._exit(status or 0)
 
 
 def tensors(tree, path=''):
@@ -172,10 +138,8 @@ def make_data(tree, folder, conversations=False):
         talks = [{'messages': [{'role': role, 'content': ' '.join(draw.choices(words, k=draw.randint(1, 12)))}
                                for role in ('user', 'assistant') * draw.randint(1, 2)]} for _ in range(300)]
         (folder / 'talks.jsonl').write_text(''.join(json.dumps(talk) + '\n' for talk in talks))
-        status, output = run(tree, 1, 'prepare.py', 'talks', '--chat', f'--input={folder}/talks.jsonl',
-                             '--tokenizer=byte', f'--data_dir={folder}/data', '--workers=1')
-        if status:
-            sys.exit(output)
+        run_script('prepare.py', 'talks', '--chat', f'--input={folder}/talks.jsonl', '--tokenizer=byte',
+                   f'--data_dir={folder}/data', '--workers=1', cwd=tree, fork=True)
         return
     data = folder / 'data' / 'bytes'
     data.mkdir(parents=True)

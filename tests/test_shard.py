@@ -16,7 +16,7 @@ from support import checkpoint
 
 
 def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
-    done = own_process('dev/layouts.py', '--quick')
+    done = own_process('tests/faults/layouts.py', '--quick')
     assert done.status == 0, done.out[-2000:] + done.err[-2000:]
     assert 'All are the same up to rounding.' in done.out and done.out.count('hybrid') == 2
 
