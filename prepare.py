@@ -60,7 +60,7 @@ from support.dataset_meta import KNOWN, folder_of, show_dataset, write_meta_pkl
 from support.console import make_output_last
 from support.files import read_json
 from support.tokenizer import END_OF_TEXT, make_tokenizer
-from support.write_dataset import Draft, check_room, divide, move_into_place, only_writer, with_progress
+from support.write_dataset import Draft, divide, move_into_place, only_writer, with_progress
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
 HUB = {
@@ -123,7 +123,6 @@ def encode(draft):
 
 def complete(draft, results, source):
     """Write all ids into the draft, up to max_tokens of train, and move the files into place."""
-    check_room(folder, draft, max_tokens)
     if not draft.complete:
         with contextlib.closing(results):  # ends its workers
             for encoded, look_alikes, place in with_progress(results, draft, max_tokens):

@@ -31,10 +31,13 @@ class ChatEncoder(encode_text.Encoder):
         self.format = chat_format(tokenizer)
 
     def encode(self, portion):
-        """[(split, ids, mask)] of [(split, messages)]. ValueError if one cannot be encoded."""
+        """[(split, ids, mask)] of [(split, messages)]."""
         found = []
         for split, messages in portion:
-            ids, mask = self.format.render(messages)
+            try:
+                ids, mask = self.format.render(messages)
+            except ValueError as e:
+                fail(f"a conversation cannot be encoded: {e}. use another --tokenizer")
             found.append((split, ids.astype(self.dtype), mask))
         return found, 0
 
@@ -74,10 +77,10 @@ def make_chat_dataset(folder, unfinished, source, tokenizer, val_fraction, on_ba
                  "--val_fraction")
         if skipped[0]:
             print(f"note: {skipped[0]:,} rows are no conversations and were left out")
-        meta, checksums = write_tokenizer(unfinished, tokenizer, encoder.dtype)
+        meta = write_tokenizer(unfinished, tokenizer, encoder.dtype)
         meta['splits'] = {name: {**split.finish(), **write_mask(unfinished, name, masks[name], starts[name])}
                           for name, split in splits.items() if starts[name]}
-        meta.update(checksums, chat=encoder.format.template(), source=', '.join(source), command=command)
+        meta.update(chat=encoder.format.template(), source=', '.join(source), command=command)
         sync_folder(unfinished)
         move_into_place(folder, unfinished, meta, {'chat': command})
     finally:

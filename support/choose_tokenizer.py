@@ -6,12 +6,11 @@ import os
 
 from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
-from support.encode_text import after_letter, cut_up
+from support.encode_text import after_letter, are_ids, cut_up
 from support.files import read_json
 from support.hf_export_tokenizer import oniguruma
 from support.hf_tokenizer import bytes_to_unicode
-from support.read_text import kind_of
-from support.tokenizer import END_OF_TEXT, PATTERN, CharTokenizer, make_tokenizer
+from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
 
 # bytes of text from which on each is taken, and why; bytes per token were measured on English books
 BY_SIZE = (
@@ -32,7 +31,7 @@ def choose_tokenizer(name, files, documents):
         chars = set()
         for _, _, pieces, _ in documents(files):
             chars.update(*pieces)
-        return CharTokenizer(sorted(chars))
+        return make_tokenizer({'kind': 'char', 'chars': ''.join(sorted(chars))})
     if name.startswith('bpe:'):
         print(f"learning {name[4:]} tokens", flush=True)
         return learn_bpe(int(name[4:]), sample(documents, files))
@@ -55,7 +54,7 @@ def state_at(source):
 
 def by_size(files):
     """The name of the tokenizer for that much text, told with the reason."""
-    if all(kind_of(file.path) == 'npy' for file in files):
+    if are_ids(files):
         print("tokenizer gpt2: what .npy files hold, unless --tokenizer says otherwise")
         return 'gpt2'
     size = sum(file.size * PACKED.get(file.path.lower().rpartition('.')[2], 1) for file in files)
@@ -87,9 +86,9 @@ def learn_bpe(n_vocab, texts):
     learner.train_from_iterator(texts, trainer)
 
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    learned = {id: bytes(byte_of[letter] for letter in token) for token, id in learner.get_vocab().items()}
+    learned = sorted(learner.get_vocab().items(), key=lambda item: item[1])
     tokens = [bytes([b]) for b in range(256)]
-    tokens += [learned[id] for id in sorted(learned) if len(learned[id]) > 1]
+    tokens += [bytes(byte_of[letter] for letter in token) for token, _ in learned if len(token) > 1]
     if len(tokens) < n_vocab - 1:
         print(f"note: the text is enough for {len(tokens) + 1:,} ids, not for {n_vocab:,}")
     ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank for rank, token in enumerate(tokens))
@@ -100,12 +99,9 @@ def learn_bpe(n_vocab, texts):
 def sample(documents, files):
     """Texts to learn from: all if there is little, else the beginnings of about 64 files; of the Hub's
     files only the first."""
-    if any(file.repo for file in files):
-        files = files[:1]
-    else:
-        files = files[::-(-len(files) // 64)]
-    for file in files:
-        left = SAMPLE // len(files)
+    step = len(files) if files[0].repo else -(-len(files) // 64)
+    for file in files[::step]:
+        left = SAMPLE // len(files[::step])
         for text in (text for _, _, pieces, _ in documents([file]) for text in cut_up(pieces, after_letter)):
             for i in range(0, min(len(text), left), 65536):  # longer ones take much memory
                 yield text[i:i + 65536]
@@ -117,16 +113,15 @@ def sample(documents, files):
 def check_replacement(folder, tokenizer, same_bytes):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
     made elsewhere and perhaps cannot be made again. same_bytes: it would be replaced by itself."""
-    path = os.path.join(folder, 'meta.json')
-    there, found = os.path.exists(path), read_json(path)
-    damaged = found.get('unfinished') or not isinstance(found.get('tokenizer'), dict) or 'splits' not in found
-    if not bin_files(folder, 'train') or there and damaged:
-        return
-    states = read_meta(folder)['tokenizer'], tokenizer.state()
-    old, new = (state.get('name', state['kind']) for state in states)
+    meta = read_json(os.path.join(folder, 'meta.json'))
+    elsewhere = not os.path.exists(os.path.join(folder, 'meta.json'))
+    if not bin_files(folder, 'train') or not elsewhere and not isinstance(meta.get('tokenizer'), dict):
+        return  # nothing, or damaged, or not finished
+    states = (read_meta(folder) if elsewhere else meta)['tokenizer'], tokenizer.state()
+    old, new = (state.get('name', state.get('kind')) for state in states)
     if old != new:
         fail(f"{folder} holds a dataset with another tokenizer ({old}, not {new}). give this one another "
              f"name, or the same --tokenizer={old}, or replace that one with --overwrite")
-    if not there and not same_bytes:
+    if elsewhere and not same_bytes:
         fail(f"{folder} holds a dataset that prepare.py did not make ({bin_files(folder, 'train')[0]}). give "
              "this one another name, or replace that one with --overwrite")

@@ -166,11 +166,12 @@ def write_meta_pkl(path, chars):
 def read_tokenizer_state(folder, meta):
     """meta's tokenizer together with its files: all that a checkpoint has to know to be sampled without the
     dataset."""
-    state = dict(meta['tokenizer'])
-    if state == {'kind': 'tiktoken', 'name': 'gpt2'}:  # nanoGPT's folders only assume it
-        return full_state_if_cached(state)
-    read_files(folder, state, meta.get('checksums', {}))
-    return state
+    if meta['tokenizer'] == {'kind': 'tiktoken', 'name': 'gpt2'}:  # nanoGPT's folders only assume it
+        return full_state_if_cached(meta['tokenizer'])
+    try:
+        return read_files(folder, meta)
+    except (OSError, ValueError) as e:
+        fail(f"the tokenizer of {folder} is damaged ({e}). run prepare.py for this dataset again")
 
 
 def checksum(entry):

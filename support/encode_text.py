@@ -74,20 +74,12 @@ def portions(documents, split_at, split_of, start=(0, 0, 0)):
     """Yield lists of (split, whether a document begins, text), each with the place behind it (file,
     document, characters), from which another run can continue, and how many bytes of the file have been
     read. split_of(number of the document in its file, its first piece): 'train' or 'val'."""
-    portion, size, noted = [], 0, False
+    portion, size = [], 0
     for i, number, pieces, tell in documents:
         first = next(pieces, '')
         split = split_of(number, first)
-        pieces = itertools.chain([first], pieces)
-        done = 0  # characters of this document
-        if (i, number) == tuple(start[:2]):  # some of them in an earlier run
-            done = start[2]
-            pieces = skip_characters(pieces, done)
-        for text in cut_up(pieces, CUTS[split_at]):
-            if split_at == 'nowhere' and done and not noted:
-                print(f"note: documents of over {PORTION:,} characters are cut at line ends; this tokenizer "
-                      "may encode what follows as if a text began there")
-                noted = True
+        done = start[2] if (i, number) == tuple(start[:2]) else 0  # characters, by an earlier run
+        for text in cut_up(skip_characters(itertools.chain([first], pieces), done), CUTS[split_at]):
             portion.append((split, done == 0, text))
             done, size, read = done + len(text), size + len(text), tell()
             if size >= PORTION:
@@ -134,17 +126,18 @@ class Encoder:
 
     def encode(self, portion):
         """{split: (ids, documents)} of a portion, and how often it contains END_OF_TEXT as text."""
-        ids, documents, look_alikes = collections.defaultdict(list), collections.Counter(), 0
+        ids, documents, look_alikes = {'train': [], 'val': []}, collections.Counter(), 0
         for split, begins, text in portion:
             if begins and self.begin is not None:
                 ids[split].append(np.array([self.begin]))
-            ids[split].append(self.tokenizer.encode(text))
+            try:
+                ids[split].append(self.tokenizer.encode(text))
+            except ValueError as e:  # a vocabulary that lacks a character
+                fail(f"{e}. use --tokenizer=byte, or another that has every character")
             documents[split] += begins
             look_alikes += text.count(END_OF_TEXT)
-        found = {}
-        for split in sorted(ids):  # train before val
-            joined = np.concatenate(ids[split], dtype=self.dtype, casting='unsafe')
-            found[split] = joined, documents[split]
+        found = {split: (np.concatenate(some, dtype=self.dtype, casting='unsafe'), documents[split])
+                 for split, some in ids.items() if some}
         return found, look_alikes
 
 
@@ -152,8 +145,7 @@ def encode_in_order(portions, workers, encoder):
     """Yield (*encoder.encode(portion), place, bytes read) for each of portions(), in their order, encoded
     by that many processes. Only a few portions are in memory at a time."""
     if workers == 1:
-        for portion, *where in portions:
-            yield *result_of(encoder.encode, portion), *where
+        yield from ((*encoder.encode(portion), *where) for portion, *where in portions)
         return
     # a forked process has the tokenizer at once; where fork is not safe, a new Python imports the script
     # again and is sent the tokenizer
@@ -161,26 +153,17 @@ def encode_in_order(portions, workers, encoder):
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, [encoder])
     try:
         pool.submit(os.getpid).result()  # starts the processes now, before there are threads
-        waiting = collections.deque()
-        for portion, *where in portions:
-            waiting.append((pool.submit(encode_here, portion), where))
-            if len(waiting) > 2 * workers:
-                future, where = waiting.popleft()
-                yield *result_of(future.result), *where
-        for future, where in waiting:
-            yield *result_of(future.result), *where
+        jobs = ((pool.submit(encode_here, portion), where) for portion, *where in portions)
+        waiting = collections.deque(itertools.islice(jobs, 2 * workers))
+        while waiting:
+            future, where = waiting.popleft()
+            waiting.extend(itertools.islice(jobs, 1))
+            yield *future.result(), *where
     except concurrent.futures.process.BrokenProcessPool:
-        fail(f"one of the {workers} workers was killed (out of memory?). run it again with fewer --workers: it "
-             "continues where it stopped")
+        fail(f"one of the {workers} workers was killed (out of memory?). run it again with fewer --workers: "
+             "it continues where it stopped")
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def result_of(encode, *args):
-    try:
-        return encode(*args)
-    except ValueError as e:  # a vocabulary that lacks a character
-        fail(f"{e}. use --tokenizer=byte, or another that has every character")
 
 
 def count_cores():
@@ -214,12 +197,7 @@ def encode_here(portion):
 
 
 def are_ids(files):
-    """Whether the files hold ids; an error if only some do."""
-    n = sum(kind_of(file.path) == 'npy' for file in files)
-    if 0 < n < len(files):
-        fail(f"text and token ids in one dataset ({n} of {len(files)} files are .npy). name one kind with "
-             "--input")
-    return n > 0
+    return all(kind_of(file.path) == 'npy' for file in files)
 
 
 def read_npy(files, encoder, start):

@@ -37,8 +37,8 @@ class HFTokenizer:
         config = json.loads(state.get('config') or '{}')
         config = config if isinstance(config, dict) else {}
         bos, eos = self.id_of(config.get('bos_token')), self.id_of(config.get('eos_token'))
-        found = [id for id in (bos, eos, self.id_of(END_OF_TEXT)) if id is not None]
-        self.end_of_text = found[0] if found else None
+        found = (id for id in (bos, eos, self.id_of(END_OF_TEXT)) if id is not None)
+        self.end_of_text = next(found, None)
         # what its authors ended a text with, and what stands before the next one in our datasets
         self.stop_ids = list(dict.fromkeys(id for id in (eos, self.end_of_text) if id is not None)) or None
         self.split_at = 'words' if self.splits_at_words() else 'nowhere'
@@ -60,20 +60,18 @@ class HFTokenizer:
             return False
 
     def encode(self, text):
-        self.tokenizer.encode_special_tokens = True  # nothing is special in a corpus
-        try:
-            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-            return np.array(ids, dtype=np.uint32)
-        except Exception as e:  # the package raises Exception itself
-            raise ValueError(f"the tokenizer {self._state['name']} cannot encode the text ({e})")
+        return np.array(self.ids(text, corpus=True), dtype=np.uint32)
 
     def encode_prompt(self, text):
-        self.tokenizer.encode_special_tokens = False
-        try:
-            ids = self.tokenizer.encode(text).ids  # with what its authors put first: Llama's <s>
-        except Exception as e:
-            raise ValueError(f"the tokenizer {self._state['name']} cannot encode it ({e})")
+        ids = self.ids(text, corpus=False)  # with what its authors put first: Llama's <s>
         return ids[1:] if ids[:2] == [self.end_of_text] * 2 else ids
+
+    def ids(self, text, corpus):
+        self.tokenizer.encode_special_tokens = corpus  # nothing is special in a corpus
+        try:
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=not corpus)[0].ids
+        except Exception as e:  # the package raises Exception itself
+            raise ValueError(f"the tokenizer {self._state['name']} cannot encode the text ({e})")
 
     def decode(self, ids):
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -82,14 +80,12 @@ class HFTokenizer:
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
         for token, id in self.vocab.items():
-            if id in self.added and self.added[id].special:
-                lengths[id] = 0
-            elif byte_level and id not in self.added:  # these vocabularies write a character per byte
+            if byte_level and id not in self.added:  # these vocabularies write a character per byte
                 lengths[id] = len(token)
-            elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's odd bytes
-                lengths[id] = 1
-            else:  # sentencepiece writes a mark for a space
-                lengths[id] = len(token.replace('\u2581', ' ').encode('utf-8', 'surrogatepass'))
+            elif id not in self.added or not self.added[id].special:
+                # sentencepiece writes a mark for a space, and odd bytes in their own way
+                text = re.sub('^<0x[0-9A-F]{2}>$', ' ', token.replace('\u2581', ' '))
+                lengths[id] = len(text.encode('utf-8', 'surrogatepass'))
         return lengths
 
     def state(self):

@@ -21,7 +21,6 @@ import tokenize
 import urllib.parse
 import xml.etree.ElementTree as ET
 import zipfile
-import zlib
 
 try:
     from isal import igzip as gzip  # twice as fast as Python's own
@@ -34,7 +33,6 @@ from support.hub_datasets import File, local_paths
 
 PIECE = 1 << 20  # characters read at a time
 LONGEST_LINE = 1 << 27  # characters of a line of .jsonl: more would fill the memory
-LARGEST_PAGE = 1 << 28  # bytes; a few kilobytes of .epub could unpack to any amount
 READABLE = r'\.(txt|md|jsonl|html?|xhtml)(\.gz|\.zst)?$|\.(parquet|epub)$|(^|[/\\])[^./\\]+\.(gz|zst)$'
 NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|azw3?|png|jpe?g|gif|webp|'
                 r'mp[34])(\.gz|\.zst)?$|\.(parquet|epub)\.')
@@ -42,15 +40,11 @@ NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|
 REMEDIES = {
     'csv': "make .jsonl of it: python -c \"import csv, json; [print(json.dumps(row)) for row in "
            "csv.DictReader(open('FILE'))]\" > new.jsonl, then name its column with --text_key",
-    'docx': "save it as plain text: soffice --convert-to txt:Text FILE, or on a Mac textutil -convert txt FILE",
+    'rtf': "save it as plain text: soffice --convert-to txt:Text FILE, or on a Mac textutil -convert txt "
+           "FILE",
     'pdf': "extract its text: pdftotext FILE",
-    'zip': "unpack it first",
 }
-REMEDIES |= dict.fromkeys(('rtf', 'doc', 'odt'), REMEDIES['docx'])
-REMEDIES |= dict.fromkeys(('bz2', 'xz', 'tar', 'tgz', '7z'), REMEDIES['zip'])
-# how files of a kind begin
-MAGIC = {b'\x1f\x8b': 'gz', b'\x28\xb5\x2f\xfd': 'zst', b'PAR1': 'parquet', b'BZh': 'bz2',
-         b'\xfd7zXZ': 'xz', b'PK\x03\x04': 'zip', b'%PDF': 'pdf'}
+REMEDIES |= dict.fromkeys(('doc', 'docx', 'odt'), REMEDIES['rtf'])
 
 
 # -----------------------------------------------------------------------------
@@ -69,52 +63,45 @@ def stat(path):
 
 
 def walk(root, leave_out=()):
+    """The files in a folder and the folders below, sorted, but for hidden ones."""
     for path, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - set(leave_out))
-        yield from (os.path.join(path, file) for file in sorted(files))
+        folders[:] = sorted(name for name in folders if name[0] != '.' and name not in leave_out)
+        yield from (os.path.join(path, name) for name in sorted(files) if name[0] != '.')
 
 
 def find_files(sources):
     """The files of `sources` in their order: each a path, a folder, a pattern, or several with commas."""
     paths, skipped = [], []
-    for source in split_sources(sources):
-        found, others = find(source)
-        paths += found
-        skipped += others
+    for source in map(os.path.expanduser, sources):
+        whole = os.path.exists(source) or glob.glob(source)
+        for part in [source] if whole else source.split(','):
+            found, others = find(os.path.expanduser(part.strip()))
+            paths += found
+            skipped += others
     if skipped:
         print(f"reading {len(paths):,} files, skipped {len(skipped)}: {kinds(skipped)}")
     return [stat(path) for path in dict.fromkeys(paths)]
 
 
-def split_sources(sources):
-    for source in [sources] if isinstance(sources, str) else sources:
-        whole = os.path.exists(os.path.expanduser(source)) or glob.glob(os.path.expanduser(source))
-        parts = [source] if whole else source.split(',')
-        yield from (os.path.expanduser(part.strip()) for part in parts if part.strip())
-
-
 def find(source):
     """(files to read, files of other kinds) of a path, folder or pattern, sorted by name."""
     if os.path.isdir(source):
-        every = [path for path in walk(source) if not is_hidden(path, source)]
+        every = list(walk(source))
         paths = [path for path in every if re.search(READABLE, path, re.I)]
         paths = paths or [path for path in every if kind_of(path) == 'npy']
     else:
-        every = [source] if os.path.exists(source) else sorted(glob.glob(source, recursive=True))
-        every = [path for path in every if not os.path.isdir(path)]
+        every = [path for path in sorted(glob.glob(source, recursive=True)) if os.path.isfile(path)]
+        every = [source] if os.path.exists(source) else every
         paths = [path for path in every if not re.search(NOT_READABLE, path, re.I)]
-    if not every:
-        fail(f"no such file, folder or pattern, or nothing in it: {source}. name your .txt, .md, .jsonl, ... "
-             "with --input")
     if not paths:
-        remedy = REMEDIES.get(kind_of(every[0]), "convert it to .txt").replace('FILE', os.path.basename(every[0]))
-        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet file in {source} ({kinds(every)}). {remedy}; a "
-             f"pattern reads other kinds as plain text: --input='{os.path.join(os.path.dirname(every[0]), '*.tex')}'")
+        remedy = "name your text with --input"
+        if every:
+            folder, file = os.path.split(every[0])
+            remedy = REMEDIES.get(kind_of(file), "unpack or convert it").replace('FILE', file)
+            remedy += f"; a pattern reads other kinds as plain text: --input='{folder}/*.tex'"
+        there = kinds(every) or 'nothing there'
+        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}")
     return paths, sorted(set(every) - set(paths))
-
-
-def is_hidden(path, root):
-    return any(part.startswith('.') for part in os.path.relpath(path, root).split(os.sep))
 
 
 def kinds(paths):
@@ -131,7 +118,7 @@ def name_of(path):
 def find_pystdlib():
     """The .py files of this Python's standard library, without its tests and installed packages."""
     root = sysconfig.get_paths()['stdlib']
-    leave_out = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', '__pycache__'}
+    leave_out = 'test tests idle_test site-packages dist-packages __pycache__'.split()
     return [stat(path) for path in walk(root, leave_out) if path.endswith('.py')]
 
 
@@ -140,59 +127,49 @@ def find_pystdlib():
 
 
 class Zst(io.RawIOBase):
-    """The decompressed bytes of a .zst file. zstandard's own reader takes a file that was cut off for a
-    whole one; this one raises EOFError."""
+    """The decompressed bytes of a .zst file."""
 
     def __init__(self, file):
         import zstandard
-        self.file, self.decompressor = file, zstandard.ZstdDecompressor()
-        self.frame = None  # the decompressor of the current frame
-        self.packed = b''  # read, but not decompressed yet
-        self.data = b''  # decompressed, but not asked for yet
+        self.pieces, self.data = unpacked(file, zstandard.ZstdDecompressor()), b''
 
     def readable(self):
         return True
 
     def readinto(self, out):
         while not self.data:
-            # small reads: they may decompress to ten thousand times as much
-            packed = self.packed or self.file.read(1 << 14)
-            if not packed:
-                if self.frame is not None:
-                    raise EOFError('its end is missing')
+            piece = next(self.pieces, None)
+            if piece is None:
                 return 0
-            if self.frame is None:
-                self.frame = self.decompressor.decompressobj()
-            self.data, self.packed = self.frame.decompress(packed), b''
-            if self.frame.eof:  # a file may hold several frames, one after the other
-                self.packed, self.frame = self.frame.unused_data, None
+            self.data = piece
         n = min(len(out), len(self.data))
-        out[:n] = self.data[:n]
-        self.data = self.data[n:]
+        out[:n], self.data = self.data[:n], self.data[n:]
         return n
+
+
+def unpacked(file, decompressor):
+    """Yield the bytes of a .zst file. zstandard's own reader takes one that was cut off for a whole one; here
+    it is an EOFError."""
+    frame = None
+    while packed := file.read(1 << 14):  # little: it may decompress to ten thousand times as much
+        while packed:
+            frame = frame or decompressor.decompressobj()
+            yield frame.decompress(packed)
+            packed, done = frame.unused_data, frame.eof
+            frame = None if done else frame  # a file may hold several frames, one after the other
+    if frame:
+        raise EOFError('its end is missing')
 
 
 def open_bytes(path):
     """The decompressed content of a file, and the file itself, whose tell() says how far it was read."""
     raw = open(path, 'rb')
-    ending = next((kind for kind in ('gz', 'zst', 'parquet') if path.lower().endswith('.' + kind)), None)
-    check_kind(path, raw.read(8), ending)
-    raw.seek(0)
-    if ending == 'gz':
+    if path.lower().endswith('.gz'):
         return gzip.open(raw, 'rb'), raw
-    if ending == 'zst':
+    if path.lower().endswith('.zst'):
         with explain_errors(path):
             return io.BufferedReader(Zst(raw), 1 << 18), raw
     return raw, raw
-
-
-def check_kind(path, start, ending):
-    """Fail if the first bytes of a file, `start`, do not fit its ending (None: plain text)."""
-    found = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
-    if found != ending and start:
-        what = f"is .{found}, not .{ending or 'txt'}" if found else f"is no .{ending}"
-        remedy = "unpack it first" if found in ('bz2', 'xz', 'zip', 'pdf') else "rename it, or download it again"
-        fail(f"{path} {what} by its content (it begins with {start[:4]!r}). {remedy}")
 
 
 @contextlib.contextmanager
@@ -201,22 +178,19 @@ def explain_errors(path, encoding='utf-8'):
     try:
         yield
     except UnicodeError as e:
-        if encoding != 'utf-8':
+        if not encoding.startswith('utf-8'):
             fail(f"{path} is not {encoding} ({getattr(e, 'reason', e)}). name another --encoding, or use "
                  "--encoding_errors=replace")
         at, around = first_not_utf8(path)
         likely, file = likely_encoding(around), shlex.quote(path)
-        fail(f"{path} is not UTF-8 (byte {at}), it looks like {likely}. read it so with --encoding={likely}, "
-             f"or convert it: iconv -f {likely} -t utf-8 {file} > new.txt; or use --encoding_errors=replace")
+        fail(f"{path} is not UTF-8 (byte {at}). if it is text, it looks like {likely}: read it so with "
+             f"--encoding={likely}, or convert it: iconv -f {likely} -t utf-8 {file} > new.txt; or use "
+             "--encoding_errors=replace")
     except ImportError as e:
         fail(f"to read {path} a package is needed that is not installed ({e.name}). pip install {e.name}")
-    except Exception as e:
-        # the last ones are of packages that may not be installed
-        if not isinstance(e, (EOFError, OSError, zlib.error)) and type(e).__name__ not in (
-                'IsalError', 'ZstdError', 'ArrowInvalid', 'ArrowException', 'ArrowNotImplementedError'):
-            raise
-        what = first_line(e)
-        fail(f"{path} cannot be read to its end ({what}). download or compress it again")
+    except Exception as e:  # each package has errors of its own
+        fail(f"{path} cannot be read to its end ({type(e).__name__}: {first_line(e)}). rename it if that is "
+             "not its kind, or download or compress it again")
 
 
 # -----------------------------------------------------------------------------
@@ -224,10 +198,7 @@ def explain_errors(path, encoding='utf-8'):
 
 MARKS = ((codecs.BOM_UTF8, 'utf-8-sig'), (codecs.BOM_UTF32_LE, 'utf-32'), (codecs.BOM_UTF32_BE, 'utf-32'),
          (codecs.BOM_UTF16_LE, 'utf-16'), (codecs.BOM_UTF16_BE, 'utf-16'))
-# tried first, as most texts are in one of them
-WESTERN = ['cp1252', 'mac_roman', 'utf_16', 'utf_16_le', 'utf_16_be']
-OTHERS = ['cp1250', 'cp1251', 'koi8_r', 'cp866', 'cp1253', 'cp1254', 'cp1255', 'cp1256', 'shift_jis',
-          'euc_jp', 'gb18030', 'big5', 'euc_kr']
+WESTERN = ['cp1252', 'mac_roman', 'utf_16', 'utf_16_le', 'utf_16_be']  # of most texts
 
 
 def marked(start):
@@ -242,7 +213,7 @@ def likely_encoding(content):
     except ImportError:
         return marked(content) or 'cp1252'
     found = from_bytes(content, cp_isolation=WESTERN, threshold=0.1).best()
-    found = found or from_bytes(content, cp_isolation=OTHERS).best()
+    found = found or from_bytes(content).best()
     return found.encoding.replace('_', '-') if found else 'cp1252'
 
 
@@ -266,19 +237,14 @@ def first_not_utf8(path):
 
 
 def choose_encoding(path, encoding, content):
-    """The encoding to read a file in, whose decompressed bytes `content` has. A mark at its start decides;
-    'auto' is UTF-8 or, if the file is not, a guess that is told."""
+    """The encoding to read a file in, whose decompressed bytes `content` has. A mark at its start decides,
+    which is not part of the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
     mark = marked(content.peek(4))
-    if mark in ('utf-16', 'utf-32'):
-        return mark
-    if encoding != 'auto':
-        return encoding
-    found = first_not_utf8(path)
-    if found is None:
-        return 'utf-8'
-    likely = likely_encoding(found[1])
-    print(f"note: {path} is not UTF-8, it is read as {likely}; another: --encoding=NAME")
-    return likely
+    found = first_not_utf8(path) if encoding == 'auto' and not mark else None
+    if found:
+        encoding = likely_encoding(found[1])
+        print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
+    return mark or encoding.replace('auto', 'utf-8')
 
 
 # -----------------------------------------------------------------------------
@@ -323,10 +289,7 @@ def open_text(path, encoding='utf-8', errors='strict'):
     content, raw = open_bytes(path)
     with explain_errors(path), raw:
         encoding = choose_encoding(path, encoding, content)
-        # utf-8-sig: a file from Windows may begin with a byte order mark, which is not part of the text
-        codec = 'utf-8-sig' if encoding == 'utf-8' else encoding
-        with explain_errors(path, encoding), io.TextIOWrapper(content, codec, errors) as f:
-            f.encoding_named = encoding
+        with explain_errors(path, encoding), io.TextIOWrapper(content, encoding, errors) as f:
             yield f, raw.tell
 
 
@@ -348,7 +311,7 @@ def read_python(path):
 
 def read_pieces(f, path):
     # here too: the caller's `with` does not cover what a generator does later
-    with explain_errors(path, f.encoding_named):
+    with explain_errors(path, f.encoding):
         while piece := f.read(PIECE):
             if '\0' in piece:
                 fail(f"{path} is not text (it holds a NUL character). name text files only with --input")
@@ -370,10 +333,10 @@ def object_of(line, where):
 def text_of(line, text_key, where):
     """The text in a line of JSON; `where` is its file and number, for messages."""
     row = object_of(line, where)
-    text = row.get(text_key) if isinstance(row, dict) else row
-    if not isinstance(text, str) or row is text:
-        fail(f"{where} has no text under the key {text_key!r} ({type(text).__name__}). name the right one with "
-             "--text_key")
+    text = row.get(text_key) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        fail(f"{where} has no text under the key {text_key!r} ({type(text).__name__}). name the right one "
+             "with --text_key")
     # JSON can hold half of a surrogate pair, which is not a character: it becomes U+FFFD
     if not text.isascii() and ('\\ud' in line or '\\uD' in line):
         text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
@@ -385,26 +348,20 @@ def open_parquet(path):
     """The ParquetFile at `path`. Errors, also while it is read, become one line."""
     with explain_errors(path):
         import pyarrow.parquet
-        open_bytes(path)[1].close()  # fails if it is something else
         with pyarrow.parquet.ParquetFile(path) as f:
             yield f
 
 
 def read_parquet(path, text_key, skip):
     with open_parquet(path) as f:
-        columns = {field.name: str(field.type) for field in f.schema_arrow}
-        if not re.search('string|null', columns.get(text_key, '')) or f.schema_arrow.names.count(text_key) > 1:
-            has = ', '.join(f'{name}: {kind}' for name, kind in columns.items())[:200]
+        columns = [(field.name, str(field.type)) for field in f.schema_arrow]
+        kinds = [kind for name, kind in columns if name == text_key]
+        if len(kinds) != 1 or not re.search('string|null', kinds[0]):
+            has = ', '.join(f'{name}: {kind}' for name, kind in columns)[:200]
             fail(f"{path} has no column {text_key!r} of text, or several (it has {has}). name the right one "
                  "with --text_key")
-        rows, size = f.metadata.num_rows, os.path.getsize(path)
-        sizes = [f.metadata.row_group(group).num_rows for group in range(f.num_row_groups)]
-        first = number = 0
-        while first < len(sizes) and number + sizes[first] <= skip:  # these row groups need not be read
-            number += sizes[first]
-            first += 1
-        groups = list(range(first, len(sizes)))
-        for batch in f.iter_batches(256, row_groups=groups, columns=[text_key], use_threads=False):
+        number, rows, size = 0, f.metadata.num_rows, os.path.getsize(path)
+        for batch in f.iter_batches(256, columns=[text_key], use_threads=False):
             for text in batch.column(0).to_pylist():
                 if number >= skip and text:
                     yield number, slices(text), lambda: size * number // rows
@@ -414,11 +371,11 @@ def read_parquet(path, text_key, skip):
 # -----------------------------------------------------------------------------
 # .html pages and .epub books; nothing is unpacked to disk
 
-SKIP = {'script', 'style', 'head', 'template', 'svg', 'math', 'noscript', 'textarea', 'select', 'nav'}
+SKIP = 'script style head template svg math noscript textarea select nav'.split()
 # around these stands an empty line, around the others of LINES a new line
-PARAGRAPHS = {'p', 'div', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'blockquote', 'pre', 'ul', 'ol', 'dl', 'table',
-              'section', 'article', 'hr', 'figure', 'header', 'footer', 'main', 'body'}
-LINES = {'br', 'li', 'tr', 'dt', 'dd', 'figcaption'}
+PARAGRAPHS = ('p div h1 h2 h3 h4 h5 h6 blockquote pre ul ol dl table section article hr figure header footer '
+              'main body').split()
+LINES = 'br li tr dt dd figcaption'.split()
 
 
 class PageText(html.parser.HTMLParser):
@@ -463,20 +420,27 @@ class PageText(html.parser.HTMLParser):
 
 def read_page(path, kind):
     """The text of a page or a book, its chapters in their order."""
-    if kind != 'epub':
+    with explain_errors(path):
+        if kind == 'epub':
+            with zipfile.ZipFile(path) as book:
+                texts = [text_of_html(content) for content in chapters(book)]
+            return '\n'.join(text for text in texts if text)
         content, raw = open_bytes(path)
-        with explain_errors(path), raw:
-            return text_of_html(content.read(LARGEST_PAGE))
-    try:
-        with zipfile.ZipFile(path) as book:
-            texts = [text_of_html(content) for content in chapters(book)]
-        if not texts:
-            raise ValueError('it has no pages of text')
-    except (zipfile.BadZipFile, KeyError, ValueError, AttributeError, ET.ParseError, NotImplementedError,
-            RuntimeError, EOFError, zlib.error) as e:
-        fail(f"{path} is no .epub that can be read ({first_line(e)}). download it again, or "
-             "convert it to .txt, with Calibre for instance")
-    return '\n'.join(text for text in texts if text)
+        with raw:
+            return text_of_html(content.read())
+
+
+def chapters(book):
+    """The bytes of each page of a book, in reading order."""
+    package = ET.fromstring(book.read('META-INF/container.xml')).find('.//{*}rootfile').get('full-path')
+    tree = ET.fromstring(book.read(package))
+    items = {item.get('id'): item for item in tree.iterfind('.//{*}manifest/{*}item')}
+    for entry in tree.iterfind('.//{*}spine/{*}itemref'):
+        item = items[entry.get('idref')]
+        # others are pictures, or the table of contents
+        if 'html' in item.get('media-type') and 'nav' not in item.get('properties', ''):
+            name = posixpath.join(posixpath.dirname(package), urllib.parse.unquote(item.get('href')))
+            yield book.read(posixpath.normpath(name))
 
 
 def text_of_html(content):
@@ -484,6 +448,8 @@ def text_of_html(content):
     parser = PageText()
     parser.feed(decode_page(content))
     parser.close()
+    if '\0' in ''.join(parser.parts):
+        raise ValueError('it holds NUL characters: it is no text, or protected against copying')
     lines = [line.strip(' \t') for line in ''.join(parser.parts).replace('\xad', '').split('\n')]
     text = re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).strip('\n')
     return text + '\n' if text else ''
@@ -496,32 +462,3 @@ def decode_page(content):
         with contextlib.suppress(UnicodeDecodeError, LookupError, TypeError):  # TypeError: it says nothing
             return content.decode(encoding)
     return content.decode(likely_encoding(content[:1 << 16]), 'replace')
-
-
-def chapters(book):
-    """The bytes of each page of a book, in reading order."""
-    def tree(name):
-        return ET.fromstring(unpack(book, name))
-
-    package = tree('META-INF/container.xml').find('.//{*}rootfile').get('full-path')
-    items = {item.get('id'): item for item in tree(package).iterfind('.//{*}manifest/{*}item')}
-    locked = set()
-    if 'META-INF/encryption.xml' in book.namelist():  # embedded fonts may be, in books that can be read
-        listed = tree('META-INF/encryption.xml').iterfind('.//{*}CipherReference')
-        locked = {urllib.parse.unquote(item.get('URI', '')) for item in listed}
-    for entry in tree(package).iterfind('.//{*}spine/{*}itemref'):
-        item = items.get(entry.get('idref'), {})
-        if 'html' not in item.get('media-type', '') or 'nav' in item.get('properties', '').split():
-            continue  # no page, or the table of contents
-        href = urllib.parse.unquote(item.get('href', '').partition('#')[0])
-        name = posixpath.normpath(posixpath.join(posixpath.dirname(package), href))
-        if name in locked:
-            raise ValueError('it is protected against copying')
-        if name in book.namelist():
-            yield unpack(book, name)
-
-
-def unpack(book, name):
-    if book.getinfo(name).file_size > LARGEST_PAGE:
-        raise ValueError(f"{name} in it is over {LARGEST_PAGE / 1e6:,.0f} MB")
-    return book.read(name)

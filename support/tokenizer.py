@@ -30,56 +30,72 @@ from support.hf_tokenizer import END_OF_TEXT, PROBE, HFTokenizer
 
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a text
 SEPARATORS = (END_OF_TEXT, '<|bos|>')  # what stands before each document; the second: nanochat's
-# what the state of each kind has at least
-KINDS = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str},
-         'ids': {'n_vocab': int}}
+GPT2_FILES = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
+GPT2_URLS = [GPT2_FILES + 'vocab.bpe', GPT2_FILES + 'encoder.json']
 # the pattern of GPT-4's tokenizer, which tiktoken calls cl100k_base; those that prepare.py learns have it too
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
            r"\s*[\r\n]|\s+(?!\S)|\s")
 
 
+def stop_ids(special):
+    """The ids that end a text, of the special tokens {token: id}, or None."""
+    return [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special] or None
+
+
 class Plain:
-    """What the tokenizers without special tokens have in common."""
-    end_of_text, stop_ids, split_at = None, None, 'anywhere'
+    """What the tokenizers that need no package have in common: ids of text, then special tokens."""
+    split_at = 'anywhere'
+
+    def __init__(self, state, lengths, own=()):
+        """lengths: the bytes of text of each id. After those come the special tokens `own` and those that the
+        state adds."""
+        self._state, self.lengths, self.added = state, lengths, state.get('added', [])
+        self.names = [*own, *self.added]
+        self.special = {token: len(lengths) + i for i, token in enumerate(self.names)}
+        self.n_vocab = len(lengths) + len(self.names)
+        self.end_of_text = self.special.get(END_OF_TEXT)
+        self.stop_ids = stop_ids(self.special)
 
     def encode_prompt(self, text):
-        return self.encode(text).tolist()
+        parts = re.split(f"({'|'.join(map(re.escape, self.names))})", text) if self.names else [text]
+        ids = []
+        for part in parts:
+            ids += [self.special[part]] if part in self.special else self.encode(part).tolist()
+        return ids
 
     def special_ids(self):
-        return {}
+        return {token: self.special[token] for token in self.added}
+
+    def token_bytes(self):
+        return np.concatenate((self.lengths, np.zeros(len(self.names), dtype=np.int64)))
+
+    def state(self):
+        return dict(self._state)
 
 
 class ByteTokenizer(Plain):
     """The UTF-8 bytes of the text; id 256 stands before each document."""
-    n_vocab, end_of_text, stop_ids = 257, 256, [256]
+
+    def __init__(self, state):
+        super().__init__(state, np.ones(256, dtype=np.int64), [END_OF_TEXT])
 
     def encode(self, text):
         return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
 
-    def encode_prompt(self, text):
-        first, *others = [self.encode(part).tolist() for part in text.split(END_OF_TEXT)]
-        for part in others:
-            first += [self.end_of_text, *part]
-        return first
-
     def decode(self, ids):
-        parts = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
+        parts = (bytes([i]) if i < 256 else self.names[i - 256].encode() for i in ids)
         return b''.join(parts).decode('utf-8', 'replace')
-
-    def token_bytes(self):
-        return np.array([1] * 256 + [0])
-
-    def state(self):
-        return {'kind': 'byte'}
 
 
 class CharTokenizer(Plain):
     """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
 
-    def __init__(self, chars):
-        self.chars, self.n_vocab = list(chars), len(chars)
+    def __init__(self, state):
+        self.chars = list(state['chars'])
+        lengths = np.array([len(c.encode('utf-8', 'surrogatepass')) for c in self.chars])
+        super().__init__({**state, 'chars': ''.join(self.chars)}, lengths)
         self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
-        self.id_of[[ord(c) for c in self.chars]] = np.arange(self.n_vocab)
+        self.id_of[[ord(c) for c in self.chars]] = np.arange(len(self.chars))
 
     def encode(self, text):
         ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
@@ -89,21 +105,16 @@ class CharTokenizer(Plain):
         return ids
 
     def decode(self, ids):
-        return ''.join(self.chars[i] for i in ids)
-
-    def token_bytes(self):
-        return np.array([len(c.encode('utf-8', 'surrogatepass')) for c in self.chars])
-
-    def state(self):
-        return {'kind': 'char', 'chars': ''.join(self.chars)}
+        texts = self.chars + self.names
+        return ''.join(texts[i] for i in ids)
 
 
 class IdsTokenizer(Plain):
     """For ids that are no text: notes, moves, genes. They are written as numbers."""
     split_at = 'nowhere'
 
-    def __init__(self, n_vocab):
-        self.n_vocab = n_vocab
+    def __init__(self, state):
+        super().__init__(state, np.zeros(state['n_vocab'], dtype=np.int64))
 
     def encode(self, text):
         words = text.split()
@@ -115,12 +126,6 @@ class IdsTokenizer(Plain):
     def decode(self, ids):
         return ''.join(f'{i} ' for i in ids)
 
-    def token_bytes(self):
-        return np.zeros(self.n_vocab, dtype=np.int64)
-
-    def state(self):
-        return {'kind': 'ids', 'n_vocab': self.n_vocab}
-
 
 class TiktokenTokenizer:
     """GPT-2's BPE and the other encodings of the tiktoken package, and those that prepare.py learns."""
@@ -131,7 +136,7 @@ class TiktokenTokenizer:
         special = self.special_ids()
         self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
         self.end_of_text = special.get(self.separator)
-        self.stop_ids = [special[text] for text in (ASSISTANT_END, END_OF_TEXT) if text in special] or None
+        self.stop_ids = stop_ids(special)
 
     def encode(self, text):
         # nothing is special in a corpus: text that merely contains <|endoftext|> is text
@@ -163,65 +168,23 @@ class TiktokenTokenizer:
                 'special_tokens': dict(e._special_tokens), 'ranks': b''.join(ranks)}
 
 
-class WithAddedTokens:
-    """A byte or character tokenizer with special tokens at the end of its vocabulary."""
-
-    def __init__(self, base, added):
-        self.base, self.added, self.split_at = base, list(added), base.split_at
-        self.n_vocab = base.n_vocab + len(self.added)
-        self.end_of_text = base.end_of_text
-        ends = [id for token, id in self.special_ids().items() if token == ASSISTANT_END]
-        self.stop_ids = [*ends, *(base.stop_ids or ())] or None
-
-    def special_ids(self):
-        return {token: self.base.n_vocab + i for i, token in enumerate(self.added)}
-
-    def encode(self, text):
-        return self.base.encode(text)
-
-    def encode_prompt(self, text):
-        ids, special = [], self.special_ids()
-        for part in re.split('(' + '|'.join(map(re.escape, self.added)) + ')', text):
-            ids += [special[part]] if part in special else self.base.encode_prompt(part)
-        return ids
-
-    def decode(self, ids):
-        parts, ordinary = [], []
-        for id in ids:
-            if id < self.base.n_vocab:
-                ordinary.append(id)
-                continue
-            parts += [self.base.decode(ordinary), self.added[id - self.base.n_vocab]]
-            ordinary = []
-        return ''.join([*parts, self.base.decode(ordinary)])
-
-    def token_bytes(self):
-        return np.concatenate((self.base.token_bytes(), np.zeros(len(self.added), dtype=np.int64)))
-
-    def state(self):
-        return {**self.base.state(), 'added': self.added}
-
-
 # -----------------------------------------------------------------------------
 # from a state
+
+KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': IdsTokenizer, 'hf': HFTokenizer,
+         'tiktoken': TiktokenTokenizer}
+# what the state of each kind has at least
+NEEDED = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str},
+          'ids': {'n_vocab': int}}
 
 
 def make_tokenizer(state):
     """The tokenizer that `state` describes: a state() of above, meta.json's, or {'kind': 'tiktoken', 'name':
     'gpt2'}."""
-    name = state.get('name', state['kind'])
+    kind, name = state['kind'], state.get('name', state['kind'])
     try:
-        if state.get('added'):
-            base = {key: value for key, value in state.items() if key != 'added'}
-            return WithAddedTokens(make_tokenizer(base), state['added'])
-        if state['kind'] == 'byte':
-            return ByteTokenizer()
-        if state['kind'] == 'char':
-            return CharTokenizer(state['chars'])
-        if state['kind'] == 'ids':
-            return IdsTokenizer(state['n_vocab'])
-        if state['kind'] == 'hf':
-            return HFTokenizer(state)
+        if kind != 'tiktoken':
+            return KINDS[kind](state)
         if 'ranks' not in state:
             return TiktokenTokenizer(get_encoding(name))
         import tiktoken
@@ -257,17 +220,11 @@ def get_encoding(name):
         return tiktoken.get_encoding(name)
     # errors of the requests package are OSErrors; a page in its place: ValueError
     except (OSError, ValueError) as e:
-        url = getattr(getattr(e, 'request', None), 'url', None)
-        urls = gpt2_urls() if name == 'gpt2' else [url] if url else []
-        where = ' and '.join(f"{url} as {cache_path(url)}" for url in urls) or 'its files'
+        urls = GPT2_URLS if name == 'gpt2' else [getattr(getattr(e, 'request', None), 'url', 'its files')]
+        where = ' and '.join(f"{url} as {cache_path(url)}" for url in urls)
         fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
              f"({type(e).__name__}). on a machine with a network, download {where} (TIKTOKEN_CACHE_DIR names "
              "another folder), or use --tokenizer=byte")
-
-
-def gpt2_urls():
-    folder = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
-    return [folder + 'vocab.bpe', folder + 'encoder.json']
 
 
 def cache_path(url):
@@ -282,20 +239,19 @@ def cache_path(url):
 
 
 def check_tokenizer_state(state):
-    """Raise AssertionError if `state`, which a file brought, is not one that make_tokenizer() knows."""
-    assert isinstance(state, dict) and isinstance(state.get('kind'), str), 'no kind of tokenizer'
+    """Raise an exception of some kind if `state`, which a file brought, is not one that make_tokenizer()
+    knows."""
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
-    for name, kind in KINDS[state['kind']].items():
+    for name, kind in NEEDED[state['kind']].items():
         assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {type(state.get(name))}"
     added = state.get('added', [])
-    assert isinstance(added, list) and len(added) < 1000, f'added of the tokenizer is {type(added)}'
-    assert all(isinstance(token, str) and token for token in added), 'an added token is no text'
+    assert isinstance(added, list) and all(isinstance(token, str) and token for token in added), 'added'
 
 
 def full_state_if_cached(state):
     """The state of GPT-2's tokenizer with its merges, if tiktoken is installed and has them in its cache;
     else `state`."""
-    if importlib.util.find_spec('tiktoken') and all(os.path.exists(cache_path(url)) for url in gpt2_urls()):
+    if importlib.util.find_spec('tiktoken') and all(os.path.exists(cache_path(url)) for url in GPT2_URLS):
         return make_tokenizer(state).state()
     return state
 
@@ -353,26 +309,25 @@ def empty_prompt(tokenizer):
 TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
 
 
-def read_files(folder, state, checksums):
-    """Put the contents of the files that `state` names in their places. checksums: {file: sha256}."""
+def read_files(folder, meta):
+    """The tokenizer's state that a meta.json tells, with its files from `folder`. ValueError or OSError for
+    one that is damaged or missing."""
+    state = dict(meta['tokenizer'])
     for key in TOKENIZER_FILES:
-        if f'{key}_file' not in state:
-            continue
-        path = os.path.join(folder, os.path.basename(str(state.pop(f'{key}_file'))))
-        try:
-            with open(path, 'rb') as f:
+        if f'{key}_file' in state:
+            file = os.path.basename(str(state.pop(f'{key}_file')))
+            with open(os.path.join(folder, file), 'rb') as f:
                 content = f.read()
             state[key] = content if key == 'ranks' else content.decode()
-            expected = checksums.get(os.path.basename(path))
-            if expected and hashlib.sha256(content).hexdigest() != expected:
-                raise ValueError("its checksum is not the one in meta.json")
-        except (OSError, ValueError) as e:
-            fail(f"the tokenizer's file is damaged ({path}: {e}). run prepare.py for this dataset again")
+            sha256 = hashlib.sha256(content).hexdigest()
+            if meta.get('checksums', {}).get(file, sha256) != sha256:
+                raise ValueError(f"the checksum of {file} is not the one in meta.json")
+    return state
 
 
 def write_tokenizer(folder, tokenizer, dtype):
-    """What meta.json says of a tokenizer whose ids are stored as `dtype`; what is too long for it is written
-    to files in `folder`. Returns two dicts, the second with the files' checksums if there are any."""
+    """What meta.json says of a tokenizer whose ids are stored as `dtype`, with a place for the splits; what
+    is too long for it is written to files in `folder`."""
     state, checksums = tokenizer.state(), {}
     for key, file in TOKENIZER_FILES.items():
         if state.get(key) is not None:
@@ -382,5 +337,5 @@ def write_tokenizer(folder, tokenizer, dtype):
             state[f'{key}_file'] = file
             checksums[file] = hashlib.sha256(content).hexdigest()
     meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
-            'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32'}
-    return meta, {'checksums': checksums} if checksums else {}
+            'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32', 'splits': {}}
+    return {**meta, 'checksums': checksums} if checksums else meta

@@ -18,7 +18,7 @@ from configurator import fail
 from support.dataset_meta import read_ids
 from support.encode_text import Encoder
 from support.files import lock, sync_folder, write_whole
-from support.tokenizer import TOKENIZER_FILES, make_tokenizer, write_tokenizer
+from support.tokenizer import make_tokenizer, read_files, write_tokenizer
 
 SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
 
@@ -33,28 +33,19 @@ class Split:
 
     def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0, shards=(),
                  rest_sha256=None):
-        """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer, or the
-        file that goes on has others. `shards` are the entries of the full ones."""
+        """The first `tokens` ids in the files of an earlier run are kept; EOFError if the file that goes on
+        has others. `shards` are the entries of the full ones."""
         self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
         self.tokens, self.documents, self.bytes = tokens, documents, bytes
         self.shards = list(shards)[:tokens // shard_tokens]
         self.new_shard()
-        rest = tokens % shard_tokens
-        sizes = [shard_tokens] * len(self.shards) + ([rest] if rest else [])
-        for i, size in enumerate(sizes):
-            path = self.path(i)
-            if not os.path.exists(path) or os.path.getsize(path) < size * encoder.dtype.itemsize:
-                raise EOFError
-        if rest:
+        if rest := tokens % shard_tokens:
             self.file = open(self.path(len(self.shards)), 'r+b')
             self.file.truncate(rest * encoder.dtype.itemsize)
-            for ids in read_ids([self.file.name], encoder.dtype):
-                self.digest.update(ids)
-            if rest_sha256 not in (None, self.digest.hexdigest()):
-                self.file.close()
-                raise EOFError
-            self.file.seek(0, os.SEEK_END)
+            self.digest = hashlib.file_digest(self.file, 'sha256')
             self.room -= rest
+            if rest_sha256 not in (None, self.digest.hexdigest()):
+                raise EOFError
 
     def new_shard(self):
         self.file = None  # opened with the first id
@@ -112,26 +103,22 @@ class Draft:
     """The dataset in the folder unfinished/: its splits, and how far the files have been read."""
 
     def __init__(self, folder, settings, files, mark_documents=True):
-        """`settings` and `files` decide whether what an earlier run left can be continued."""
+        """`settings` and `files` decide whether what an earlier run left can be continued. mark_documents:
+        whether the tokenizer's end_of_text stands before each."""
         self.folder, self.settings, self.files = folder, settings, files
-        self.mark_documents = mark_documents  # whether the tokenizer's end_of_text stands before each
-        self.encoder, self.splits = None, {}
+        self.mark_documents = mark_documents
+        self.splits = {}
         self.place = 0, 0, 0  # file, document, characters: what comes before is in the splits
         self.complete = False  # nothing more is to be read
         self.look_alikes = 0  # how often END_OF_TEXT occurs in the text itself
-        self.saved_at, self.saved_shards = time.time(), 0
+        self.saved_at = time.time()
 
     def start(self, tokenizer):
         """Start from nothing."""
-        remove_unfinished(self.folder)
         os.makedirs(self.folder, exist_ok=True)
         self.encoder = Encoder(tokenizer, self.mark_documents)
+        self.meta = write_tokenizer(self.folder, tokenizer, self.encoder.dtype)
         self.splits = {name: self.split(name) for name in ('train', 'val')}
-        state = {key: value.decode() if isinstance(value, bytes) else value
-                 for key, value in tokenizer.state().items()}
-        state = json.dumps(state).encode()
-        self.state_sha256 = hashlib.sha256(state).hexdigest()
-        write_whole(os.path.join(self.folder, 'state.json'), state)
 
     def resume(self):
         """Continue what an earlier run saved. Returns False if it was of other settings or files, or if
@@ -139,25 +126,20 @@ class Draft:
         try:
             with open(os.path.join(self.folder, 'progress.json')) as f:
                 saved = json.load(f)
-            same_files = saved['read'] == read_so_far(self.files, saved['place'])
-            if saved['made_with'] != self.settings or not same_files:
+            if saved['made_with'] != self.settings or saved['read'] != self.read_so_far(saved['place']):
                 print(f"note: an earlier run with other settings or files left {self.folder}; starting anew")
                 return False
-            with open(os.path.join(self.folder, 'state.json'), 'rb') as f:
-                state = f.read()
-            if hashlib.sha256(state).hexdigest() != saved['state_sha256']:
-                raise EOFError
-            self.encoder = Encoder(make_tokenizer(json.loads(state)), self.mark_documents)
+            self.meta = saved['meta']
+            state = read_files(self.folder, self.meta)
+            self.encoder = Encoder(make_tokenizer(state), self.mark_documents)
             self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
+            self.place, self.complete = saved['place'], saved['whole']
+            self.look_alikes = saved['look_alikes']
         except FileNotFoundError:
             return False
         except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError):
             print(f"note: what an earlier run left in {self.folder} is damaged; starting anew")
             return False
-        self.state_sha256 = saved['state_sha256']
-        self.place, self.complete = saved['place'], saved['whole']
-        self.look_alikes = saved['look_alikes']
-        self.saved_shards = self.full_shards()
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True
 
@@ -170,20 +152,27 @@ class Draft:
     def full_shards(self):
         return sum(len(split.shards) for split in self.splits.values())
 
+    def read_so_far(self, place):
+        """A checksum of the names, sizes and dates of the files up to `place`: with others a run cannot
+        continue."""
+        files = [(file.path, file.size, file.stamp) for file in self.files[:place[0] + 1]]
+        return hashlib.sha256(repr(files).encode()).hexdigest()
+
     def add(self, encoded, look_alikes, place, max_tokens=None):
         """Append {split: (ids, documents)}, read up to `place`. The draft is complete once train has
         max_tokens."""
-        train = self.splits['train']
+        shards = self.full_shards()
         for name, (ids, documents) in encoded.items():
-            if name == 'train' and max_tokens and train.tokens + len(ids) >= max_tokens:
+            split = self.splits[name]
+            if name == 'train' and max_tokens and split.tokens + len(ids) >= max_tokens:
                 self.complete = True
-                ids = ids[:max_tokens - train.tokens]
+                ids = ids[:max_tokens - split.tokens]
                 if self.encoder.begin is not None:
                     documents = self.encoder.count_documents(ids)
-            self.splits[name].write(ids, documents)
+            split.write(ids, documents)
         self.place = place
         self.look_alikes += look_alikes
-        if time.time() > self.saved_at + SAVE_EVERY or self.full_shards() > self.saved_shards:
+        if self.full_shards() > shards or time.time() > self.saved_at + SAVE_EVERY:
             self.save()
 
     def save(self):
@@ -191,29 +180,21 @@ class Draft:
             split.sync()
         sync_folder(self.folder)
         progress = {
-            'made_with': self.settings, 'read': read_so_far(self.files, self.place), 'place': self.place,
-            'whole': self.complete, 'state_sha256': self.state_sha256, 'look_alikes': self.look_alikes,
+            'made_with': self.settings, 'read': self.read_so_far(self.place), 'place': self.place,
+            'whole': self.complete, 'meta': self.meta, 'look_alikes': self.look_alikes,
             'splits': {name: split.state() for name, split in self.splits.items()},
         }
         write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
-        self.saved_at, self.saved_shards = time.time(), self.full_shards()
+        self.saved_at = time.time()
 
     def finish(self):
-        """Write the last files. Returns what meta.json says of the splits and the tokenizer."""
-        meta, checksums = write_tokenizer(self.folder, self.encoder.tokenizer, self.encoder.dtype)
-        splits = {name: split.finish() for name, split in self.splits.items() if split.tokens > 0}
-        return {**meta, 'splits': splits, **checksums}
+        """Write the last files. Returns what meta.json says of the tokenizer and the splits."""
+        splits = {name: split.finish() for name, split in self.splits.items() if split.tokens}
+        return {**self.meta, 'splits': splits}
 
     def close(self):
         for split in self.splits.values():
             split.close()  # Windows removes no open file
-
-
-def read_so_far(files, place):
-    """A checksum of the names, sizes and dates of the files up to `place`: with others a run cannot
-    continue."""
-    files = [(file.path, file.size, file.stamp) for file in files[:place[0] + 1]]
-    return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
 def with_progress(results, draft, max_tokens):
@@ -264,18 +245,17 @@ def move_end(draft, source, target, n):
     only then they are removed here."""
     source, target, encoder = draft.splits[source], draft.splits[target], draft.encoder
     source.sync()
-    n_files = -(-source.tokens // source.shard_tokens)
-    paths = [source.path(i) for i in range(n_files)]
+    paths = [source.path(i) for i in range(-(-source.tokens // source.shard_tokens))]
     for ids in read_ids(paths, encoder.dtype, source.tokens - n):
         documents = encoder.count_documents(ids)
         target.write(ids, documents)
         source.documents -= documents
         source.bytes -= encoder.count_bytes(ids)
     source.tokens -= n
-    source.digest = None  # of fewer ids now: of what is left in its last file
     if source.tokens == 0:
         target.documents += source.documents
         source.documents = 0
+    source.digest = None  # of fewer ids now: of what is left in its last file
     draft.save()
     source.close()
     # open it as a run that was interrupted here would do
@@ -288,8 +268,8 @@ def move_end(draft, source, target, n):
 
 @contextlib.contextmanager
 def only_writer(folder):
-    """Only this process writes into `folder` meanwhile. At the end what cannot be continued is removed, and so
-    is the folder if there is nothing in it."""
+    """Only this process writes into `folder` meanwhile. At the end what cannot be continued is removed, and
+    so is the folder if there is nothing in it."""
     unfinished = os.path.join(folder, 'unfinished')
     os.makedirs(folder, exist_ok=True)
     lock_file = lock(folder, 'prepare.py')
@@ -297,61 +277,24 @@ def only_writer(folder):
         yield
     finally:
         if not os.path.exists(os.path.join(unfinished, 'progress.json')):
-            remove_unfinished(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
         if set(os.listdir(folder)) <= {'.lock'}:
             shutil.rmtree(folder)
         if lock_file:
             lock_file.close()
 
 
-def remove_unfinished(unfinished):
-    """Remove what cannot be continued; downloads can."""
-    for entry in os.listdir(unfinished) if os.path.isdir(unfinished) else ():
-        path = os.path.join(unfinished, entry)
-        if os.path.isdir(path) and entry != 'download':
-            shutil.rmtree(path)
-        elif entry != 'download':
-            os.remove(path)
-    with contextlib.suppress(OSError):  # not empty
-        os.rmdir(unfinished)
-
-
-def check_room(folder, draft, max_tokens):
-    """Exit before hours of work if what will be written cannot fit on the disk."""
-    itemsize = draft.encoder.dtype.itemsize
-    kind = draft.encoder.tokenizer.state()['kind']
-    per_byte = {'byte': 2, 'char': 0.5}.get(kind, itemsize / 8)  # of text, at least
-    needed = 0
-    for file in draft.files:
-        packed = 2 if re.search(r'\.(gz|zst|parquet)$', file.path) else 1
-        needed += file.size * packed * per_byte
-    if max_tokens:
-        needed = min(needed, max_tokens * itemsize)
-    needed -= draft.tokens() * itemsize
-    downloads = [file.size for file in draft.files if file.repo]
-    needed += sum(sorted(downloads)[-3:])  # one is read, two are downloaded meanwhile
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        fail(f"too little room in {folder} (at least {needed / 1e9:.1f} GB will be written, "
-             f"{free / 1e9:.1f} GB are free). make room, or use --data_dir=ANOTHER, or --max_tokens")
-
-
 def move_into_place(folder, unfinished, meta, settings):
     """Move the files of `unfinished` to their places in `folder`. meta.json says that a folder is
     complete, so meanwhile it says the opposite, and what is to be done: after a kill at any point the
     next run does the rest."""
-    path = os.path.join(folder, 'meta.json')
+    path, splits = os.path.join(folder, 'meta.json'), meta['splits']
     waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta}
     write_whole(path, json.dumps(waiting).encode())
-    # name in unfinished/: name here
-    places = {file: file for file in [*TOKENIZER_FILES.values(), 'meta.pkl']}
-    for name, entry in meta['splits'].items():
-        if 'chat' in meta:
-            places.update({f'{name}{ending}': f'{name}{ending}' for ending in ('.mask', '.starts')})
-        if 'shards' in entry:
-            places.update({shard['file']: shard['file'] for shard in entry['shards']})
-        else:
-            places[f'{name}_000000.bin'] = f'{name}.bin'
+    same = [*meta.get('checksums', ()), 'meta.pkl', 'train.mask', 'train.starts', 'val.mask', 'val.starts']
+    same += [shard['file'] for entry in splits.values() for shard in entry.get('shards', ())]
+    places = {file: file for file in same}  # name in unfinished/: name here
+    places |= {f'{name}_000000.bin': f'{name}.bin' for name, entry in splits.items() if 'shards' not in entry}
     for source, target in places.items():
         if os.path.exists(os.path.join(unfinished, source)):
             os.replace(os.path.join(unfinished, source), os.path.join(folder, target))

@@ -14,8 +14,7 @@ from test_read_text import files_of, write
 
 from dataset import Dataset
 from support import encode_text, read_text
-from support.tokenizer import TiktokenTokenizer
-from support.tokenizer import ByteTokenizer
+from support.tokenizer import TiktokenTokenizer, make_tokenizer
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll naïve 漢字漢字 🙂🙂 <|endoftext|> end "
            "\x1cz \u2003w")
@@ -209,7 +208,7 @@ def test_only_a_few_portions_wait_for_the_workers():
         for i in range(50):
             taken.append(i)
             yield [('train', True, f'text {i}')], (0, i, 0), 0
-    encoder = encode_text.Encoder(ByteTokenizer())
+    encoder = encode_text.Encoder(make_tokenizer({'kind': 'byte'}))
     for n, (encoded, _, place, _) in enumerate(encode_text.encode_in_order(portions(), 2, encoder)):
         ids, documents = encoded['train']
         assert place == (0, n, 0) and documents == 1 and bytes(ids[1:].tolist()) == f'text {n}'.encode()

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import random
-import shutil
 import urllib.request
 
 import numpy as np
@@ -217,13 +216,6 @@ def test_too_little_text_is_told(script, tmp_path):
         result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.txt'}", *args)
         assert result.status == 2 and 'too little text' in result.err and result.err.count('\n') == 1
         assert not (tmp_path / 'data' / 'mine').exists()
-
-
-def test_too_little_room_is_told_before_anything_starts(script, tmp_path, book, monkeypatch):
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: type('usage', (), {'free': 1000}))
-    result = prepare(script, tmp_path, 'mine', book, '--tokenizer=byte')
-    assert result.status == 2 and 'too little room' in result.err
-    assert not (tmp_path / 'data' / 'mine').exists()
 
 
 def test_bad_knobs_are_one_line_each(script, tmp_path, book):

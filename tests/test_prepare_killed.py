@@ -304,7 +304,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
 
 def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
     files = [File('a.txt', 100, '1')]
-    for number, damaged in enumerate(('train_000000.bin', 'state.json', 'progress.json', None)):
+    for number, damaged in enumerate(('train_000000.bin', 'progress.json', None)):
         folder = tmp_path / str(number)
         folder.mkdir()
         draft = Draft(str(folder), dict(shard_tokens=1000), files)

@@ -122,11 +122,11 @@ def bad_files(folder):
         'empty.txt': (b'', ['too little text']),
         'nul.txt': (b'abc\0def' * 100, ['nul.txt', 'NUL']),
         'cut.txt.gz': (gzip.compress(os.urandom(5000).hex().encode())[:-2000], ['cut.txt.gz', 'again']),
-        'plain.txt.gz': (TEXT.encode(), ['plain.txt.gz', 'no .gz', 'rename']),
+        'plain.txt.gz': (TEXT.encode(), ['plain.txt.gz', 'rename']),
         'flipped.txt.gz': (flip(gzip.compress(os.urandom(500).hex().encode()), 60, 90),
                            ['flipped.txt.gz', 'again']),
-        'gz.txt': (gzip.compress(TEXT.encode()), ['gz.txt', 'is .gz', 'rename']),
-        'zst.jsonl.gz': (b'\x28\xb5\x2f\xfd' + b'x' * 50, ['is .zst, not .gz']),
+        'gz.txt': (gzip.compress(TEXT.encode()), ['gz.txt', 'byte 1', 'if it is text']),
+        'zst.jsonl.gz': (b'\x28\xb5\x2f\xfd' + b'x' * 50, ['zst.jsonl.gz', 'rename']),
         'broken.jsonl': (b'{"text": "fine"}\n{"text": \n', ['broken.jsonl:2', 'JSON']),
         'deep.jsonl': (line.encode() * 5 + b'[' * 100_000 + b'\n', ['deep.jsonl:6']),
         'list.jsonl': (line.encode() * 5 + b'[1, 2]\n', ['list.jsonl:6', '--text_key']),
@@ -136,7 +136,6 @@ def bad_files(folder):
         'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', ['byte 2000003', '--encoding_errors=replace']),
         'far.jsonl': (line.encode() * 5000 + b'{"text": "caf\xe9"}\n', [f'byte {len(line) * 5000 + 13}']),
         'book.pdf': (b'%PDF-1.4', ['book.pdf', 'pdftotext']),
-        'pdf.txt': (b'%PDF-1.4 and so on', ['pdf.txt', 'unpack']),
         'x.parquet': (b'PAR1', ['x.parquet', 'again']),
     }
     for name, (content, _) in contents.items():
@@ -166,7 +165,7 @@ def bad_parquet(folder):
     (folder / 'text.parquet').write_text('not a table')
     return {'column.parquet': ["'text'", 'content: string, n: int64', '--text_key'],
             'twice.parquet': ['or several'], 'number.parquet': ['int64', '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
-            'text.parquet': ['no .parquet']}
+            'text.parquet': ['text.parquet', 'rename']}
 
 
 def test_bad_files_are_one_line_and_leave_nothing(script, tmp_path):
