@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,163 +13,147 @@ import pytest
 from conftest import REPO, own_process
 
 import configurator
-from support.help import knobs_of
-from support.help import suggest
+from support.help import knobs_of, suggest
 from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
-             min_lr=None, start='\n', wandb_run_name='gpt2', seed=1337, path=None,
+             min_lr=None, start='\n', wandb_run_name='gpt2', seed=1337, path=None, runs=[],
              __annotations__={'compile': bool | str, 'top_k': int | None, 'min_lr': float, 'path': str})
 
 
-def apply(monkeypatch, *args, **more):
-    script = {**BLOCK, **more}
-    monkeypatch.setattr(sys, 'argv', ['script.py', *args])
-    knobs, given = configurator.configure(script)
-    return script, given
+def apply(monkeypatch, *args, positional=None):
+    script = dict(BLOCK)
+    monkeypatch.setattr(sys, 'argv', ['script.py', *map(str, args)])
+    knobs, given = configurator.configure(script, positional)
+    assert all(script[name] == knobs[name] for name in knobs)
+    return given
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a config file, returns its path."""
+    def write(content, name='a.py'):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return tmp_path / name
+    return write
+
+
+def is_refused(capsys, *words, lines=1):
+    err = capsys.readouterr().err
+    assert err.startswith('error: ') and err.count('\n') == err.count('error: ') == lines and 'Traceback' not in err, err
+    assert all(word in err for word in words), err
 
 
 @pytest.mark.parametrize('arg, name, value', [
     ('--learning_rate=1', 'learning_rate', 1.0), ('--max_iters=1e5', 'max_iters', 100000), ('--max_iters=1_000', 'max_iters', 1000),
-    ('--top_k=None', 'top_k', None), ('--top_k=none', 'top_k', None), ('--start=123', 'start', '123'), ('--start=a=b', 'start', 'a=b'),
-    ('--wandb_run_name=7', 'wandb_run_name', '7'), ('--compile=false', 'compile', False), ('--compile', 'compile', True),
-    ('--compile=TRUE', 'compile', True), ('--compile=auto', 'compile', 'auto'), ('--eval_only', 'eval_only', True),
-    ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0), ('--min_lr=None', 'min_lr', None), ('--start=', 'start', ''),
-    ('--start=None', 'start', 'None'), ('--path=x', 'path', 'x'), ('--learning_rate=6e-4', 'learning_rate', 6e-4),
+    ('--top_k=none', 'top_k', None), ('--start=123', 'start', '123'), ('--start=a=b', 'start', 'a=b'), ('--compile=false', 'compile', False),
+    ('--compile', 'compile', True), ('--compile=auto', 'compile', 'auto'), ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0),
+    ('--min_lr=None', 'min_lr', None), ('--start=', 'start', ''), ('--start=None', 'start', 'None'), ('-max_iters=4', 'max_iters', 4),
+    ('--path=~/x', 'path', os.path.expanduser('~/x')), ('--path=resume:~/x', 'path', 'resume:' + os.path.expanduser('~/x')), ('--start=~/x', 'start', '~/x'),
 ])
 def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
-    script, given = apply(monkeypatch, arg)
-    assert script[name] == value and type(script[name]) is type(value) and given == {name: value}
+    given = apply(monkeypatch, arg)
+    assert given == {name: value} and type(given[name]) is type(value)
 
 
 @pytest.mark.parametrize('args, expected', [
-    (['--max_iters', '4'], dict(max_iters=4)), (['--min_lr', '-1e-3'], dict(min_lr=-1e-3)), (['--start', '-'], dict(start='-')),
-    (['--start', 'a=b', '--seed', '3'], dict(start='a=b', seed=3)), (['--path', 'x.py'], dict(path='x.py')), (['--min_lr', 'None'], dict(min_lr=None)),
-    (['--eval_only', 'True'], dict(eval_only=True)), (['--eval_only', '0'], dict(eval_only=False)), (['--compile', 'auto'], dict(compile='auto')),
-    (['--eval_only', '--compile', 'false'], dict(eval_only=True, compile=False)), (['--eval_only', 'a.py'], dict(eval_only=True, max_iters=3)),
-    (['--compile', 'a.py', '--seed', '7'], dict(compile=True, max_iters=3, seed=7)),
+    ('--max_iters 4', dict(max_iters=4)), ('--min_lr -1e-3', dict(min_lr=-1e-3)), ('--start - --seed 3', dict(start='-', seed=3)),
+    ('--path x.py', dict(path='x.py')), ('--eval_only True', dict(eval_only=True)), ('--compile auto', dict(compile='auto')),
+    ('--eval_only --compile false', dict(eval_only=True, compile=False)), ('--eval_only a.py', dict(eval_only=True, max_iters=3)),
 ])
-def test_a_value_may_stand_apart_from_its_knob(monkeypatch, tmp_path, args, expected):
-    (tmp_path / 'a.py').write_text('max_iters = 3\n')
-    monkeypatch.chdir(tmp_path)
-    assert apply(monkeypatch, *args)[1] == expected
+def test_a_value_may_stand_apart_from_its_knob(monkeypatch, config, args, expected):
+    monkeypatch.chdir(config('max_iters = 3\n').parent)
+    assert apply(monkeypatch, *args.split()) == expected
 
 
-def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch, tmp_path):
-    def given(positional, *args, **more):
-        monkeypatch.setattr(sys, 'argv', ['script.py', *args])
-        return configurator.configure({**BLOCK, **more}, positional=positional)[1]
-    assert given('path', '--eval_only', 'mybook') == dict(eval_only=True, path='mybook')
-    assert given('path', 'mybook', '--start', 'book.txt', '--eval_only', 'false') == dict(eval_only=False, path='mybook', start='book.txt')
-    assert given('runs', 'a', '--eval_only', 'b', '--start', 'c', 'd', runs=[]) == dict(runs=['a', 'b', 'd'], eval_only=True, start='c')
+def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch):
+    assert apply(monkeypatch, '--eval_only', 'mybook', positional='path') == dict(eval_only=True, path='mybook')
+    assert apply(monkeypatch, 'a', '--eval_only', 'b', '--start', 'c', 'd', positional='runs') == dict(runs=['a', 'b', 'd'], eval_only=True, start='c')
 
 
-@pytest.mark.parametrize('args, what, remedy', [
-    (['--lerning_rate=1'], '--lerning_rate', '--learning_rate'),
-    (['--max_lr=1'], '--max_lr', '--learning_rate'),
-    (['--max_steps=1'], '--max_steps', '--max_iters'),
-    (['--learning-rate=1'], '--learning-rate', '--learning_rate'),
-    (['--max_iters=x'], 'max_iters', 'whole number'),
-    (['--max_iters=1.5'], 'max_iters', 'whole number'),
-    (['--learning_rate=nan'], 'learning_rate', 'number'),
-    (['--learning_rate=1e999'], 'learning_rate', 'finite'),
-    (['--seed=True'], 'seed', 'whole number'),
-    (['--max_iters', 'many'], '--max_iters=many', 'whole number'),
-    (['--max_iters', '--compile'], '--max_iters', 'whole number'),
-    (['--eval_only', 'maybe'], '--eval_only=maybe', 'True or False'),
-    (['--lerning_rate', '1'], '--lerning_rate=1', '--learning_rate'),
-    (['--max_iters'], '--max_iters', 'whole number'),
-    (['max_iters=4'], 'max_iters=4', '--key=value'),
-    (['--__name__=foo'], '--__name__', '--help'),
-    (['nowhere.py'], 'nowhere.py', 'looked in'),
+@pytest.mark.parametrize('args, words', [
+    ('--lerning_rate=1', '--learning_rate'), ('--max_lr=1', '--learning_rate'), ('--learning-rate=1', '--learning_rate'), ('--ünknown=1', '--help'),
+    ('--max_iters=x', 'whole number'), ('--max_iters=1.5', 'whole number'), ('--learning_rate=nan', 'finite'), ('--learning_rate=1e999', 'finite'),
+    ('--seed=True', 'whole number'), ('--seed=' + '9' * 5000, 'finite'), ('--seed=1e30', '2**63'), ('--max_iters many', 'whole number'), ('--max_iters --compile', 'whole number'),
+    ('--eval_only maybe', 'True or False'), ('--lerning_rate 1', '--learning_rate'), ('--max_iters', 'whole number'),
+    ('max_iters=4', '--key=value'), ('--__name__=foo', '--help'), ('--', '--help'), ('nowhere.py', f'looked in {os.getcwd()}'), ('tiny.cfg', 'neither a config file'),
+    ('--path=\udcff', 'not UTF-8'),
 ])
-def test_a_mistake_is_named_with_its_remedy(monkeypatch, capsys, args, what, remedy):
-    with pytest.raises(SystemExit) as e:
-        apply(monkeypatch, *args)
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and err.startswith('error: ') and err.count('\n') == 1 and what in err and remedy in err
+def test_a_mistake_is_named_with_its_remedy(monkeypatch, capsys, args, words):
+    with pytest.raises(SystemExit, match='^2$'):
+        apply(monkeypatch, *args.split())
+    is_refused(capsys, words)
 
 
 def test_all_mistakes_are_listed_at_once(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         apply(monkeypatch, '--max_steps', '1', '--seed=x', '--compile', '--eval_only', '3')
-    assert capsys.readouterr().err.count('error: ') == 3
+    is_refused(capsys, lines=3)
 
 
-def test_flags_win_wherever_they_stand_and_config_files_see_them(monkeypatch, tmp_path):
-    a, b = tmp_path / 'a.py', tmp_path / 'b.py'
-    a.write_text("import time\n_half = 0.5\nmax_iters = 10\nlearning_rate = _half\nwandb_run_name = 'ft-' + str(max_iters)\n")
-    b.write_text("max_iters = 2 * max_iters\n")
-    assert apply(monkeypatch, str(a), str(b))[0]['max_iters'] == 20
-    (tmp_path / 'c.py').write_text("min_lr = learning_rate / 10\n")
-    for args in (['--learning_rate=7', tmp_path / 'c.py', b], [b, tmp_path / 'c.py', '--learning_rate=3', '--learning_rate=7']):
-        script, given = apply(monkeypatch, *map(str, args))
-        assert script['learning_rate'] == 7 and script['min_lr'] == 0.7 and script['max_iters'] == 200
-        assert list(given)[-1] == 'learning_rate', 'in the order in which they count'
-    script, given = apply(monkeypatch, '--max_iters=8', str(a))
-    assert script['max_iters'] == 8 and script['wandb_run_name'] == 'ft-10' and script['learning_rate'] == 0.5
-
-
-def test_a_config_that_repeats_a_default_counts_as_given(monkeypatch, tmp_path):
-    (tmp_path / 'a.py').write_text('max_iters = 100\n')
-    assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == {'max_iters': 100}
+def test_flags_win_wherever_they_stand_and_config_files_see_them(monkeypatch, config):
+    a = config("import time\n_half = 0.5\nmax_iters = 10\nlearning_rate = _half\nwandb_run_name = 'ft-' + str(max_iters)\n")
+    b, c = config("max_iters = 2 * max_iters\n", 'b.py'), config("min_lr = learning_rate / 10\n", 'c.py')
+    assert apply(monkeypatch, a, b)['max_iters'] == 20 and apply(monkeypatch, b, a)['max_iters'] == 10, 'the later file'
+    for args in (['--learning_rate=7', c, b], [b, c, '--learning_rate=3', '--learning_rate=7']):
+        given = apply(monkeypatch, *args)
+        assert given == dict(learning_rate=7, min_lr=0.7, max_iters=200) and list(given)[-1] == 'learning_rate', 'what counts most is last'
+    assert apply(monkeypatch, '--max_iters=8', a) == dict(max_iters=8, wandb_run_name='ft-10', learning_rate=0.5)
+    assert apply(monkeypatch, config('max_iters = 100\n')) == {'max_iters': 100}, 'a default that is repeated is given'
 
 
 @pytest.mark.parametrize('content, expected', [
     ("from math import sqrt\nwidth = sqrt(16)\ndef rate(n):\n    return width / n\nlearning_rate = rate(4)\n", dict(learning_rate=1.0)),
     ("iters_max = 5\nmax_steps = 2 * iters_max\nmax_iters = max_steps\n", dict(max_iters=10)),  # others' names for it, put to use
-    ("max_iter = 4\nmax_iters = max_iter\n", dict(max_iters=4)),
     ("for seed in range(3):\n    pass\n", dict(seed=2)),
     ("def small():\n    global max_iters\n    max_iters = 2\nsmall()\nglobals()['seed'] = 5\n", dict(max_iters=2, seed=5)),
     ("sizes = [1, 2]\nclass Size:\n    n = 3\nmax_iters = Size.n\n", dict(max_iters=3)),
 ])
-def test_a_config_may_have_names_of_its_own(monkeypatch, tmp_path, capsys, content, expected):
-    (tmp_path / 'a.py').write_text(content)
-    assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == expected and 'note' not in capsys.readouterr().out
+def test_a_config_may_have_names_of_its_own(monkeypatch, config, capsys, content, expected):
+    assert apply(monkeypatch, config(content)) == expected and 'note' not in capsys.readouterr().out
 
 
-def test_what_a_config_leaves_unused_is_told(monkeypatch, tmp_path, capsys):
-    (tmp_path / 'a.py').write_text("model_name = 'baby'\ncontext = 3\nmax_iters = 2\n")
-    assert apply(monkeypatch, str(tmp_path / 'a.py'))[1] == dict(max_iters=2)
-    assert 'model_name, context' in capsys.readouterr().out
+def test_what_a_config_leaves_unused_is_told(monkeypatch, config, capsys):
+    assert apply(monkeypatch, config("model_name = 'baby'\ncontext = 3\nmax_iters = 2\n")) == dict(max_iters=2)
+    assert 'use itself: model_name, context\n' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['learning_rte', 'max_lr', 'max_steps', 'learning_rates', 'max_iter'])
-def test_a_knob_misspelled_in_a_config_is_refused(monkeypatch, tmp_path, capsys, name):
-    (tmp_path / 'a.py').write_text(f'{name} = 1\n')
-    with pytest.raises(SystemExit):
-        apply(monkeypatch, str(tmp_path / 'a.py'))
-    assert f'({name}). did you mean --' in capsys.readouterr().err
-    (tmp_path / 'a.py').write_text('learning_rte = 1\nmin_lr = learning_rte / 10\n')  # used, but to no effect on the knob
-    with pytest.raises(SystemExit):
-        apply(monkeypatch, str(tmp_path / 'a.py'))
+@pytest.mark.parametrize('content, words', [
+    ('learning_rte = 1e-3\nmin_lr = learning_rte\n', '(learning_rte). did you mean --learning_rate'), ('max_steps = 1\n', '(max_steps). did you mean --max_iters'),
+    ('max_iters = "ten"\n', 'whole number'), ('max_iters = [4]', 'whole number'), ('seed = 10**30', '2**63'), ('seed = True\n', 'whole number'),
+    ('learning_rate = float("inf")\n', 'finite'), ('import numpy\nseed = numpy.ones((9, 9))', 'whole number'),
+    ('max_iters = (\n', ':1'), ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('raise ValueError("one\\ntwo")', ':1'), ('import sys; sys.exit(0)', ':1'),
+    ('seed = 4\0', 'a.py'), ('def f(): f()\nf()', 'RecursionError'), ('del seed', 'NameError'), (b'x = "\xff"\n', 'utf-8'),
+])
+def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, config, capsys, content, words):
+    with pytest.raises(SystemExit, match='^2$'):
+        apply(monkeypatch, config(content))
+    is_refused(capsys, 'a.py', words)
+
+
+def test_a_config_is_found_from_any_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert configurator.run_config('config/quickstart.py', {}, {})[0]['n_layer'] == 1
 
 
 @pytest.mark.parametrize('script, name, words', [
-    ('train', 'embd_size', '--n_embd'), ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'),
-    ('train', 'log_file', '--out_dir'), ('train', 'model_gen_multiplier', '--sample_interval'), ('train', 'core-metric-every', '--tasks_interval'),
-    ('train', 'enable_compilation', '--compile'), ('train', 'ckpt_dir', '--out_dir'), ('train', 'dataset_dir', '--data_dir'),
-    ('train', 'token_ckpt', '--save_interval'), ('train', 'load_ckpt', '--init_from'), ('train', 'training_tokens', '--budget'),
-    ('train', 'warmup_iterations', '--warmup_iters'), ('train', 'max_seq_len', '--block_size'), ('train', 'eval_freq', '--eval_interval'),
-    ('train', 'steps_per_epoch', '--budget'), ('train', 'resume-from-step', '--init_from'), ('train', 'sample-every', '--sample_interval'),
-    ('train', 'logdir', '--out_dir'), ('train', 'theta', '--rope_theta'), ('train', 'vocab_size', "dataset's"), ('train', 'multiple_of', '--mlp_width'),
-    ('train', 'n_heads', '--n_head'), ('train', 'grad_accum_steps', '--gradient_accumulation_steps'), ('train', 'eps', '--adam_eps'),
-    ('train', 'use_prev_scheduler', '--init_from'),
-])
+    ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'), ('train', 'vocab_size', "dataset's"),
+    *[('train', name, f'--{knob}?') for name, knob in {
+        'embd_size': 'n_embd', 'core-metric-every': 'tasks_interval', 'enable_compilation': 'compile', 'ckpt_dir': 'out_dir',
+        'dataset_dir': 'data_dir', 'load_ckpt': 'init_from', 'training_tokens': 'budget', 'warmup_iterations': 'warmup_iters',
+        'max_seq_len': 'block_size', 'eval_freq': 'eval_interval', 'n_heads': 'n_head', 'eps': 'adam_eps', 'multiple_of': 'mlp_width'}.items()]])
 def test_what_others_call_a_knob_leads_to_it(script, name, words):
-    knobs = knobs_of(REPO / f'{script}.py')[0]
-    found = suggest(name, knobs)
-    assert words in found
-    named = re.findall(r'--(\w+)', found)
-    assert all(name in knobs or 'prepare.py' in found for name in named), found
+    assert words in suggest(name, knobs_of(REPO / f'{script}.py')[0])
 
+
+# -----------------------------------------------------------------------------
+# alone, and by exec
 
 THEIRS = """
 from time import time  # a name that another module has
 out_dir = 'out'
 batch_size = 12
 learning_rate = 6e-4
-betas = (0.9, 0.95)
 resume = None
 compile = True
 check = fail = 'mine'
@@ -189,62 +174,52 @@ def exec_configurator(monkeypatch, tmp_path, *args, source=THEIRS):
     return runpy.run_path(str(tmp_path / 'theirs.py'), run_name='__main__')
 
 
-def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeypatch, tmp_path, capsys):
-    (tmp_path / 'c.py').write_text("from math import sqrt\nhalf = 8\nbatch_size = 2 * half\nout_dir = 'x'\n")
-    found = exec_configurator(monkeypatch, tmp_path, tmp_path / 'c.py', '--out_dir=out-2', '--learning_rate=1', '--compile=False',
-                              '--resume', 'a/b', '--check=theirs')
+def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeypatch, tmp_path, config, capsys):
+    file = config("from math import sqrt\nhalf = 8\nbatch_size = 2 * half\nout_dir = 'x'\n")
+    found = exec_configurator(monkeypatch, tmp_path, '--out_dir=out-2', file, '--learning_rate=1', '--compile=False', '--resume', 'a/b', '--check=theirs')
     assert found['config'] == dict(out_dir='out-2', batch_size=16, learning_rate=1.0, compile=False, check='theirs', fail='mine')
     assert found['resume'] == 'a/b' and type(found['learning_rate']) is float
     new = {name for name in found['new'] if not name.startswith('_')}
     assert new == {'before', 'config', 'sys', 'half', 'sqrt'} and found['time']() > 1e9  # nothing of ours
     out = capsys.readouterr().out
-    assert 'Overriding config with' in out and 'Overriding: out_dir = out-2' in out
+    assert f'Overriding config with {file}' in out and 'Overriding: out_dir = out-2' in out
     assert exec_configurator(monkeypatch, tmp_path)['config']['batch_size'] == 12
-
-
-@pytest.mark.parametrize('args, words', [
-    (['--bathc_size=3'], '--batch_size'), (['--batch_size=x'], 'whole number'), (['nowhere.py'], 'not found'),
-    (['--batch_size'], 'whole number'), (['--learning_rte=1', '--before=1'], 'learning_rate'),
-])
-def test_exec_of_the_configurator_explains_a_mistake(monkeypatch, tmp_path, capsys, args, words):
-    with pytest.raises(SystemExit) as e:
-        exec_configurator(monkeypatch, tmp_path, *args)
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and err.startswith('error: ') and words in err
+    with pytest.raises(SystemExit, match='^2$'):
+        exec_configurator(monkeypatch, tmp_path, '--bathc_size=3', '--batch_size=x', 'nowhere.py', '--learning_rte=1')
+    is_refused(capsys, '--batch_size?', 'whole number', 'not found', '--learning_rate?', lines=4)
 
 
 def test_exec_of_the_configurator_works_in_a_function_and_in_a_notebook(monkeypatch, tmp_path):
     source = "x = 3\ndef main():\n    exec(open('configurator.py').read())\nmain()\n"
     assert exec_configurator(monkeypatch, tmp_path, '--x=4', source=source)['x'] == 4
     names = dict(__name__='__main__', x=3)  # a notebook has no file, and its kernel has arguments of its own
-    monkeypatch.setattr(sys, 'argv', ['/x/ipykernel_launcher.py', '-f', '/x/kernel.json'])
-    exec(open('configurator.py').read(), names)
-    assert names['x'] == 3 and 'fail' not in names
-    monkeypatch.setattr(sys, 'argv', ['train.py', '--x=5'])
-    exec(open('configurator.py').read(), names)
-    assert names['x'] == 5
+    for argv, x in ((['/x/ipykernel_launcher.py', '-f', '/x/kernel.json'], 3), (['train.py', '--x=5'], 5)):
+        monkeypatch.setattr(sys, 'argv', argv)
+        exec(open('configurator.py').read(), names)
+        assert names['x'] == x and 'fail' not in names
 
 
-@pytest.mark.parametrize('content, what', [
-    ('learning_rte = 1e-3\n', 'learning_rate'), ('max_iters = "ten"\n', 'whole number'), ('max_iters = (\n', ':1'),
-    ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('seed = True\n', 'whole number'), (b'x = "\xff"\n', 'utf-8'), ('learning_rate = float("inf")\n', 'finite'),
-])
-def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, tmp_path, capsys, content, what):
-    path = tmp_path / 'a.py'
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(SystemExit) as e:
-        apply(monkeypatch, str(path))
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and 'a.py' in err and what in err and 'Traceback' not in err
+def test_it_works_alone_in_an_empty_folder(tmp_path, config):
+    shutil.copy(REPO / 'configurator.py', tmp_path)
+    config('n = 2 * n\n', 'c.py')
+    config('n = 3\nx = 0.5\nfrom configurator import configure\nknobs, given = configure(globals())\nprint(knobs, given)\n', 'script.py')
+    config("n = 3\nx = 0.5\nexec(open('configurator.py').read())\nprint(n, x)\n", 'theirs.py')
+    for script, args, status, said in (('script', '--x=2 c.py', 0, "{'n': 6, 'x': 2.0} {'n': 6, 'x': 2.0}"), ('theirs', 'c.py --x=2', 0, '6 2.0'),
+                                       ('script', '--y=2', 2, 'error: unknown knob (--y=2)'), ('script', 'd.py', 2, 'error: config file not found (d.py)'),
+                                       ('script', '--help', 2, 'error: unknown knob (--help). the script lists all')):
+        done = subprocess.run([sys.executable, f'{script}.py', *args.split()], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == status and said in done.stdout + done.stderr and 'Traceback' not in done.stderr, done
 
 
-def test_inherited_knobs_yield_to_given_ones(monkeypatch):
-    script, given = apply(monkeypatch, '--learning_rate=2')
-    knobs = {k: v for k, v in script.items() if not k.startswith('_')}
-    kinds = configurator.types_of(script, knobs)
-    changed = inherit(knobs, kinds, given, dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad'), never=['out_dir'])
+def test_inherited_knobs_yield_to_given_ones():
+    knobs = {k: v for k, v in BLOCK.items() if not k.startswith('_')}
+    saved = dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad')
+    changed = inherit({**knobs, 'learning_rate': 2.0}, configurator.types_of(BLOCK, knobs), {'learning_rate': 2.0}, saved, never=['out_dir'])
     assert changed == {'learning_rate': (1.0, 2.0)}
-    assert knobs['max_iters'] == 5 and knobs['out_dir'] == 'out' and knobs['seed'] == 1337
+
+
+# -----------------------------------------------------------------------------
+# --help
 
 
 @pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py', 'plan.py'])
@@ -269,8 +244,7 @@ def test_help_tells_the_values_of_a_config_and_only_what_is_asked_for(script, mo
     assert re.search(r'--n_embd=128 +\[default: 768\]', out) and re.search(r'--seed=3 [^[]*\[default: 1337\]', out)
     assert '--weight_decay=0.0 ' in out and out.index('the essential ones') < out.index('--n_layer=1') < out.index('\nfiles\n')
     some = script('train.py', '--help', 'lr').out
-    assert [re.match(r'  --(\w+)=', line)[1] for line in some.splitlines() if line.startswith('  --')][:4] == [
-        'learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr']
+    assert re.findall(r'(?m)^  --(\w+)=', some)[:4] == ['learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr']
     assert '--n_layer' not in some and max(map(len, some.splitlines())) <= 100
     assert '--sample_prompts' in script('train.py', '--help', 'prompt').out, 'by its comment'
     result = script('train.py', '--help', 'zebra')
