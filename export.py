@@ -44,9 +44,8 @@ is_gguf = bool(to) and to.endswith('.gguf')
 if not to:
     problems.append("nowhere to write. name a folder: --to=FOLDER, or a file: --to=NAME.gguf")
 elif is_gguf:
-    modelfile = to.removesuffix('.gguf') + '.Modelfile'  # Ollama's
-    problems += [f"{path} is there already. name another file with --to, or remove it"
-                 for path in (to, modelfile) if os.path.exists(path)]
+    if os.path.exists(to):
+        problems.append(f"{to} is there already. name another file with --to, or remove it")
 elif os.path.isdir(to) and os.listdir(to):
     problems.append(f"{to} is not empty. name another folder, or remove it")
 elif os.path.exists(to) and not os.path.isdir(to):
@@ -111,20 +110,18 @@ def write_folder():
 
 
 def write_gguf():
-    """A GGUF file, complete before it gets its name, and a Modelfile beside it."""
+    """A GGUF file, complete before it gets its name."""
     from support import gguf_file
     with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
         path = os.path.join(temporary, name)
         arch = gguf_file.write(path, state['model'], config, tokenizer_state, gguf_dtype,
                                name.removesuffix('.gguf'))
         os.replace(path, to)
-    with open(modelfile, 'w', encoding='utf-8') as f:
-        f.write(gguf_file.modelfile(to, config, tokenizer_state))
     if arch == 'gpt2' and config.mlp == 'gelu':
         print(gguf_file.GELU_NOTE)
     size = os.path.getsize(to)
     print(f"{to}: {arch}, {n_params} in {gguf_dtype}, {size / 1e6:.1f} MB; read back, the same")
-    print(f"open it: llama-cli -m {to} -no-cnv -n 50 -p 'The '; for Ollama there is {modelfile}, not tried")
+    print(f"open it: llama-cli -m {to} -no-cnv -n 50 -p 'The '")
 
 
 try:

@@ -47,19 +47,23 @@ knobs, given = configure(globals(), positional='name')
 
 import codecs
 import contextlib
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
 
 from support import encode_text, hub_datasets, read_text
+from support.chat import chat_format, with_chat_tokens
 from support.choose_tokenizer import check_replacement, choose_tokenizer
+from support.conversations import read_conversations, write_splits
 from support.dataset_meta import KNOWN, folder_of, show_dataset, write_meta_pkl
 from support.console import make_output_last
 from support.files import read_json
-from support.tokenizer import END_OF_TEXT, make_tokenizer
+from support.tokenizer import END_OF_TEXT, make_tokenizer, write_tokenizer
 from support.write_dataset import Draft, divide, move_into_place, only_writer, with_progress
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
@@ -178,14 +182,25 @@ def split_of(number, beginning):
 
 
 def make_conversations():
-    """A dataset of conversations, for a model that answers."""
-    from support.chat_dataset import make_chat_dataset
-    from support.chat_format import with_chat_tokens
-    # that of the model which is to be finetuned: there is no text here whose size could choose one
+    """A dataset of conversations, for a model that answers. Returns what meta.json says."""
+    # the tokenizer of the model which is to be finetuned: there is no text here whose size could choose one
     tok = make_tokenizer(with_chat_tokens(choose_tokenizer(tokenizer or 'gpt2', [], documents).state()))
     if not overwrite:
         check_replacement(folder, tok, same_bytes=False)
-    return make_chat_dataset(folder, unfinished, sources, tok, val_fraction, bad_rows, workers, command)
+    rows = read_conversations(read_text.rows(sources), bad_rows)
+    talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
+             for talk in rows)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    dtype = encode_text.Encoder(tok).dtype
+    splits = write_splits(unfinished, talks, tok, dtype)
+    if 'train' not in splits:
+        fail(f"no conversation in {', '.join(sources)} to train on. give it more of them, or a smaller "
+             "--val_fraction")
+    meta = write_tokenizer(unfinished, tok, dtype)
+    meta.update(splits=splits, chat=chat_format(tok).template, source=', '.join(sources),
+                command=command)
+    move_into_place(folder, unfinished, meta, {'chat': command})
+    return meta
 
 
 # -----------------------------------------------------------------------------

@@ -47,6 +47,7 @@ exit_on_broken_pipe()
 import torch
 
 from support import devices, shared_cpu
+from support.chat import Session, answer_file, talk
 from support.compiling import compile_model
 from support.errors import first_line
 from support.load import find, model_and_tokenizer
@@ -253,12 +254,11 @@ def continue_ids(ids, on_token):
 
 
 if chat:
-    from support import chat_session
-    session = chat_session.Session(model, tokenizer, max_new_tokens, continue_ids)
+    session = Session(model, tokenizer, max_new_tokens, continue_ids)
     if talking:
-        chat_session.talk(session)
+        talk(session)
     else:
-        chat_session.answer_file(session, texts)
+        answer_file(session, texts)
     sys.exit()
 write(samples)
 while chatting:

@@ -1,6 +1,6 @@
 """
-Conversations as a kind of dataset, as prepare.py --chat makes it (support/chat_dataset.py). Beside the ids of
-a split, train.bin, lie
+Conversations as a kind of dataset: how prepare.py --chat writes it, and how it is read. Beside the ids of a
+split, train.bin, lie
     train.mask      one bit per id (numpy's packbits, little-endian): 1 if the assistant says it, so that it
                     counts as a target; all other targets are -1
     train.starts    where each conversation starts in train.bin, uint64, little-endian
@@ -9,13 +9,100 @@ They are packed into windows best fit: the longest first, each into the window w
 enough. None is cut, unless it alone is longer than a window.
 """
 
+import collections
 import functools
+import hashlib
 import os
 
 import numpy as np
 
 from configurator import fail
 from dataset import ORDER, Dataset, Tokens, hash64, permute
+from support.chat import chat_format
+from support.files import write_whole
+
+FROM = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
+
+
+# -----------------------------------------------------------------------------
+# from rows to files
+
+
+def messages_of(row):
+    """The messages of a row, which is in one of the three forms that people have; an exception of some kind
+    says what is wrong with it.
+        {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+        {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+        {"instruction": "...", "input": "...", "output": "..."}
+    """
+    found = row.get('messages') or row.get('conversations')
+    if found is None and row.get('instruction') and row.get('output'):
+        question = [row['instruction'], row['input']] if row.get('input') else [row['instruction']]
+        found = [{'role': 'user', 'content': '\n\n'.join(map(text_of, question))},
+                 {'role': 'assistant', 'content': row['output']}]
+    if not found:
+        raise ValueError("it has neither messages nor conversations nor instruction and output, but "
+                         f"{', '.join(row)[:80]}")
+    messages = [{'role': FROM.get(message.get('role', message.get('from'))),
+                 'content': text_of(message.get('content', message.get('value')))} for message in found]
+    roles = [message['role'] for message in messages]
+    turns = roles[1:] if roles[:1] == ['system'] else roles
+    if not turns or turns != ['user', 'assistant'] * (len(turns) // 2):
+        raise ValueError(f"its roles are in a wrong order ({', '.join(map(str, roles))[:80]}); they should be "
+                         "user, assistant, user, assistant, ..., after a system message or none")
+    return messages
+
+
+def text_of(value):
+    if isinstance(value, list):  # [{"type": "text", "text": "..."}]
+        value = ''.join(part['text'] for part in value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"a content is no text, or empty ({value!r:.40})")
+    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')  # half a pair: U+FFFD
+
+
+def read_conversations(rows, on_bad='stop'):
+    """The messages of each of the rows, pairs (where it is, value). on_bad: 'stop' ends the script at the
+    first row that is no conversation, 'skip' leaves those out and tells how many."""
+    skipped = 0
+    for where, row in rows:
+        try:
+            yield messages_of(row)
+        except Exception as e:  # a row may be anything
+            if on_bad == 'stop':
+                fail(f"{where} is no conversation ({type(e).__name__}: {e}). correct it, or leave out all such rows with "
+                     "--bad_rows=skip")
+            skipped += 1
+    if skipped:
+        print(f"note: {skipped:,} rows are no conversations and were left out")
+
+
+def write_splits(folder, conversations, tokenizer, dtype):
+    """Write conversations, pairs (split, messages), into `folder`. Returns the splits' entries for
+    meta.json."""
+    form, n_bytes, found = chat_format(tokenizer), tokenizer.token_bytes(), collections.defaultdict(list)
+    for split, messages in conversations:
+        try:
+            ids, mask = form.render(messages)
+        except ValueError as e:
+            fail(f"a conversation cannot be encoded: {e}. use another --tokenizer")
+        found[split].append((ids.astype(dtype), mask))
+    entries = {}
+    for split in sorted(found):
+        parts, masks = zip(*found[split])
+        ids, mask = np.concatenate(parts), np.concatenate(masks)
+        bits = np.packbits(mask, bitorder='little').tobytes()
+        starts = np.cumsum([0] + [len(part) for part in parts[:-1]]).astype('<u8').tobytes()
+        for ending, content in (('_000000.bin', ids.tobytes()), ('.mask', bits), ('.starts', starts)):
+            write_whole(os.path.join(folder, split + ending), content)
+        entries[split] = {'tokens': len(ids), 'bytes': int(n_bytes[ids].sum()), 'documents': len(parts),
+                          'targets': int(mask.sum()), 'sha256': hashlib.sha256(ids).hexdigest(),
+                          'mask_sha256': hashlib.sha256(bits + starts).hexdigest()}
+    return entries
+
+
+# -----------------------------------------------------------------------------
+# from files to windows
 
 
 def open_dataset(name, data_dir=None, seed=0, document_mask=False, vocab_size=None):

@@ -1,16 +1,11 @@
 """
 A GGUF file: one file with weights, sizes and tokenizer, which llama.cpp and what is built on it open.
-Beside it a Modelfile, for Ollama.
 """
-
-import os
 
 import numpy as np
 
-from support.chat_format import RoleFormat, chat_format
 from support.gguf_model import arch_of, sizes, tensors
 from support.gguf_tokenizer import vocabulary
-from support.tokenizer import make_tokenizer
 
 FILE_TYPES = {'f32': 0, 'f16': 1, 'q8_0': 7, 'bf16': 32}  # llama.cpp's LLAMA_FTYPE_*
 GELU_NOTE = ("note: llama.cpp's GPT-2 computes the tanh approximation of GELU, this network the exact one "
@@ -93,22 +88,3 @@ def largest_error(kind, p):
         return (0.51 * step + blocks * 2**-11 + 127 * 2**-25 + 1e-7).reshape(p.shape)
     digits = {'F16': 11, 'BF16': 8}[kind]
     return np.abs(p) * 2.0**-digits + (2**-25 if kind == 'F16' else 0)  # the last: below float16's range
-
-
-def modelfile(path, config, tokenizer_state):
-    """The text of an Ollama Modelfile for the GGUF file `path`, which is in the same folder."""
-    tokenizer = make_tokenizer(tokenizer_state)
-    lines = ["# For Ollama; not run by us: ollama create NAME -f THIS_FILE",
-             f"FROM ./{os.path.basename(path)}",
-             f'TEMPLATE """{ollama_template(tokenizer)}"""',
-             f"PARAMETER num_ctx {config.block_size}"]
-    for id in tokenizer.stop_ids or []:
-        lines.append(f'PARAMETER stop "{tokenizer.decode([id])}"')
-    return '\n'.join(lines) + '\n'
-
-
-def ollama_template(tokenizer):
-    """The roles of a model that answers; of another one the text alone, which it continues. A chat template
-    from Hugging Face is in the GGUF file, and cannot be written in Go's language by a rule."""
-    form = chat_format(tokenizer)
-    return form.ollama_template() if isinstance(form, RoleFormat) else '{{ .Prompt }}'

@@ -5,7 +5,7 @@ regular expressions that it knows by name. A tokenizer with another one is refus
 
 import json
 
-from support.chat_format import chat_format
+from support.chat import chat_format
 from support.hf_export_tokenizer import merges_of, oniguruma
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import PATTERN
@@ -110,7 +110,7 @@ def bpe(words, merges, pre, tokenizer, vocab_size):
         keys['tokenizer.ggml.bos_token_id'] = tokenizer.end_of_text
         keys['tokenizer.ggml.eos_token_id'] = tokenizer.stop_ids[0]
     if form := chat_format(tokenizer):
-        keys['tokenizer.chat_template'] = form.template()
+        keys['tokenizer.chat_template'] = form.template
     return keys
 
 

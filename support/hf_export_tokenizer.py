@@ -3,7 +3,7 @@
 import json
 import re
 
-from support.chat_format import ASSISTANT_END, chat_format
+from support.chat import ASSISTANT_END, chat_format
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import END_OF_TEXT
 
@@ -43,7 +43,7 @@ def to_tokenizer_json(tokenizer, block_size):
     if ends:
         settings.update(bos_token=ends, eos_token=ends, pad_token=ends)
     if form := chat_format(tokenizer):  # finetuned on conversations
-        settings.update(eos_token=ASSISTANT_END, chat_template=form.template())
+        settings.update(eos_token=ASSISTANT_END, chat_template=form.template)
     return out.to_str(pretty=True), json.dumps(settings, indent=2)
 
 

