@@ -413,11 +413,7 @@ def problems():
     there = SAMPLED if what == 'sample' else SIZES
     found += [f"no such size ({name}). use {', '.join(there)}"
               for name in (sizes or '').split(',') if name and name not in there]
-    found += [f"no such micro-batch ({n}). use numbers above 0, as in --batch_sizes=8,16"
-              for n in (batch_sizes or '1').split(',') if not (n.isdecimal() and int(n))]
-    if ours is not None and not os.path.isfile(os.path.join(ours, 'train.py')):
-        found.append(f"no train.py in the other checkout ({ours}). name one of flatgpt with --ours=PATH")
-    return found + check_peer(peer)
+    return found + check_peer(peer) + check_peer(ours, 'ours', 'flatgpt')
 
 
 if __name__ == '__main__':

@@ -104,11 +104,11 @@ def make_tokens(data_dir, vocab_size, n=2**22):
     return name
 
 
-def check_peer(peer):
-    """The problem with the path of nanoGPT's checkout, in a list; [] if there is none."""
-    if peer is None or os.path.isfile(os.path.join(peer, 'train.py')):
+def check_peer(folder, knob='peer', project='nanoGPT'):
+    """The problem with the path of a checkout, in a list; [] if there is none."""
+    if folder is None or os.path.isfile(os.path.join(folder, 'train.py')):
         return []
-    return [f"no train.py in the peer's folder ({peer}). name a checkout of nanoGPT with --peer=PATH"]
+    return [f"no train.py in this folder ({folder}). name a checkout of {project} with --{knob}=PATH"]
 
 
 def median_and_range(values, digits=0):

@@ -30,7 +30,6 @@ gutenberg: str = None  # a folder with gutenberg_{train,val}.jsonl.gz. None: no 
 shakespeare = True  # False: no first race
 seeds = 3
 first_seed = 1
-only = ''  # contestants, by their names in the tables: 'modern + Muon,local + Muon'. Empty: all
 minutes = 3.0  # of each contestant in the second race
 long_minutes = 10.0  # the second race once more, so long, with one seed; 0: no such race
 smoke = False  # True: tiny networks and three iterations on a CPU, to see that all of it works
@@ -215,14 +214,6 @@ def rounded(curves):
 # the races
 
 
-def chosen(contestants):
-    """Those that `only` names: a race of which it names none is left out."""
-    names = only.split(',') if only else list(contestants)
-    if not set(names) & set(contestants):
-        print(f"{only}: not in the race of {', '.join(contestants)}")
-    return {name: run for name, run in contestants.items() if name in names}
-
-
 def race_shakespeare():
     prepare('shakespeare_char', *([f'--input={text}'] if text else []))
     folder = os.path.join(work, 'shakespeare_char')
@@ -237,9 +228,6 @@ def race_shakespeare():
         run_script('data/shakespeare_char/prepare.py', cwd=peer)
         contestants = {'nanoGPT': None, **dict(list(contestants.items())[1:])}
     opponent = next(iter(contestants))
-    contestants = chosen(contestants)
-    if not contestants:
-        return
     curves = {name: [] for name in contestants}
     for seed in range(first_seed, first_seed + seeds):
         for name, how in contestants.items():
@@ -249,11 +237,10 @@ def race_shakespeare():
     for name, runs in curves.items():
         to = [reached(curve, 1.88) for curve in runs]
         rows.append([name, spread([curve[-1][1] for curve in runs], 1), spread(to, 1)])
-    if opponent in curves:
-        ends = [curve[-1][1] for curve in curves[opponent]]
-        rows[0].append("loss when the opponent's time is up")
-        for row, runs in zip(rows[1:], curves.values()):
-            row.append(spread([at(curve, end) for curve, end in zip(runs, ends)]))
+    ends = [curve[-1][1] for curve in curves[opponent]]
+    rows[0].append("loss when the opponent's time is up")
+    for row, runs in zip(rows[1:], curves.values()):
+        row.append(spread([at(curve, end) for curve, end in zip(runs, ends)]))
     lines = ['', 'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Ours '
              'trains in bfloat16 where the CPU has it, nanoGPT in float32, as its line says.', '',
              *table(*rows), '', '![The race on Shakespeare](race_shakespeare.png)']
@@ -304,9 +291,6 @@ def race_gutenberg():
         'local + Muon': ['--arch=local', *muon, *LOCAL.split()],
         'larger local + Muon': ['--arch=local', *muon, *LOCAL.split(), *LARGER.split()],
     }
-    contestants = chosen(contestants)
-    if not contestants:
-        return
     pace_of = measure_paces(contestants)
     print('ms per iteration:', {name: round(1000 * s, 1) for name, s in pace_of.items()}, flush=True)
 

@@ -64,7 +64,7 @@ def test_a_mistake_is_answered_without_waiting_for_torch(name, tmp_path):
     (['--what=speed'], ['speed', 'sample', 'train']), (['--sizes=huge'], ['huge', '124M']),
     (['--what=sample', '--sizes=toy'], ['toy', 'baby8']), (['--peer=/nowhere'], ['/nowhere', '--peer']),
     (['--ours=/nowhere'], ['/nowhere', '--ours']), (['--rounds=0'], ['rounds']), (['--iters=0'], ['iters']),
-    (['--tokens=-1'], ['tokens']), (['--batch_sizes=8,x'], ['micro-batch (x)', '8,16']),
+    (['--tokens=-1'], ['tokens']),
     (['--n_layers=3'], ['--n_layer']), (['--total_batch_size=100'], ['multiple', '768']),
 ])
 def test_bad_requests_are_one_line(script, flags, words):
