@@ -35,7 +35,6 @@ rounds = 10  # turns of each contestant
 turn = 2.0  # seconds of each, at least
 iters = 3  # whole iterations in each, at least
 warm_up = 5  # iterations before
-vocab_size: int = None  # None: the size's own, 50304 for a config file
 tokens: int = None  # of 'sample': how many to write. None: the size's own
 traces = 'out-traces'  # of 'profile': the folder for traces, to be opened at https://ui.perfetto.dev
 json_file: str = None  # where the numbers go. None: nowhere
@@ -78,7 +77,7 @@ SIZES = {  # beside the defaults of train.py; toy and baby are nanoGPT's for Sha
 BABY = dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False)
 SAMPLED = {  # name: (texts at once, tokens, the network)
     'baby': (1, 250, BABY), 'baby8': (8, 250, BABY),
-    'llama': (1, 250, dict(BABY, n_kv_head=2, arch='llama')), 'modern': (1, 250, dict(BABY, arch='modern')),
+    'modern': (1, 250, dict(BABY, arch='modern')),
     '124M': (1, 1000, dict(vocab_size=50304)),
     '1.5B': (1, 1000, dict(vocab_size=50304, n_layer=48, n_head=25, n_embd=1600)),  # for a GPU
 }
@@ -201,7 +200,7 @@ def settings(name, batch):
     """The knobs of a size and those given, as a dict; with the micro-batch `batch` unless it is 0."""
     k = {**knobs, 'gradient_accumulation_steps': 1, **SIZES[name]}
     for key, value in given.items():
-        if key == 'vocab_size' or (key in train_knobs and not INTERRUPTS.fullmatch(key)):
+        if key in train_knobs and not INTERRUPTS.fullmatch(key):
             k[key] = value
     if batch:
         k['batch_size'] = batch
@@ -409,7 +408,7 @@ PARTS = {f.__name__: f for f in (train, start, profile, sample)}
 
 def problems():
     """The mistakes in what was asked, a line each."""
-    found = out_of_range(knobs, above_zero='tokens rounds turn iters warm_up vocab_size')
+    found = out_of_range(knobs, above_zero='tokens rounds turn iters warm_up')
     there = SAMPLED if what == 'sample' else SIZES
     found += [f"no such size ({name}). use {', '.join(there)}"
               for name in (sizes or '').split(',') if name and name not in there]

@@ -39,7 +39,6 @@ watching = sys.argv[2:] if sys.argv[1:2] == ['watch'] else None
 if watching is None:
     knobs, given = configure(globals(), positional='part')
 
-import hashlib
 import multiprocessing
 import platform
 import re
@@ -367,16 +366,6 @@ def losses(row, arch):
     return rows
 
 
-def deterministic(row):
-    """--deterministic=True twice."""
-    sums = []
-    for name in 'ab':
-        row.train(name, deterministic=True)
-        numbers = b''.join(t.numpy().tobytes() for t in row.state(name))
-        sums.append(hashlib.sha256(numbers).hexdigest()[:16])
-    return [('hashes of weights and moments of two runs', ', '.join(sums), sums[0] == sums[1])]
-
-
 def resume(row, **how):
     """A whole run against half of one and a resume."""
     row.train('whole', **how)
@@ -386,7 +375,7 @@ def resume(row, **how):
     again, apart = row.difference('whole', 'again'), row.difference('whole', 'parts')
     # what two whole runs differ by is the GPU's own rounding, e.g. of sums in any order
     exact = smoke or 'deterministic' in how
-    right = apart == 0 if exact else apart <= max(2 * again, 1e-6)
+    right = apart == again == 0 if exact else apart <= max(2 * again, 1e-6)
     return [('largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', right)]
 
 
@@ -471,7 +460,6 @@ ROWS = {  # part, seconds at the most, the function, its arguments
     'profile_gpt2_64': ('first', 150, profile, 'gpt2', 64),
     'whole_logits_64': ('first', 150, step, 'gpt2', ['whole_logits', 50], dict(batch_size=64)),
     'losses_gpt2': ('second', 240, losses, 'gpt2'),
-    'deterministic': ('second', 90, deterministic),
     'resume_deterministic': ('second', 150, resume, dict(deterministic=True)),
     'texts': ('second', 240, texts),
     'resume': ('second', 150, resume),

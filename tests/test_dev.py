@@ -74,7 +74,7 @@ def test_bad_requests_are_one_line(script, flags, words):
 
 
 def test_sampling_is_timed(script, tmp_path):
-    flags = '--what=sample --sizes=llama --tokens=3 --rounds=2 --device=cpu --dtype=float32'.split()
+    flags = '--what=sample --sizes=modern --tokens=3 --rounds=2 --device=cpu --dtype=float32'.split()
     result = script('dev/bench.py', *flags, f"--json_file={tmp_path / 'x.json'}")
     assert result.status == 0, result.err
     rows = json.loads((tmp_path / 'x.json').read_text())['sample']
