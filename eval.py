@@ -44,22 +44,21 @@ import time
 import torch
 
 from dataset import DATA_DIR
-from support import devices, distributed, load, samples, shared_cpu
+from support import devices, distributed, load, report, samples, shared_cpu
 from support.compiling import compile_model
 from support.conversations import open_dataset
-from support.evaluate import text_loss, windows
 from support.errors import explain_lost_data
+from support.evaluate import text_loss, windows
 from support.files import read_json, write_json
-from support.tasks import (BUNDLE_URL, accuracy, bundle, core_metric, is_generated, load_task, read_questions,
-                           score, score_answers, split_names)
-from support.tokenizer import same_tokenizer
-from support.tokenizer import empty_prompt, make_tokenizer
-from support.tokenizer import token_bytes
+from support.tasks import BUNDLE_URL, bundle, core_metric, load_task, measure, percent, share_of, split_names
+from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, token_bytes
+
+# -----------------------------------------------------------------------------
+# the knobs are checked, as far as that needs no checkpoint
 
 problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
                         from_zero='sample_tokens')
 names = split_names(tasks)
-answered = [name for name in names if is_generated(name)]  # their answers are generated and compared
 if split == 'none' and not names:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
 if problems:
@@ -70,6 +69,7 @@ device = dist.device
 shared_cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
+autocast = devices.autocast(device, dtype)
 
 # -----------------------------------------------------------------------------
 # the checkpoint
@@ -98,9 +98,7 @@ tokenizer_state = load.tokenizer_state(state, None if state.get('tokenizer') els
 # -----------------------------------------------------------------------------
 # the text
 
-
-def open_text():
-    """The Dataset and the Tokens to evaluate."""
+if split != 'none':
     name = dataset or state['config'].get('dataset')
     if not name:
         fail(f"{path} does not say which text it was trained on. name one with --dataset=NAME, or use "
@@ -116,30 +114,9 @@ def open_text():
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
     if tokens.n < 2:
         fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")
-    return data, tokens
-
-
-if split != 'none':
-    data, tokens = open_text()
 
 # -----------------------------------------------------------------------------
-# the tasks
-
-
-def load_tasks():
-    """{name: Task} of all tasks in `names`."""
-    tokenizer = make_tokenizer(tokenizer_state)
-    loaded = {}
-    for name in names:
-        if name in answered:
-            continue
-        parts = [name]
-        if name == 'core':
-            parts = [part for part in core if part not in missing]
-        for part in parts:
-            loaded[part] = loaded.get(part) or load_task(part, folder, tokenizer, block_size, max_per_task)
-    return loaded
-
+# the tasks: what is wrong with their files is said before the work
 
 folder = data_dir or DATA_DIR
 core = bundle(folder) if 'core' in names else {}
@@ -147,10 +124,11 @@ missing = [name for name, task in core.items() if not os.path.exists(task.path)]
 if missing:
     dist.print(f"note: CORE needs all of its tasks; missing in {os.path.join(folder, 'eval_bundle')}: "
                f"{', '.join(missing)}. download {BUNDLE_URL}")
-# what is wrong with them is said before the work
-loaded = load_tasks() if names else {}
-tokenizer = make_tokenizer(tokenizer_state) if answered else None
-questions = {name: read_questions(name, tokenizer, block_size, max_per_task) for name in answered}
+parts = []
+for name in names:
+    parts += [part for part in core if part not in missing] if name == 'core' else [name]
+tokenizer = make_tokenizer(tokenizer_state) if parts else None
+loaded = [load_task(part, folder, tokenizer, block_size, max_per_task) for part in dict.fromkeys(parts)]
 
 # -----------------------------------------------------------------------------
 # the model
@@ -159,7 +137,6 @@ torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
 model = load.build(state, block_size=block_size).to(device).eval()
 iter_num = state['iter_num']
 state = None  # frees its memory
-autocast = devices.autocast(device, dtype)
 age = f"after {iter_num:,} iterations" if iter_num else "of unknown age"
 n_params = sum(p.numel() for p in model.parameters())
 where = f"{device}, {dtype}"
@@ -175,28 +152,26 @@ def save():
     if not (to and dist.is_main):
         return
     file = os.path.join(to, 'eval.json')
-    merged, before = result, read_json(file)
-    if all(before.get(key) == result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):
-        merged = {**before, **result}
-        for key in ('texts', 'tasks'):
-            earlier = before.get(key)
-            merged[key] = {**(earlier if isinstance(earlier, dict) else {}), **result[key]}
-    written = file
+    before = read_json(file)
+    if any(before.get(key) != result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):
+        before = {}
+    merged = {**before, **result}
+    for key in ('texts', 'tasks'):
+        merged[key] = {**before.get(key, {}), **result[key]}
     try:
         os.makedirs(to, exist_ok=True)
         write_json(file, merged)
         if os.path.exists(os.path.join(to, 'log.csv')):
-            from support import report
             report.write(to)
-            written += ' and report.md'
+            file += ' and report.md'
     except OSError as e:
         fail(f"{to} cannot be written into ({e.strerror}). the numbers are above; name another folder with "
              "--to")
-    return written
+    return file
 
 
 # -----------------------------------------------------------------------------
-# evaluating
+# the loss of the text, and how the model continues nothing
 
 
 def with_error(value, error):
@@ -204,7 +179,6 @@ def with_error(value, error):
 
 
 def evaluate_text():
-    """Loss, perplexity and bits per byte."""
     n = tokens.n_targets(block_size)
     rows = windows(min(n, eval_tokens or n), block_size, stride)
     if compiling:
@@ -213,12 +187,10 @@ def evaluate_text():
             note = compile_model(model, lambda: model(zeros, zeros, reduction='none', return_logits=False),
                                  compile)
         dist.print(note or 'compiled')
-    name = f"{data.name}/{split}"
-    t0 = time.perf_counter()
-    n_bytes = token_bytes(tokenizer_state, config.vocab_size)
+    name, t0 = f"{data.name}/{split}", time.perf_counter()
     size = batch_size if compiling else min(batch_size, len(rows))  # no more than there is
-    found = text_loss(model, tokens, rows, block_size, size, dist, autocast, n_bytes,
-                      tick=dist.progress(name))
+    found = text_loss(model, tokens, rows, block_size, size, dist, autocast,
+                      token_bytes(tokenizer_state, config.vocab_size), tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
             say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
@@ -234,23 +206,8 @@ def evaluate_text():
     loss = with_error(found['loss'], found['loss_error'])
     dist.print(f"{name}: loss {loss}, perplexity {found['perplexity']:.2f}, {bpb}, over {amount} in "
                f"{time.perf_counter() - t0:.0f} s")
-
-
-def evaluate_tasks():
-    """A table of the tasks, and CORE."""
-    dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
-    for name, task in loaded.items():
-        scores = score(model, task, batch_size * block_size, dist, autocast, tick=dist.progress(name))
-        found = accuracy(task, scores)
-        del found['correct']
-        result['tasks'][name] = found
-        percent = f"{100 * found['accuracy']:5.2f} ± {100 * found['error']:4.2f} %"
-        note = f"  ({found['truncated']:,} too long for {block_size} positions)" if found['truncated'] else ''
-        dist.print(f"{name:32} {found['shots']:5} {found['questions']:9,}  {percent}   "
-                   f"{100 * found['chance']:5.1f}% {found['centered']:8.4f}{note}")
-    if core and not missing:
-        result['core'] = core_metric([result['tasks'][name] for name in core])
-        dist.print(f"CORE {result['core']:.4f}, the mean of {len(core)} centered accuracies")
+    if sample_tokens and found['bpb'] is not None:  # its tokenizer is here
+        write_sample()
 
 
 def write_sample():
@@ -266,30 +223,30 @@ def write_sample():
     dist.print('it writes\n' + '\n'.join(f'| {line}' for line in lines))
 
 
-def evaluate_answers(name):
-    """How many questions of a file get the right answer."""
-    t0 = time.perf_counter()
-    found = score_answers(model, tokenizer, questions[name], batch_size * 8, dist, autocast,
-                          dist.progress(os.path.basename(name)))
-    for group, of_group in found.items():
-        what = f"{os.path.basename(name)}{', ' + group if group else ''}"
-        result['tasks'][what] = of_group
-        dist.print(f"{what:32} {of_group['questions']:5,} answers, {100 * of_group['accuracy']:5.2f} ± "
-                   f"{100 * of_group['error']:4.2f} % right")
-    dist.print(f"in {time.perf_counter() - t0:.0f} s")
-
-
 if split != 'none':
     evaluate_text()
-    if sample_tokens and result['texts'][f'{data.name}/{split}']['bpb'] is not None:  # its tokenizer is here
-        write_sample()
-if loaded:
-    if split != 'none':
+    if loaded:
         save()  # the tasks may take hours
-    evaluate_tasks()
-for name in answered:
-    evaluate_answers(name)
-written = save()
-if written:
+
+# -----------------------------------------------------------------------------
+# a table of the tasks, and CORE
+
+if loaded:
+    dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
+for task in loaded:
+    found = measure(model, task, batch_size * block_size, dist, autocast)
+    correct = found.pop('correct')
+    rows = {task.name: found}
+    for group in dict.fromkeys(filter(None, task.groups)):
+        rows[f"{task.name}, {group}"] = share_of([c for c, of in zip(correct, task.groups) if of == group])
+    result['tasks'].update(rows)
+    for name, r in rows.items():
+        note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
+        dist.print(f"{name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} {100 * r['chance']:5.1f}% "
+                   f"{r['centered']:8.4f}{note}")
+if core and not missing:
+    result['core'] = core_metric([result['tasks'][name] for name in core])
+    dist.print(f"CORE {result['core']:.4f}, the mean of {len(core)} centered accuracies")
+if written := save():
     dist.print(f"written to {written}")
 dist.close()

@@ -1,7 +1,7 @@
 """
 Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU.
 
-    $ python plot.py out-quickstart                                       # reports.png
+    $ python plot.py out-quickstart                                       # curves.png
     $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # named by the knobs that differ
     $ python plot.py out-quickstart --report=True                         # its report.md and loss.png
 """
@@ -10,14 +10,14 @@ import os
 from typing import Literal
 
 from configurator import configure, fail
-from support import report as reports
+from support.report import draw, read_log, write
 from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
 runs: list | str = []  # their folders; plain words
 x: Literal['tokens', 'iter', 'time'] = 'tokens'  # time: of training, without evaluating and saving
 y = 'loss'  # 'loss' (and val_loss beside it), 'bpb', or any column of log.csv, your own ones too
-to = 'reports.png'  # where the picture goes
+to = 'curves.png'  # where the picture goes
 title: str = None  # above the picture
 report = False  # True: instead of one picture of all, report.md and loss.png in each run's folder
 # -----------------------------------------------------------------------------
@@ -35,15 +35,13 @@ if problems:
 try:
     if report:
         for run in runs:
-            print('\n'.join(reports.write(run)))
+            print('\n'.join(write(run)))
     else:
-        reports.draw(runs, to, x, y, title)
+        draw(runs, to, x, y, title)
         print(f"written: {to}")
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
 except ValueError as e:
-    log = reports.read_log(runs[0])
-    columns = ', '.join(name for name in log if reports.values(log, name))
-    fail(f"nothing to draw ({e}). columns that log.csv has: {columns}")
+    fail(f"nothing to draw ({e}). columns that log.csv has: {', '.join(read_log(runs[0]))}")
 except OSError as e:
     fail(f"cannot be written ({e.filename or to}: {e.strerror}). name another file with --to")

@@ -46,9 +46,8 @@ def train(seed):
            '--eval_iters=0', '--sample_interval=0', '--overwrite', '--keep_checkpoints=1']
     run_script('train.py', f'config/{config}.py', '--device=cpu', *own, *flags.split())
     log = read_log(folder)
-    seconds = points(log, 'iter', 'seconds')
-    times = {**dict(seconds), log['iter'][-1]: seconds[-1][1], 0: 0.0}
-    return [(int(it), times[it], loss) for it, loss in points(log, 'iter', 'val_loss')]
+    evaluations = zip(points(log, 'iter', 'val_loss'), points(log, 'seconds', 'val_loss'))
+    return [(int(it), seconds, loss) for (it, loss), (seconds, _) in evaluations]
 
 
 os.makedirs(out, exist_ok=True)

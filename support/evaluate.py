@@ -36,37 +36,49 @@ def eval_mode(model):
         model.train(was_training)
 
 
+class Interrupted(Exception):
+    """The run is asked to stop in the middle of an evaluation, which then counts for nothing."""
+
+
+def rounds(n, dist, is_stopping=lambda: False, tick=lambda done, n: None):
+    """This process's share of the numbers below n, as pairs (i, counts). Every process makes as many rounds,
+    since is_stopping() and a sharded model need all of them: where there are no numbers left for this one,
+    it helps the others with the last one, and `counts` is False."""
+    for first in range(0, n, dist.world_size):
+        if is_stopping():
+            raise Interrupted
+        tick(min(first + dist.world_size, n), n)
+        i = first + dist.rank
+        if i < n:
+            yield i, True
+        elif dist.sharded:
+            yield n - 1, False
+
+
 def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, token_bytes=None,
               is_stopping=lambda: False, tick=lambda done, n: None):
-    """The mean loss of `tokens` over `windows`, perplexity, bits per byte and errors, as a dict; None if
-    is_stopping(). token_bytes: bytes per token id, 0 for special tokens, which bits per byte leave out: they
-    compare models with different tokenizers. The processes share the windows, and each window has its own
-    place in the sums, so the result does not depend on the number of processes."""
+    """The mean loss of `tokens` over `windows`, perplexity, bits per byte and errors, as a dict. token_bytes:
+    bytes per token id, 0 for special tokens, which bits per byte leave out: they compare models with
+    different tokenizers. The processes share the windows, and each window has its own place in the sums, so
+    the result does not depend on the number of processes."""
     device, n = model.lm_head.weight.device, len(windows)
     sizes = torch.zeros(model.config.vocab_size) if token_bytes is None else torch.as_tensor(token_bytes)
     sizes = sizes.to(device, torch.float32)
     sums = torch.zeros(4, n, device=device)  # per window: nats, nats of text, targets, bytes
-    per_round = batch_size * dist.world_size
     with eval_mode(model):
-        # as many rounds in every process: is_stopping() and a sharded model need all of them
-        for first in range(0, n, per_round):
-            if is_stopping():
-                return None
-            tick(min(first + per_round, n), n)
-            at = first + dist.rank * batch_size
-            if at >= n and not dist.sharded:
-                continue
-            rows = windows[at:at + batch_size] if at < n else windows[:1]
+        for b, counts in rounds(math.ceil(n / batch_size), dist, is_stopping, tick):
+            at = slice(b * batch_size, (b + 1) * batch_size)
+            rows = windows[at]
             batch = read_batch(tokens, rows, block_size, batch_size)
             x, y, *doc_ids = (part.to(device).contiguous() for part in batch)  # as compiled: strides count
             with autocast:
                 nats = model(x, y, *doc_ids, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
-            if at < n:
+            if counts:
                 counted = y >= 0
                 size = sizes[y.clamp(min=0)] * counted
                 parts = nats.sum(1), (nats * (size > 0)).sum(1), counted.sum(1), size.sum(1)
-                sums[:, at:at + len(rows)] = torch.stack(parts)[:, :len(rows)]
+                sums[:, at] = torch.stack(parts)[:, :len(rows)]
     dist.all_reduce_sum(sums)
     nats, text_nats, count, size = sums.cpu().double()
     loss, loss_error = ratio_of_sums(nats, count)
@@ -98,6 +110,22 @@ def ratio_of_sums(part, whole):
 # -----------------------------------------------------------------------------
 # in the training loop
 
+def parse_amount(text, *units):
+    """(1e6, 'tokens') of '1e6 tokens', if that is one of the units. ValueError for anything else."""
+    found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*(\w+)\s*', str(text))
+    if not found or found[2] not in units or not 0 < float(found[1]) < 2**62:
+        raise ValueError(text)
+    return float(found[1]), found[2]
+
+
+def parse_eval_iters(eval_iters):
+    """(batches, tokens), one of them 0: 200 -> (200, 0), '1e6 tokens' -> (0, 1000000). ValueError for
+    anything else."""
+    if str(eval_iters).isdigit():
+        return int(eval_iters), 0
+    return 0, int(parse_amount(eval_iters, 'tokens')[0])
+
+
 def parse_interval(interval):
     """(interval, growth): 100 -> (100, 1.0), '100x1.5' -> (100, 1.5). ValueError for anything else."""
     found = re.fullmatch(r'(\d+)(?:x(\d+(?:\.\d+)?))?', str(interval))
@@ -106,27 +134,18 @@ def parse_interval(interval):
     return int(found[1]), float(found[2] or 1)
 
 
-def parse_eval_iters(eval_iters):
-    """(batches, tokens), one of them 0: 200 -> (200, 0), '1e6 tokens' -> (0, 1000000). ValueError for
-    anything else."""
-    found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*tokens\s*', str(eval_iters))
-    if found and 1 <= float(found[1]) < 2**62:
-        return 0, int(float(found[1]))
-    if found or int(eval_iters) < 0:
-        raise ValueError(eval_iters)
-    return int(eval_iters), 0
-
-
-def in_interval(it, interval):
-    """Whether an interval ends at iteration `it`: a function of it alone, so a resume agrees."""
-    interval, growth = parse_interval(interval)
-    if interval == 0:
-        return False
+def next_end(it, interval):
+    """The first iteration from `it` on at which an interval ends, a function of both alone, so that a resume
+    agrees: with 100 that is 0, 100, 200, ..., with '100x1.5' it is 0, 100, 250, 475, ..."""
+    gap, growth = parse_interval(interval)
+    if gap == 0:
+        return math.inf
     if growth == 1:
-        return it % interval == 0
-    # interval * (1 + growth + growth^2 + ...), the sum that ends nearest to `it`
-    k = round(math.log1p(it * (growth - 1) / interval) / math.log(growth))
-    return it == round(interval * (growth ** k - 1) / (growth - 1))
+        return math.ceil(it / gap) * gap
+    end = 0.0
+    while round(end) < it:
+        end, gap = end + gap, gap * growth
+    return round(end)
 
 
 class Evaluator:
@@ -143,7 +162,7 @@ class Evaluator:
     def due(self, it, last):
         """The names of what is due at pass `it`. Random weights have a loss, but are not tested further."""
         return [name for name, (interval, _) in self.evaluated.items()
-                if last or self.eval_only or (in_interval(it, interval) and (it > 0 or name == 'loss'))]
+                if last or self.eval_only or (next_end(it, interval) == it and (it > 0 or name == 'loss'))]
 
     def run(self, it, last):
         """({metric: number} of what is due, whether this is the last pass: the validation loss may be low
@@ -154,27 +173,21 @@ class Evaluator:
             if name in self.done['names'] or name not in self.due(it, last) or self.stop.poll() == 'stop':
                 continue
             with self.clock.spending('sample' if name == 'sample' else 'eval'):
-                metrics = function(it)
-            if not self.stop.is_stopping():  # else it was interrupted
-                self.done['names'].append(name)
-                self.done['metrics'].update(metrics)
-            last = last or self.good_enough()
+                with contextlib.suppress(Interrupted):
+                    self.done['metrics'].update(function(it))
+                    self.done['names'].append(name)
+            goal = self.stop_val_loss
+            if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:
+                self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
+                last = True
         return self.done['metrics'], last
-
-    def good_enough(self):
-        goal = self.stop_val_loss
-        if goal is None or self.done['metrics'].get('val_loss', math.inf) > goal:
-            return False
-        self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
-        return True
 
     def state(self):
         return {'evaluation': self.done}
 
 
 def losses(model, data, counts, batch_size, dist, autocast, stop, it):
-    """{train_loss, val_loss, perplexity, bpb} over the first `counts[split]` windows of each split; {} if
-    interrupted."""
+    """{train_loss, val_loss, perplexity, bpb} over the first `counts[split]` windows of each split."""
     block_size = model.config.block_size
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}
@@ -182,8 +195,6 @@ def losses(model, data, counts, batch_size, dist, autocast, stop, it):
         rows = windows(counts[split] * block_size, block_size)
         found[split] = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, sizes,
                                  stop.asks_to_stop, dist.progress(f'evaluating {split}'))
-        if found[split] is None:
-            return {}
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     if 'val' in found and dist.on_terminal:
         losses += f", perplexity {found['val']['perplexity']:.2f}"

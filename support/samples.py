@@ -12,31 +12,48 @@ import torch
 from configurator import escape_control_characters, fail, warn
 from dataset import SAMPLES, hash_seed
 from support.compiling import uncompiled
-from support.evaluate import eval_mode, parse_interval
+from support.console import width
+from support.evaluate import eval_mode, next_end, rounds
 from support.files import write_whole
+from support.streaming import Sample
 from support.tokenizer import empty_prompt
 
 
-def prompts_in(text):
-    """The prompts in a file's text: its lines but the empty ones; \\n is a new line inside a prompt."""
-    lines = [line.rstrip('\r') for line in text.split('\n')]
-    return [line.replace('\\n', '\n') for line in lines if line.strip()]
+def read_text(path):
+    """The text of a file, or of standard input ('-')."""
+    try:
+        with open(0 if path == '-' else path, encoding='utf-8', closefd=path != '-') as f:
+            return f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        fail(f"no prompt in {path} ({e}). name a file of UTF-8 text")
+
+
+def prompts_in(path):
+    """The prompts in a file: its lines but the empty ones; \\n is a new line inside a prompt."""
+    prompts = [line.replace('\\n', '\n') for line in read_text(path).split('\n') if line.strip()]
+    if not prompts:
+        fail(f"no prompt in the file ({path}): it is empty. write one per line")
+    return prompts
+
+
+def begin(text, tokenizer, stop_ids=(), stop_text=None):
+    """A Sample that continues `text`. ValueError if that cannot be encoded."""
+    try:
+        ids = tokenizer.encode_prompt(text)
+    except ValueError:
+        if text != '\n':  # the usual beginning, also where the vocabulary has no new line
+            raise
+        ids = []
+    # a first token that the tokenizer adds by itself, such as Llama's <s>, is not shown
+    hidden = ids[:1] == [tokenizer.end_of_text] and not text.startswith(tokenizer.decode(ids[:1]))
+    return Sample(ids or empty_prompt(tokenizer), int(hidden), tokenizer, stop_ids, stop_text)
 
 
 def read_prompts(path, tokenizer):
-    """[(prompt, its ids)] of a file with a prompt per line, \\n for a new line. None: three empty ones."""
-    prompts = ['', '', '']
-    if path is not None:
-        try:
-            with open(path, encoding='utf-8') as f:
-                prompts = prompts_in(f.read())
-        except (OSError, UnicodeDecodeError) as e:
-            reason = getattr(e, 'strerror', None) or e
-            fail(f"sample_prompts cannot be read ({path}: {reason}). name a text file with a prompt per line")
-        if not prompts:
-            fail(f"sample_prompts is empty ({path}). write a prompt per line")
+    """[(prompt, its ids)] of a file with a prompt per line. None: three empty ones."""
+    prompts = ['', '', ''] if path is None else prompts_in(path)
     try:
-        return [(text, tokenizer.encode_prompt(text) or empty_prompt(tokenizer)) for text in prompts]
+        return [(text, begin(text, tokenizer).ids) for text in prompts]
     except ValueError as e:
         fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
@@ -60,27 +77,6 @@ def parse_style(sample_tokens):
     return style
 
 
-def style_problems(sample_tokens):
-    try:
-        parse_style(sample_tokens)
-    except ValueError:
-        return [f"sample_tokens is out of range ({sample_tokens}). use a million or less but above 0, and "
-                "behind it, if you like, temperature (0 or more), top_k, top_p (up to 1) and prompts, as in "
-                "'64 temperature=1 top_p=0.8 prompts=1'"]
-    return []
-
-
-def next_in_interval(it, interval):
-    """The next iteration after `it` at which an interval ends."""
-    (gap, growth), k, end = parse_interval(interval), 0, 0
-    if growth == 1:
-        return (it // gap + 1) * gap
-    while end <= it:
-        k += 1
-        end = round(gap * (growth ** k - 1) / (growth - 1))
-    return end
-
-
 def choose(prompts, n, it, seed):
     """n of the prompts at random, others at each iteration; None: all."""
     if n is None or n >= len(prompts):
@@ -90,7 +86,7 @@ def choose(prompts, n, it, seed):
 
 
 def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping=lambda: False):
-    """[(prompt, continuation)], the same in all processes; None if is_stopping()."""
+    """[(prompt, continuation)], the same in all processes."""
     device, style = model.lm_head.weight.device, parse_style(sample_tokens)
     n_tokens, prompts = style['tokens'], choose(prompts, style['prompts'], it, seed)
     longest = max(len(ids) for _, ids in prompts)
@@ -99,17 +95,12 @@ def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is
     torch.use_deterministic_algorithms(False)  # sampling needs cumsum: not deterministic on CUDA
     try:
         with eval_mode(model), uncompiled(model):
-            # as many rounds in every process: is_stopping() and a sharded model need all of them
-            for first in range(0, len(prompts), dist.world_size):
-                if is_stopping():
-                    return None
-                i = first + dist.rank
-                if i < len(prompts) or dist.sharded:
-                    _, ids = prompts[min(i, len(prompts) - 1)]
-                    random_seed = hash_seed(seed, SAMPLES, it, i)
-                    with autocast:
-                        row = generate(model, ids, style, tokenizer.n_vocab, random_seed)
-                    out[i:i + 1, :len(row)] = row
+            for i, counts in rounds(len(prompts), dist, is_stopping):
+                with autocast:
+                    row = generate(model, prompts[i][1], style, tokenizer.n_vocab,
+                                   hash_seed(seed, SAMPLES, it, i))
+                if counts:
+                    out[i, :len(row)] = row
     finally:
         torch.use_deterministic_algorithms(deterministic)
     dist.all_reduce_sum(out)
@@ -120,11 +111,10 @@ def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is
 def generate(model, ids, style, vocab_size, seed):
     """`ids` and what follows them, drawn in a style of parse_style's; -1 if the logits are not finite."""
     device = model.lm_head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
     idx = torch.tensor([ids], device=device)
     try:
         return model.generate(idx, style['tokens'], style['temperature'], style['top_k'], style['top_p'],
-                              vocab_size, generator=generator)[0]
+                              vocab_size, generator=torch.Generator(device).manual_seed(seed))[0]
     except FloatingPointError:
         return torch.cat((idx[0], torch.full((style['tokens'],), -1, device=device)))
 
@@ -133,11 +123,11 @@ def continuation(tokenizer, ids, new):
     """The text of the ids `new` that follow `ids`, up to a token that ends a text."""
     if -1 in new:
         return '(nothing: its logits are not finite)'
-    for i, id in enumerate(new):
-        if id in (tokenizer.stop_ids or ()):
-            new = new[:i]
-            break
-    return tokenizer.decode(ids + new)[len(tokenizer.decode(ids)):]
+    sample = Sample(ids, 0, tokenizer, tokenizer.stop_ids or ())
+    for id in new:
+        sample.add(id)
+    sample.finish()
+    return sample.text[sample.begin:]
 
 
 def append(out_dir, it, texts):
@@ -161,43 +151,30 @@ def append(out_dir, it, texts):
     write_whole(path, content.encode('utf-8', 'surrogateescape') + new.encode('utf-8', 'replace'))
 
 
-def tell(it, prompt, text, dist, following):
+def tell(it, text, following, dist):
     """The beginning of a sample on the console: a line of it; on a terminal some lines as they are."""
+    then = f" (next at step {following})" if following > it else ''
     if not dist.on_terminal:
-        return dist.print(f"step {it}: it writes {(prompt + text)[:100]!r}{following}")
-    from support.console import width
-    lines = [line[:width() - 2] for line in escape_control_characters(prompt + text).expandtabs().split('\n')]
-    dist.print(f"step {it}: it writes{following}\n" + '\n'.join(f'| {line}' for line in lines[:8]))
-
-
-def in_loop(out_dir, tokenizer, prompts_file, sample_tokens, seed, model, dist, autocast, is_stopping,
-            next_after=None):
-    """For the training loop, the prompts read now: a function of the iteration that adds a section to
-    samples.md (out_dir None: it only prints) and returns {}, as nothing is measured."""
-    prompts = read_prompts(prompts_file, tokenizer)
-
-    def sample(it):
-        texts = write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping)
-        if texts is None:
-            return {}
-        if dist.is_main and out_dir is not None:
-            try:
-                append(out_dir, it, texts)
-            except OSError as e:  # a full disk must not end a run
-                warn(f"samples.md could not be written ({e.strerror}), the run continues")
-        following = next_after(it) if next_after else it
-        tell(it, *texts[0], dist, f" (next at step {following})" if following > it else '')
-        return {}
-
-    return sample
+        return dist.print(f"step {it}: it writes {text[:100]!r}{then}")
+    lines = escape_control_characters(text).expandtabs().split('\n')[:8]
+    dist.print(f"step {it}: it writes{then}\n" + '\n'.join(f'| {line[:width() - 2]}' for line in lines))
 
 
 def samples_in_loop(run, model, dist, autocast, stop):
-    """in_loop() as the knobs of a run ask for it."""
-    k = run.knobs
-    out_dir = None if k['eval_only'] else k['out_dir']
+    """For the training loop, the prompts read now: a function of the iteration that adds a section to
+    samples.md and returns {}, as nothing is measured."""
+    k, tokenizer = run.knobs, run.data.tokenizer()
+    prompts = read_prompts(k['sample_prompts'], tokenizer)
 
-    def next_after(it):
-        return min(next_in_interval(it, k['sample_interval']), k['max_iters'])
-    return in_loop(out_dir, run.data.tokenizer(), k['sample_prompts'], k['sample_tokens'], k['seed'],
-                   model, dist, autocast, stop.asks_to_stop, next_after)
+    def sample(it):
+        texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], dist, autocast,
+                      stop.asks_to_stop)
+        if dist.is_main and not k['eval_only']:
+            try:
+                append(k['out_dir'], it, texts)
+            except OSError as e:  # a full disk must not end a run
+                warn(f"samples.md could not be written ({e.strerror}), the run continues")
+        tell(it, ''.join(texts[0]), min(next_end(it + 1, k['sample_interval']), k['max_iters']), dist)
+        return {}
+
+    return sample

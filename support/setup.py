@@ -6,7 +6,6 @@ person can get wrong is checked here, before the model is built, and all problem
 import dataclasses
 import math
 import os
-import re
 from types import SimpleNamespace
 
 import torch
@@ -20,9 +19,9 @@ from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_out_of_memory
-from support.evaluate import parse_eval_iters, parse_interval
+from support.evaluate import parse_amount, parse_eval_iters, parse_interval
 from support.hub_datasets import is_hub_name
-from support.samples import style_problems
+from support.samples import parse_style
 from support.sharding import shard_problems
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
@@ -177,8 +176,12 @@ def knob_problems(run):
     except ValueError:
         problems.append(f"sample_interval is out of range ({k.sample_interval}). use a number from 0, or one "
                         "with a growth from 1, such as 100x1.5")
-    if k.sample_interval or k.sample_tokens != 200:
-        problems += style_problems(k.sample_tokens)
+    try:
+        parse_style(k.sample_tokens)
+    except ValueError:
+        problems.append(f"sample_tokens is out of range ({k.sample_tokens}). use a million or less but above "
+                        "0, and behind it, if you like, temperature (0 or more), top_k, top_p (up to 1) and "
+                        "prompts, as in '64 temperature=1 top_p=0.8 prompts=1'")
     if k.wandb_log:
         problems += wandb_log.wandb_problems()
     if k.batch_size * k.block_size >= 2**31:
@@ -412,11 +415,8 @@ def iterations(run, budget):
     """How many iterations `budget`, a text, stands for; ValueError if it is none."""
     epoch = run.samples_per_epoch * run.knobs['block_size']
     tokens_per = {'tokens': 1, 'epochs': epoch, 'tokens_per_param': run.n_params}
-    found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*(tokens|epochs|tokens_per_param)\s*', budget)
-    tokens = float(found[1]) * tokens_per[found[2]] if found else 0
-    if not 0 < tokens < 1e30:
-        raise ValueError(budget)
-    return math.ceil(tokens / run.tokens_per_iter)
+    number, unit = parse_amount(budget, *tokens_per)
+    return math.ceil(number * tokens_per[unit] / run.tokens_per_iter)
 
 
 MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)

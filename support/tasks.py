@@ -15,16 +15,15 @@ the end-of-text token, where there is one, some solved examples (shots), then on
     schema               they end alike. It chooses the beginning that gives the end the lowest loss
     language_modeling    correct if each token of the answer is the most likely one
 
-Questions whose answers are generated and compared, `eval.py --tasks=FILE.jsonl`. A line of the file:
+In a FILE.jsonl of one's own the lines say of which kind they are: one of these three, or
 
     {"kind": "generate", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "answer": "5"}
     {"kind": "generate", "prompt": "2 + 3 =", "answer": "5", "group": "sum"}
 
 The model answers greedily; an answer is right if it is `answer`, but for spaces at its ends. A prompt is
-continued as plain text up to the end of its line. With "group" each group is reported as well.
+continued as plain text up to the end of its line.
 """
 
-import collections
 import csv
 import dataclasses
 import itertools
@@ -43,28 +42,26 @@ from dataset import DATA_DIR
 from support.chat import chat_format
 from support.compiling import uncompiled
 from support.errors import first_line
-from support.evaluate import eval_mode
+from support.evaluate import eval_mode, rounds
 from support.varying_shapes import varying_shapes
 
 HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
 BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'
-# what an example has, by kind of task
-FIELDS = {'hellaswag': {'ctx': str, 'endings': list, 'label': int},
-          'multiple_choice': {'query': str, 'choices': list, 'gold': int},
-          'schema': {'context_options': list, 'continuation': str, 'gold': int},
-          'language_modeling': {'context': str, 'continuation': str}}
+KINDS = ('hellaswag', 'multiple_choice', 'schema', 'language_modeling', 'generate')
 
 
 @dataclasses.dataclass
 class Task:
     name: str
     path: str  # of its examples, one JSON object per line
-    kind: str  # see the top of this file
-    chance: float  # the accuracy of guessing
+    kind: str = None  # see the top of this file. None: as the examples say
+    chance: float = None  # the accuracy of guessing
     shots: int = 0  # solved examples in the prompt
     delimiter: str = ' '  # between context and answer
     # filled by load_task()
-    answers: list = dataclasses.field(default_factory=list)  # per example: the correct alternative's number
+    tokenizer: object = None
+    answers: list = dataclasses.field(default_factory=list)  # per example: the right alternative, a number, or the text
+    groups: list = dataclasses.field(default_factory=list)  # per example: the one it is reported with, or None
     rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
     truncated: int = 0  # examples that are too long for the model
 
@@ -79,54 +76,64 @@ def split_names(text):
     return list(dict.fromkeys(filter(None, names)))
 
 
+def find_task(name, folder):
+    """(the task `name`, its examples not read yet; what to do if they are missing or damaged)."""
+    elsewhere = f"--data_dir names another folder than {folder}"
+    if name == 'hellaswag':
+        path = os.path.join(folder, 'hellaswag_val.jsonl')
+        return Task(name, path, 'hellaswag', 0.25), f"download {HELLASWAG_URL}; {elsewhere}"
+    if name.endswith('.jsonl'):
+        return Task(os.path.basename(name), os.path.expanduser(name)), "see docs/evaluation.md"
+    tasks = bundle(folder)
+    if name not in tasks:
+        fail(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {', '.join(tasks)}")
+    return tasks[name], f"download {BUNDLE_URL} and unpack it there; {elsewhere}"
+
+
 def load_task(name, folder, tokenizer, block_size, max_examples=None):
     """The task `name` from the files in `folder`, tokenized; at most max_examples, always the same ones."""
-    if name == 'hellaswag':
-        task = Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), 'hellaswag', 0.25)
-        remedy = f"download {HELLASWAG_URL}"
-    elif name.endswith('.jsonl'):
-        task, remedy = task_of_file(os.path.expanduser(name)), "name a file that is there"
-    else:
-        tasks = bundle(folder)
-        if name not in tasks:
-            limit = ". eval.py takes --max_per_task=N in place of NAME:N" if ':' in name else ''
-            fail(f"no such task ({name}). use hellaswag, core, or one of {', '.join(tasks)}{limit}")
-        task = tasks[name]
-        remedy = f"download {BUNDLE_URL} and unpack it there"
-    if not os.path.exists(task.path):
-        fail(f"the examples of {name} are missing ({task.path}). {remedy}; --data_dir names another folder "
-             f"than {folder}")
-    examples = read_examples(task.path, task.kind)
-    random.Random(1337).shuffle(examples)  # nanochat's seeds, here and below: the same examples and prompts
-    examples = examples[:max_examples]
-    for i, example in enumerate(examples):
-        others = len(examples) - 1
-        picked = random.Random(1234 + i).sample(range(others), min(task.shots, others))
-        shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
-        try:
-            rows = render(task, example, shots, tokenizer)
-        except ValueError as e:
-            fail(f"{name} cannot be encoded: {e}. leave it out, or train with a tokenizer that has all "
-                 "characters: byte, gpt2, ...")
-        task.answers.append(answer_of(example))
-        task.truncated += max(len(ids) for ids, _ in rows) > block_size
-        for ids, start in rows:
-            cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
-            ids = np.array(ids[cut:], dtype=np.int32)
-            task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
+    task, remedy = find_task(name, folder)
+    task.tokenizer = tokenizer
+    number = 0
+    try:
+        with open(task.path, encoding='utf-8') as f:
+            lines = [(number, line) for number, line in enumerate(f, 1) if line.strip()]
+        # nanochat's seeds, here and below: the same examples and prompts
+        random.Random(1337).shuffle(lines)
+        examples = []
+        for number, line in lines[:max_examples]:
+            examples.append(json.loads(line))
+        for i, (number, _) in enumerate(lines[:max_examples]):
+            add_example(task, examples, i, block_size)
+        assert examples, 'it is empty'
+    except FileNotFoundError:
+        fail(f"the examples of {name} are missing ({task.path}). {remedy}")
+    except Exception as e:  # a file may say anything
+        fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). {remedy}")
     return task
 
 
-def task_of_file(path):
-    """The Task in a file of one's own, whose lines say their kind."""
-    row = first_row(path)
-    kind = row.get('kind')
-    if kind not in ('multiple_choice', 'schema', 'language_modeling'):
-        fail(f"{path} has tasks of an unknown kind ({kind!r:.40}). use generate, multiple_choice, schema or "
-             "language_modeling: docs/evaluation.md")
-    alternatives = row.get('choices') or row.get('context_options') or []
-    chance = 0.0 if kind == 'language_modeling' or len(alternatives) < 2 else 1 / len(alternatives)
-    return Task(os.path.basename(path), path, kind, chance)
+def add_example(task, examples, i, block_size):
+    """Add examples[i] to task.rows, prompted with some of the others."""
+    example, others = examples[i], len(examples) - 1
+    task.kind = task.kind or example['kind']
+    assert task.kind in KINDS, f"its kind is unknown, {task.kind}"
+    picked = random.Random(1234 + i).sample(range(others), min(task.shots, others))
+    shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
+    rows = render(task, example, shots)
+    if task.chance is None:  # one's own
+        task.chance = 1 / len(rows) if len(rows) > 1 else 0.0
+    if task.kind == 'generate':
+        task.answers.append(example['answer'].strip())
+    else:
+        task.answers.append(answer_of(example))
+        assert 0 <= answer_of(example) < len(rows), 'no such answer'
+    task.groups.append(example.get('group'))
+    task.truncated += max(len(ids) for ids, _ in rows) > block_size
+    for ids, start in rows:
+        cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
+        ids = np.array(ids[cut:], dtype=np.int32)
+        task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
 
 
 def answer_of(example):
@@ -139,78 +146,48 @@ def bundle(folder):
     root = os.path.join(folder, 'eval_bundle')
     try:
         import yaml
+        with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
+            entries = yaml.safe_load(f)['icl_tasks']
+        with open(os.path.join(root, 'eval_meta_data.csv'), newline='', encoding='utf-8') as f:
+            chance = {row['Eval Task']: float(row['Random baseline']) / 100 for row in csv.DictReader(f)}
+        tasks = [task_of_bundle(entry, root, chance) for entry in entries]
     except ImportError:
         fail("the evaluation bundle's core.yaml needs a package that is not installed (yaml). pip install "
              "pyyaml")
-    try:
-        return read_bundle(root, yaml.safe_load)
-    except FileNotFoundError as e:
-        fail(f"the evaluation bundle is missing ({e.filename}). download {BUNDLE_URL} and unpack it in "
-             f"{folder}; --data_dir names another folder")
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, AssertionError,
-            RecursionError) as e:
-        reason = first_line(e)
-        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {reason}). download "
-             f"{BUNDLE_URL} again")
+    except Exception as e:  # a file may say anything
+        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). download "
+             f"{BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder")
+    return {task.name: task for task in tasks}
 
 
-def read_bundle(root, load_yaml):
-    with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
-        entries = load_yaml(f)['icl_tasks']
-    with open(os.path.join(root, 'eval_meta_data.csv'), newline='', encoding='utf-8') as f:
-        chance = {row['Eval Task']: float(row['Random baseline']) / 100 for row in csv.DictReader(f)}
-    tasks = {}
-    for entry in entries:
-        label, uri, kind = entry['label'], entry['dataset_uri'], entry['icl_task_type']
-        name = 'hellaswag_10shot' if label == 'hellaswag' else label
-        path = os.path.normpath(os.path.join(root, 'eval_data', uri))
-        assert path.startswith(os.path.normpath(root) + os.sep), f"{uri} is outside"
-        assert kind in FIELDS, f"{label} is of an unknown kind, {kind}"
-        delimiter = entry.get('continuation_delimiter', ' ')
-        assert 0 <= chance[label] < 1, f"{label} is guessed with {chance[label]:.0%}"
-        tasks[name] = Task(name, path, kind, chance[label], int(entry['num_fewshot'][0]), delimiter)
-    return tasks
-
-
-def read_examples(path, kind):
-    """The examples in a file, a JSON object per line, each checked."""
-    examples = []
-    with open(path, encoding='utf-8', errors='replace') as f:
-        for number, line in enumerate(f, 1):
-            if not line.strip():
-                continue
-            try:
-                example = json.loads(line)
-                check_example(example, kind)
-            except (ValueError, TypeError, KeyError, AssertionError, RecursionError) as e:
-                fail(f"{path}:{number} is not an example of {kind} ({type(e).__name__}: {first_line(e)}). "
-                     "download the file again")
-            examples.append(example)
-    if not examples:
-        fail(f"{path} is empty. download the file again")
-    return examples
-
-
-def check_example(example, kind):
-    """Raise an error unless `example`, which a file brought, has the fields of its kind."""
-    alternatives = ['']
-    for field, type_ in FIELDS[kind].items():
-        assert type(example[field]) is type_, f"{field} is {example[field]!r}"
-        if type_ is list:
-            alternatives = example[field]
-    assert all(isinstance(text, str) for text in alternatives), 'an alternative is no text'
-    assert 0 <= answer_of(example) < len(alternatives), 'no such answer'
+def task_of_bundle(entry, root, chance):
+    label, uri, kind = entry['label'], entry['dataset_uri'], entry['icl_task_type']
+    name = 'hellaswag_10shot' if label == 'hellaswag' else label
+    path = os.path.normpath(os.path.join(root, 'eval_data', uri))
+    assert path.startswith(os.path.normpath(root) + os.sep), f"{uri} is outside"
+    assert 0 <= chance[label] < 1, f"{label} is guessed with {chance[label]:.0%}"
+    delimiter = entry.get('continuation_delimiter', ' ')
+    return Task(name, path, kind, chance[label], int(entry['num_fewshot'][0]), delimiter)
 
 
 # -----------------------------------------------------------------------------
 # prompts
 
 
-def render(task, example, shots, tokenizer):
+def render(task, example, shots):
     """[(ids, where the answer begins)], one for each alternative of the example."""
-    def encode(text):
-        return [int(id) for id in tokenizer.encode(text)]
+    tokenizer = task.tokenizer
 
+    def encode(text):
+        return tokenizer.encode(text).tolist()
+
+    if task.kind == 'generate' and 'messages' in example:
+        form = chat_format(tokenizer)
+        if form is None:
+            raise ValueError("it is a conversation, and the tokenizer has no roles for one")
+        return [(form.render(example['messages'], answer=True)[0].tolist(), 0)]
+    if task.kind == 'generate':
+        return [(tokenizer.encode_prompt(example['prompt']), 0)]
     if task.kind == 'hellaswag':
         context = encode(example['ctx'])
         return [(context + encode(' ' + ending), len(context)) for ending in example['endings']]
@@ -254,39 +231,45 @@ def n_shared(rows):
 # scoring
 
 
+def measure(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
+    """What is found of a task: see accuracy()."""
+    scores = score(model, task, batch_tokens, dist, autocast, is_stopping, dist.progress(task.name))
+    return accuracy(task, scores)
+
+
 def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False, tick=lambda done, n: None):
     """For each of task.rows: the nats of its answer, its number of tokens, and how many of them are the most
-    likely ones; (rows, 3) in float64, the same in all processes. None if is_stopping()."""
+    likely ones (`generate`: whether the answer is right, three times); (rows, 3) in float64, the same in all
+    processes."""
     scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
-    batches = make_batches(task.rows, batch_tokens)
+    batches = make_batches(task.rows, batch_tokens, of_one_length=task.kind == 'generate')
+    score_some = score_answers if task.kind == 'generate' else score_batch
     with eval_mode(model), uncompiled(model), varying_shapes():
-        # as many rounds in every process: is_stopping() and a sharded model need all of them
-        for first in range(0, len(batches), dist.world_size):
-            if is_stopping():
-                return None
-            tick(min(first + dist.world_size, len(batches)), len(batches))
-            b = first + dist.rank
-            if b < len(batches):
-                scores[batches[b]] = score_batch(model, [task.rows[i] for i in batches[b]], dist, autocast)
-            elif dist.sharded:
-                score_batch(model, [task.rows[batches[-1][0]]], dist, autocast)
+        for b, counts in rounds(len(batches), dist, is_stopping, tick):
+            with autocast:
+                found = score_some(model, task, [task.rows[i] for i in batches[b]])
+            if counts:
+                scores[batches[b]] = found
     dist.all_reduce_sum(scores)
     return scores.cpu().double()
 
 
-def make_batches(rows, batch_tokens):
+def make_batches(rows, batch_tokens, of_one_length):
     """The numbers of the rows in batches of at most batch_tokens tokens (or one row) and of similar lengths.
     The longest come first, so that too little memory shows at once."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i][1]))
     batches = []
     while order:
-        size = max(1, batch_tokens // len(rows[order[0]][1]))
-        batches.append(order[:size])
-        order = order[size:]
+        longest = len(rows[order[0]][1])
+        batch = order[:max(1, batch_tokens // longest)]
+        if of_one_length:
+            batch = [i for i in batch if len(rows[i][1]) == longest]
+        batches.append(batch)
+        order = order[len(batch):]
     return batches
 
 
-def score_batch(model, rows, dist, autocast):
+def score_batch(model, task, rows):
     """The scores of some rows, the longest of them first, (B, 3)."""
     device = model.lm_head.weight.device
     ids = np.zeros((len(rows), len(rows[0][1])), dtype=np.int64)
@@ -296,13 +279,31 @@ def score_batch(model, rows, dist, autocast):
         in_answer[r, start:len(row)] = True
     ids = torch.from_numpy(ids).to(device)  # (B, T)
     in_answer = torch.from_numpy(in_answer[:, 1:]).to(device)  # (B, T - 1)
-    with autocast:
-        logits = model(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
+    logits = model(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
     targets = ids[:, 1:][in_answer]
     nats, likeliest = torch.zeros(2, *in_answer.shape, device=device)
     nats[in_answer] = F.cross_entropy(logits, targets, reduction='none')
     likeliest[in_answer] = (logits.argmax(dim=-1) == targets).float()
     return torch.stack((nats.sum(1), in_answer.sum(1), likeliest.sum(1)), dim=1)
+
+
+def score_answers(model, task, rows):
+    """Whether what the model generates after prompts of one length, up to a stop id or, without one, the end
+    of the line, is the answer; (B, 1)."""
+    tokenizer, form = task.tokenizer, chat_format(task.tokenizer)
+    stop = form.stop_ids if form else list(tokenizer.stop_ids or ())
+    answers = [task.answers[example] for example, _, _ in rows]
+    idx = torch.from_numpy(np.stack([ids for _, ids, _ in rows])).long().to(model.lm_head.weight.device)
+    n_new = max(len(tokenizer.encode(answer)) for answer in answers) + 8
+    out = model.generate(idx, n_new, temperature=0, vocab_size=tokenizer.n_vocab, stop=stop or None)
+    right = []
+    for row, answer in zip(out[:, idx.size(1):].tolist(), answers):
+        ended = list(itertools.takewhile(lambda id: id not in stop, row))
+        text = tokenizer.decode(ended).strip()
+        if len(ended) == len(row):
+            text = text.split('\n')[0].strip()
+        right.append([float(text == answer)])
+    return torch.tensor(right, device=idx.device)
 
 
 def share_of(correct, chance=0.0, shots=0, truncated=0):
@@ -324,7 +325,9 @@ def accuracy(task, scores):
     def chosen(losses):
         return [int(np.argmin(losses[rows])) for rows in rows_of]
 
-    if task.kind == 'language_modeling':
+    if task.kind == 'generate':
+        correct = (nats > 0).tolist()
+    elif task.kind == 'language_modeling':
         correct = [bool(likeliest[rows[0]] == count[rows[0]]) for rows in rows_of]
     else:
         correct = [choice == answer for choice, answer in zip(chosen(nats / count), task.answers)]
@@ -335,136 +338,40 @@ def accuracy(task, scores):
     return result
 
 
-# -----------------------------------------------------------------------------
-# questions whose answers are generated
-
-
-def first_row(path):
-    """The first line of a file of tasks, a dict."""
-    try:
-        with open(path, encoding='utf-8') as f:
-            row = json.loads(next((line for line in f if line.strip()), '{}'))
-        return row if isinstance(row, dict) else {}
-    except (OSError, ValueError, RecursionError) as e:
-        reason = getattr(e, 'strerror', None) or e
-        fail(f"the tasks cannot be read ({path}: {reason}). name a .jsonl file")
-
-
-def is_generated(name):
-    """Whether a name among --tasks is a file of questions whose answers are generated."""
-    return name.endswith('.jsonl') and first_row(os.path.expanduser(name)).get('kind') == 'generate'
-
-
-def read_questions(path, tokenizer, block_size, max_examples=None):
-    """[(ids of the prompt, answer, group)]; every mistake ends the script with one line."""
-    questions, form = [], chat_format(tokenizer)
-    try:
-        with open(path, encoding='utf-8') as f:
-            lines = [(n, line) for n, line in enumerate(f, 1) if line.strip()][:max_examples]
-    except (OSError, UnicodeDecodeError) as e:
-        reason = getattr(e, 'strerror', None) or e
-        fail(f"the questions cannot be read ({path}: {reason}). name a .jsonl file")
-    for number, line in lines:
-        try:
-            row = json.loads(line)
-            if row.get('kind') != 'generate' or not isinstance(row.get('answer'), str):
-                raise ValueError("it needs \"kind\": \"generate\" and an \"answer\"")
-            ids = prompt_ids(row, tokenizer, form)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            fail(f"{path}:{number} is no question ({first_line(e)}). see docs/evaluation.md")
-        if len(ids) >= block_size:
-            fail(f"{path}:{number} has {len(ids)} tokens, and the model reads {block_size}. take it out, or "
-                 "use a model with a larger block_size")
-        questions.append((ids, row['answer'].strip(), str(row.get('group', ''))))
-    if not questions:
-        fail(f"{path} has no question. see docs/evaluation.md")
-    return questions
-
-
-def prompt_ids(row, tokenizer, form):
-    if 'messages' not in row:
-        return tokenizer.encode_prompt(row['prompt'])
-    if form is None:
-        raise ValueError("it is a conversation, and this model's tokenizer has neither the roles nor a chat "
-                         "template")
-    return form.render(row['messages'], answer=True)[0].tolist()
-
-
-def score_answers(model, tokenizer, questions, batch_size, dist, autocast, tick=lambda done, n: None):
-    """{group: what eval.json says of it}, with '' for all questions; the processes share them."""
-    device, form = model.lm_head.weight.device, chat_format(tokenizer)
-    stop = form.stop_ids if form else list(tokenizer.stop_ids or ())
-    order = sorted(range(len(questions)), key=lambda i: len(questions[i][0]))
-    batches = []  # of prompts of one length
-    for _, alike in itertools.groupby(order, lambda i: len(questions[i][0])):
-        alike = list(alike)
-        batches += [alike[i:i + batch_size] for i in range(0, len(alike), batch_size)]
-    right = torch.zeros(len(questions), device=device)
-    with eval_mode(model):
-        # as many rounds in every process: a sharded model needs all of them
-        for first in range(0, len(batches), dist.world_size):
-            tick(min(first + dist.world_size, len(batches)), len(batches))
-            b = first + dist.rank
-            if b >= len(batches) and not dist.sharded:
-                continue
-            numbers = batches[min(b, len(batches) - 1)]
-            rows = [questions[i] for i in numbers]
-            with autocast:
-                answers = greedy_answers(model, tokenizer, [ids for ids, _, _ in rows], stop,
-                                         max(len(tokenizer.encode(answer)) for _, answer, _ in rows) + 8)
-            if b < len(batches):
-                found = [float(given == answer) for given, (_, answer, _) in zip(answers, rows)]
-                right[numbers] = torch.tensor(found, device=device)
-    dist.all_reduce_sum(right)
-    groups = collections.defaultdict(list)
-    for (_, _, group), value in zip(questions, right.tolist()):
-        groups[''].append(value)
-        if group:
-            groups[group].append(value)
-    return {name: share_of(values) for name, values in groups.items()}
-
-
-def greedy_answers(model, tokenizer, prompts, stop, max_new_tokens):
-    """The texts that follow prompts of one length, up to a stop id or, without one, the end of the line."""
-    idx = torch.tensor(prompts, device=model.lm_head.weight.device)
-    out = model.generate(idx, max_new_tokens, temperature=0, vocab_size=tokenizer.n_vocab, stop=stop or None)
-    answers = []
-    for row in out[:, idx.size(1):].tolist():
-        ends = [i for i, id in enumerate(row) if id in stop]
-        text = tokenizer.decode(row[:ends[0]] if ends else row)
-        answers.append(text.strip() if ends else text.strip().split('\n')[0].strip())
-    return answers
+def core_metric(results):
+    """The mean of the centered accuracies."""
+    return sum(result['centered'] for result in results) / len(results)
 
 
 # -----------------------------------------------------------------------------
 # in the training loop
 
 
-def in_loop(names, folder, tokenizer, model, batch_size, dist, autocast, is_stopping):
-    """An evaluation for the training loop, its files read now: a function of the iteration that returns
-    {'hellaswag': accuracy, 'core': CORE, ...} for `names` such as 'hellaswag,core', or {} if interrupted.
-    'core:100' uses 100 examples of each of CORE's tasks; without a number it is 500, of HellaSwag all.
-    folder None: data/."""
-    folder = folder or DATA_DIR
-    batch_tokens = batch_size * model.config.block_size
+def tasks_in_loop(run, model, dist, autocast, stop):
+    """For the training loop, the files read now: a function of the iteration that returns {'hellaswag':
+    accuracy, 'core': CORE, ...}. 'core:100' uses 100 examples of each of CORE's tasks; without a number it is
+    500, of HellaSwag all."""
+    folder, tokenizer = run.knobs['data_dir'] or DATA_DIR, run.data.tokenizer()
+    block_size = model.config.block_size
     tasks = {}
-    for named in split_names(names):
+    for named in split_names(run.knobs['tasks']):
         name, limit = with_limit(named)
         parts = bundle(folder) if name == 'core' else [name]
-        tasks[name] = [load_task(part, folder, tokenizer, model.config.block_size, limit) for part in parts]
+        tasks[name] = [load_task(part, folder, tokenizer, block_size, limit) for part in parts]
 
     def evaluate_tasks(it):
         metrics = {}
         for name, parts in tasks.items():
-            results = []
-            for task in parts:
-                tick = dist.progress(task.name)
-                scores = score(model, task, batch_tokens, dist, autocast, is_stopping, tick)
-                if scores is None:
-                    return {}
-                results.append(accuracy(task, scores))
-            metrics[name], text = summary(name, results)
-            dist.print(f"step {it}: {text}")
+            found = [measure(model, task, run.knobs['batch_size'] * block_size, dist, autocast, stop.asks_to_stop)
+                     for task in parts]
+            if name == 'core':
+                metrics[name] = core_metric(found)
+                dist.print(f"step {it}: CORE {metrics[name]:.4f} over {len(found)} tasks (chance: 0)")
+            else:
+                r, = found
+                metrics[name] = r['accuracy']
+                dist.print(f"step {it}: {name} {percent(r)} of {r['questions']:,} examples (chance: "
+                           f"{100 * r['chance']:.0f} %)")
         return metrics
 
     return evaluate_tasks
@@ -480,24 +387,5 @@ def with_limit(named):
     return found[1], int(found[2])
 
 
-def tasks_in_loop(run, model, dist, autocast, stop):
-    """in_loop() as the knobs of a run ask for it."""
-    k = run.knobs
-    return in_loop(k['tasks'], k['data_dir'], run.data.tokenizer(), model, k['batch_size'], dist,
-                   autocast, stop.asks_to_stop)
-
-
-def summary(name, results):
-    """(CORE or the accuracy on one task, a line about it)"""
-    if name == 'core':
-        core = core_metric(results)
-        return core, f"CORE {core:.4f} over {len(results)} tasks (chance: 0)"
-    result, = results
-    percent = f"{100 * result['accuracy']:.2f} \u00b1 {100 * result['error']:.2f} %"
-    return result['accuracy'], (f"{name} {percent} of {result['questions']:,} examples (chance: "
-                                f"{100 * result['chance']:.0f} %)")
-
-
-def core_metric(results):
-    """The mean of the centered accuracies."""
-    return sum(result['centered'] for result in results) / len(results)
+def percent(result):
+    return f"{100 * result['accuracy']:.2f} ± {100 * result['error']:.2f} %"

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from warm import processes
 
 from dataset import Dataset, sample_starts
 from model import GPT, GPTConfig, load
-from support.evaluate import text_loss, windows
+from support.evaluate import Interrupted, text_loss, windows
 from support.tokenizer import make_tokenizer
 from support.tokenizer import token_bytes
 
@@ -134,7 +133,8 @@ def test_no_number_of_processes_changes_a_bit(run):
         last.all_reduce_sum = lambda tensor: tensor.copy_(sum(sums))
         assert text_loss(model, tokens, rows, 16, 5, last, PLAIN) == want
         assert len(set(calls)) == 1 and calls[0] > 0, 'otherwise they would wait for each other'
-    assert text_loss(model, tokens, rows, 16, 5, ONE, PLAIN, is_stopping=lambda: True) is None
+    with pytest.raises(Interrupted):
+        text_loss(model, tokens, rows, 16, 5, ONE, PLAIN, is_stopping=lambda: True)
 
 
 def test_its_error_is_what_other_windows_would_give(script, run):
@@ -177,7 +177,7 @@ def test_special_tokens_are_no_text(script, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['byte', 'char', 'gpt2'])
-def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_bytes_are_those_of_the_text(kind, request):
+def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_bytes_are_those_of_the_text(kind, request, tmp_path):
     text = TEXT[:3000]
     state = {'kind': kind}
     if kind == 'char':
@@ -186,15 +186,13 @@ def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_bytes_are_those_of_th
         request.getfixturevalue('gpt2')
         state = {'kind': 'tiktoken', 'name': 'gpt2'}
     tokenizer = make_tokenizer(state)
-    ids = np.asarray(tokenizer.encode(text)).astype('int64')
-
-    def read(starts, length):
-        return np.stack([np.resize(np.roll(ids, -start), length) for start in starts])
+    ids = np.asarray(tokenizer.encode(text))
+    ids.astype('<u2').tofile(tmp_path / 'train.bin')
+    tokens = Dataset('.', str(tmp_path)).train
     V = tokenizer.n_vocab + 5  # some that stand for nothing
     model = GPT(GPTConfig(block_size=32, vocab_size=V, n_layer=1, n_head=1, n_embd=4, tie=False))
     torch.nn.init.zeros_(model.lm_head.weight)
-    tokens, rows = SimpleNamespace(windows=read, doc_ids=lambda x: []), windows(len(ids) - 1, 32)
-    found = text_loss(model, tokens, rows, 32, 7, ONE, PLAIN, token_bytes(tokenizer.state(), V))
+    found = text_loss(model, tokens, windows(len(ids) - 1, 32), 32, 7, ONE, PLAIN, token_bytes(tokenizer.state(), V))
     size = len(text.encode()) - len(tokenizer.decode(ids[:1].tolist()).encode())
     assert found['bytes'] == size and found['tokens'] == len(ids) - 1
     assert found['loss'] == pytest.approx(math.log(V))
@@ -235,7 +233,7 @@ def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_
 
 def test_mistakes_are_one_line(script, run, tmp_path):
     other = make_dataset(tmp_path / 'data', 'other', 'abcabc' * 100)
-    for args, words in ((['--split=test'], 'val, train, none'), (['--stride=17'], '--stride=16'),
+    for args, words in ((['--split=test'], 'val or train or none'), (['--stride=17'], '--stride=16'),
                         (['--split=none'], 'nothing to do'), (['--block_size=17'], '--block_size=16'),
                         (['--dataset=other', f'--data_dir={other.parent}'], 'another tokenizer'),
                         (['--dataset=nowhere'], 'no dataset nowhere'),

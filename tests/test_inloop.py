@@ -8,16 +8,17 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import TINY, make_dataset
 from test_eval import ASCII
-from test_tasks import BYTES, ONE, PLAIN, make_net, process, write_tasks
+from test_tasks import BYTES, GO_ON, ONE, PLAIN, make_net, process, run_of, write_tasks
 from warm import processes
 
 from support import load, samples
-from support.evaluate import in_interval
+from support.evaluate import Interrupted, next_end
 from support.tokenizer import make_tokenizer
 
 
@@ -146,9 +147,10 @@ def test_what_is_missing_is_told_before_anything_is_trained(script, place, tmp_p
 # without a run
 
 
-def sampler(out_dir, prompts_file=None, dist=ONE, is_stopping=lambda: False):
-    tokenizer, net = make_tokenizer(BYTES), make_net('llama', False)
-    return samples.in_loop(out_dir, tokenizer, prompts_file, 12, 1337, net, dist, PLAIN, is_stopping)
+def sampler(out_dir, prompts_file=None, dist=ONE, stop=GO_ON):
+    run = run_of(make_tokenizer(BYTES), out_dir=out_dir, sample_prompts=prompts_file, sample_tokens=12, seed=1337,
+                 eval_only=False, sample_interval=5, max_iters=9)
+    return samples.samples_in_loop(run, make_net('llama', False), dist, PLAIN, stop)
 
 
 def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
@@ -200,15 +202,14 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(script, place, tm
 
 
 def test_on_a_terminal_a_sample_has_its_lines(capsys):
-    from types import SimpleNamespace
     dist = SimpleNamespace(on_terminal=True, print=print)
-    samples.tell(7, 'a', 'b\n\tc\x1b[2J' + 'd' * 200, dist, '')
+    samples.tell(7, 'ab\n\tc\x1b[2J' + 'd' * 200, 7, dist)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ['step 7: it writes', '| ab'] and lines[2].startswith('|         c\\x1b[2Jddd')
     assert max(map(len, lines)) <= 80
 
 
-def test_samples_are_the_same_in_any_number_of_processes(tmp_path, capsys):
+def test_samples_are_the_same_in_any_number_of_processes(tmp_path):
     sampler(str(tmp_path / 'one'))(5)
     rows, calls = [], [0, 0]
 
@@ -221,29 +222,21 @@ def test_samples_are_the_same_in_any_number_of_processes(tmp_path, capsys):
         dist = process(rank, 2)
         dist.all_reduce_sum = all_reduce_sum
 
-        def is_stopping(rank=rank):
+        def asks_to_stop(rank=rank):
             calls[rank] += 1
             return False
-        sampler(str(tmp_path / f'two_{rank}'), None, dist, is_stopping)(5)
+        sampler(str(tmp_path / f'two_{rank}'), None, dist, SimpleNamespace(asks_to_stop=asks_to_stop))(5)
     assert samples_of(tmp_path / 'two_0') == samples_of(tmp_path / 'one')
     assert not (tmp_path / 'two_1').exists(), 'one process writes'
     assert calls[0] == 2 * calls[1] > 0, 'otherwise they would wait for each other'
-    capsys.readouterr()
-    assert sampler(None)(5) == {} and 'it writes' in capsys.readouterr().out
-    assert sampler(None, is_stopping=lambda: True)(5) == {} and capsys.readouterr().out == ''
 
 
 def test_gaps_grow_and_depend_on_the_iteration_alone():
-    assert [it for it in range(40) if in_interval(it, 10)] == [0, 10, 20, 30]
-    assert [it for it in range(1, 4000) if in_interval(it, '100x2')] == [100, 300, 700, 1500, 3100]
-    assert [it for it in range(1, 500) if in_interval(it, '100x1.5')] == [100, 250, 475]
-    for interval, growth in ((1, 1.5), (50, 1.01), (7, 3), (2000, 1.2)):
-        at, gap, want = 0.0, interval, []
-        while at < 100_000:
-            at, gap = at + gap, gap * growth
-            want.append(round(at))
-        got = [it for it in range(1, 100_000) if in_interval(it, f'{interval}x{growth}')]
-        assert got == sorted(set(want))[:len(got)] and len(got) >= len(set(want)) - 1
+    def ends(interval, n):
+        return [it for it in range(1, n) if next_end(it, interval) == it]
+    assert ends(10, 40) == [10, 20, 30] and ends(0, 9) == ends('0x2', 9) == []
+    assert ends('100x2', 4000) == [100, 300, 700, 1500, 3100]
+    assert ends('100x1.5', 500) == [100, 250, 475]
 
 
 def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
@@ -261,4 +254,5 @@ def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
     assert not calls and net._compiled_call_impl is compiled and net.training
     assert torch.equal(state, torch.get_rng_state())
     assert texts == write(5) != write(6)
-    assert write(5, is_stopping=lambda: True) is None
+    with pytest.raises(Interrupted):
+        write(5, is_stopping=lambda: True)

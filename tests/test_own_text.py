@@ -350,12 +350,11 @@ def test_a_vocabulary_without_a_new_line_is_sampled(script, tmp_path, tiny):
 
 
 def test_a_file_of_prompts_has_one_meaning(tmp_path):
-    from support.samples import prompts_in
-    from support.samples import read_prompts
+    from support.samples import prompts_in, read_prompts
     (tmp_path / 'prompts.txt').write_bytes('one\\ntwo\r\n\n  three '.encode())
     found = read_prompts(str(tmp_path / 'prompts.txt'), make_tokenizer({'kind': 'byte'}))
     assert [text for text, _ in found] == ['one\ntwo', '  three ']
-    assert prompts_in((tmp_path / 'prompts.txt').read_bytes().decode()) == [text for text, _ in found]
+    assert prompts_in(str(tmp_path / 'prompts.txt')) == [text for text, _ in found]
 
 
 # -----------------------------------------------------------------------------

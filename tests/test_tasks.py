@@ -14,6 +14,7 @@ import torch
 
 from model import GPT, GPTConfig
 from support import huggingface, tasks
+from support.evaluate import Interrupted
 from support.tokenizer import make_tokenizer
 
 
@@ -23,7 +24,13 @@ def process(rank=0, world_size=1):
                            all_reduce_sum=lambda tensor: None, progress=lambda what: lambda done, n: None)
 
 
+def run_of(tokenizer, **knobs):
+    """A stand-in for the run that setup.resolve() returns."""
+    return SimpleNamespace(knobs=knobs, data=SimpleNamespace(tokenizer=lambda: tokenizer))
+
+
 ONE = process()
+GO_ON = SimpleNamespace(asks_to_stop=lambda: False)
 PLAIN = contextlib.nullcontext()  # no autocast
 BYTES = {'kind': 'byte'}
 SHAPES = {'gpt2': dict(arch='gpt2'), 'llama': dict(arch='llama', n_kv_head=2), 'modern': dict(arch='modern')}
@@ -237,7 +244,8 @@ def test_no_batch_and_no_number_of_processes_changes_a_score(folder):
             parts.append(tasks.score(net, task, 300, process(rank, n), PLAIN, is_stopping))
         assert torch.equal(sum(parts), of_one), 'to the bit: the batches are the same'
         assert len(set(calls)) == 1 and calls[0] > 0, 'otherwise they would wait for each other'
-    assert tasks.score(net, task, 300, ONE, PLAIN, is_stopping=lambda: True) is None
+    with pytest.raises(Interrupted):
+        tasks.score(net, task, 300, ONE, PLAIN, is_stopping=lambda: True)
 
 
 def test_scoring_leaves_no_trace(folder):
@@ -266,7 +274,7 @@ def test_in_the_loop_hellaswag_is_whole_and_core_is_the_mean(folder, capsys):
     net = make_net('modern', True)
     tokenizer = make_tokenizer(BYTES)
     names = 'hellaswag, core:3,who:3'
-    evaluate = tasks.in_loop(names, str(folder), tokenizer, net, 4, ONE, PLAIN, lambda: False)
+    evaluate = tasks.tasks_in_loop(run_of(tokenizer, tasks=names, data_dir=str(folder), batch_size=4), net, ONE, PLAIN, GO_ON)
     shutil.rmtree(folder)  # all files have been read
     metrics = evaluate(7)
     out = capsys.readouterr().out
@@ -283,8 +291,6 @@ def test_in_the_loop_hellaswag_is_whole_and_core_is_the_mean(folder, capsys):
     percent = f"{100 * whole['accuracy']:.2f} \u00b1 {100 * whole['error']:.2f} %"
     assert f"step 7: hellaswag {percent} of 6 examples (chance: 25 %)\n" in out
     assert f"step 7: CORE {core:.4f} over 4 tasks (chance: 0)\nstep 7: who " in out
-    stopped = tasks.in_loop('hellaswag', str(folder), tokenizer, net, 4, ONE, PLAIN, lambda: True)
-    assert stopped(7) == {} and capsys.readouterr().out == ''
 
 
 def test_what_is_missing_or_broken_is_one_line(folder, capsys):
@@ -297,7 +303,7 @@ def test_what_is_missing_or_broken_is_one_line(folder, capsys):
     bundle = folder / 'eval_bundle'
     who = bundle / 'eval_data' / 'who.jsonl'
     assert 'sums, who, choice, hellaswag_10shot' in error('summs')
-    assert 'cannot be encoded' in error('sums', make_tokenizer({'kind': 'char', 'chars': 'ab'}))
+    assert 'sums.jsonl:' in error('sums', make_tokenizer({'kind': 'char', 'chars': 'ab'}))
     who.write_text('{"context_options": ["a", "b"], "continuation": "c", "gold": 2}\n')
     assert 'who.jsonl:1' in error('who')
     who.write_text('[' * 100_000 + '\n')  # deeper than a parser goes
