@@ -25,7 +25,7 @@ def read_text(path):
         with open(0 if path == '-' else path, encoding='utf-8', closefd=path != '-') as f:
             return f.read()
     except (OSError, UnicodeDecodeError) as e:
-        fail(f"no prompt in {path} ({e}). name a file of UTF-8 text")
+        fail(f"no prompt in {path} ({getattr(e, 'strerror', None) or e}). name a file of UTF-8 text")
 
 
 def prompts_in(path):

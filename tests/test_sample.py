@@ -102,7 +102,7 @@ def test_bad_requests_are_one_line(script, trained, tmp_path):
             ('--max_new_tokens=-1', 'max_new_tokens'), ('--max_new_tokens=0', 'max_new_tokens'),
             ('--batch_size=0', 'batch_size'), ('--seed=-1', 'seed'),
             ('--start=\u00e9', '\u00e9', '--start'), ('--start=FILE:/nowhere', '/nowhere'),
-            (f'--start=FILE:{tmp_path}', '--start=FILE:'), ('--prompts=/nowhere', '/nowhere', '--prompts'),
+            (f'--start=FILE:{tmp_path}', str(tmp_path)), ('--prompts=/nowhere', '/nowhere'),
             (empty, 'no prompt', 'empty', 'line'), (latin, 'latin', 'UTF-8'), (odd, '\u00e9', '--prompts'),
             (f'{odd} --start=7', 'two', '--prompts', '--start'), ('--dtype=float16', 'float16', 'bfloat16'),
             ('--compile=maybe', 'maybe', 'auto'), ('--init_from=gpt2', 'gpt2'),
