@@ -106,13 +106,12 @@ def encode_files():
     what meta.json says, and how often the text contains END_OF_TEXT."""
     files, source = find_files()
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
-    with contextlib.closing(draft):
-        if not draft.resume():
-            tok = choose_tokenizer(tokenizer, files, documents)
-            if not overwrite:
-                check_replacement(folder, tok, same_bytes=as_nanogpt)
-            draft.start(tok)
-        return complete(draft, encode(draft), source)
+    if not draft.resume():
+        tok = choose_tokenizer(tokenizer, files, documents)
+        if not overwrite:
+            check_replacement(folder, tok, same_bytes=as_nanogpt)
+        draft.start(tok)
+    return complete(draft, encode(draft), source)
 
 
 def encode(draft):

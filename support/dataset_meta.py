@@ -59,28 +59,22 @@ def read_ids(paths, dtype, start=0):
 def missing(folder):
     """What to say when there is no train.bin in a dataset's folder."""
     data_dir, name = os.path.split(folder)
-    if os.path.isdir(os.path.join(folder, 'unfinished')):
+    if os.path.isdir(os.path.join(folder, 'unfinished')) or bin_files(folder, 'val'):
         return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
-    if bin_files(folder, 'val'):
-        return f"no train.bin in {folder}. run prepare.py for it again"
     make = f"python prepare.py {name}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
-    folders = os.listdir(data_dir) if os.path.isdir(data_dir) else []
-    have = sorted(d for d in folders if bin_files(os.path.join(data_dir, d), 'train'))
-    there = f"there is: {', '.join(have)}" if have else "there is none yet"
+    folders = sorted(glob.glob(os.path.join(glob.escape(data_dir), '*')))
+    have = ', '.join(os.path.basename(folder) for folder in folders if bin_files(folder, 'train'))
+    there = f"there is: {have}" if have else "there is none yet"
     return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on "
             "a laptop: bash runs/quickstart.sh")
 
 
 def damaged(path, size, width, tokens):
     """What to say of a file of `size` bytes (-1: there is none), `width` for each id, that should have
-    `tokens` of them."""
-    if size <= 0:
-        wrong = "is missing" if size < 0 else "is empty"
-    elif size % width:
-        wrong = f"has {size:,} bytes, not a multiple of {width}"
-    else:
-        wrong = f"has {size:,} bytes, not the {tokens * width:,} that it was made with"
-    return f"{path} {wrong}. run prepare.py for this dataset again"
+    `tokens` of them (None: unknown)."""
+    has = "is missing" if size < 0 else f"has {size:,} bytes"
+    wanted = f"a multiple of {width}" if tokens is None else f"the {tokens * width:,} that it was made with"
+    return f"{path} {has}, not {wanted}. run prepare.py for this dataset again"
 
 
 # -----------------------------------------------------------------------------
@@ -91,46 +85,37 @@ def read_meta(folder):
     """The dict in meta.json. Without it the same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2
     tokens."""
     path = os.path.join(folder, 'meta.json')
-    if os.path.exists(path):
-        try:
-            with open(path, encoding='utf-8') as f:
-                meta = json.load(f)
-            unfinished = meta.get('unfinished')
-            if not unfinished:
-                meta = complete(meta)
-                check_meta(meta)
-        except Exception as e:  # a file may say anything
-            fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
-        if unfinished:
-            fail(f"{folder} is not finished. run its command again: "
-                 f"{meta.get('command', 'python prepare.py ...')}")
-        return meta
-    if os.path.exists(os.path.join(folder, 'meta.pkl')):
-        return read_meta_pkl(os.path.join(folder, 'meta.pkl'))
-    return {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256,
-            'dtype': 'uint16', 'splits': {}}
+    if not os.path.exists(path):
+        path = os.path.join(folder, 'meta.pkl')
+        return read_meta_pkl(path) if os.path.exists(path) else complete(
+            {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256})
+    try:
+        with open(path, encoding='utf-8') as f:
+            meta = json.load(f)
+        if not meta.get('unfinished'):
+            return complete(meta)
+    except Exception as e:  # a file may say anything
+        fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
+    fail(f"{folder} is not finished. run its command again: {meta.get('command', 'python prepare.py ...')}")
 
 
 def complete(meta):
     """One that a person wrote may say as little as {"vocab_size": 1000, "dtype": "uint32"}; then the ids are
-    no text."""
-    if 'tokenizer' not in meta:
-        meta['tokenizer'] = {'kind': 'ids', 'n_vocab': meta['vocab_size']}
-    return {'end_of_text': None, 'dtype': 'uint16', 'splits': {}, **meta}
-
-
-def check_meta(meta):
-    """Raise an exception of some kind if meta.json says what cannot be."""
+    no text. Raises an exception of some kind if it says what cannot be."""
+    size = meta['vocab_size']
+    meta = {'tokenizer': {'kind': 'ids', 'n_vocab': size}, 'end_of_text': None, 'dtype': 'uint16',
+            'splits': {}, **meta}
     check_tokenizer_state(meta['tokenizer'])
-    size, chars = meta['vocab_size'], meta['tokenizer'].get('chars')
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
-    n_chars = None if chars is None else len(chars) + len(meta['tokenizer'].get('added', []))
-    assert n_chars in (None, size), f'vocab_size is {size}, and there are {n_chars} characters'
+    if 'chars' in meta['tokenizer']:
+        n = len(meta['tokenizer']['chars']) + len(meta['tokenizer'].get('added', []))
+        assert n == size, f'vocab_size is {size}, and there are {n} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
         for entry in (split, *split.get('shards', [])):
             assert type(entry['tokens']) is int and entry['tokens'] > 0, 'the number of tokens'
             assert isinstance(entry.get('file', ''), str), 'the file of a shard'
+    return meta
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -145,21 +130,22 @@ def read_meta_pkl(path):
     try:
         with open(path, 'rb') as f:
             old = PlainUnpickler(f).load()
-        size, itos = int(old['vocab_size']), old.get('itos')
+        size, itos = int(old['vocab_size']), old.get('itos', {})
         assert 0 < size < 2**31, f"vocab_size is {size}"
-        tokenizer = {'kind': 'ids', 'n_vocab': size}  # all that nanoGPT's train.py asks for
-        if itos is not None and all(len(itos[i]) == 1 for i in range(size)):
-            tokenizer = {'kind': 'char', 'chars': ''.join(itos[i] for i in range(size))}
+        chars = [itos[i] for i in range(size)] if itos else []
+        tokenizer = {'kind': 'char', 'chars': ''.join(chars)}
+        if {len(c) for c in chars} != {1}:
+            tokenizer = {'kind': 'ids', 'n_vocab': size}  # all that nanoGPT's train.py asks for
     except Exception as e:  # whatever a strange pickle may raise
         fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
              "dataset again")
-    return {'tokenizer': tokenizer, 'vocab_size': size, 'end_of_text': None, 'dtype': 'uint16', 'splits': {}}
+    return complete({'tokenizer': tokenizer, 'vocab_size': size})
 
 
 def write_meta_pkl(path, chars):
     """The same file, for programs that read nanoGPT's folders."""
-    stoi = {c: i for i, c in enumerate(chars)}
     itos = dict(enumerate(chars))
+    stoi = {c: i for i, c in itos.items()}
     write_whole(path, pickle.dumps({'vocab_size': len(chars), 'itos': itos, 'stoi': stoi}))
 
 
@@ -222,47 +208,33 @@ def show_split(folder, split, meta, tokenizer):
     """Print and check a split; True if nothing is wrong."""
     paths, entry = bin_files(folder, split), meta['splits'].get(split, {})
     dtype, token_bytes = np.dtype(meta['dtype']).newbyteorder('<'), tokenizer.token_bytes()
-    expected = entry.get('shards') or [{'file': os.path.basename(path), **entry} for path in paths]
-    found, n_bytes, largest, documents = [], 0, 0, 0
-    for path in paths:
-        digest, n = hashlib.sha256(), 0
+    expected = entry.get('shards', [entry] * len(paths))
+    n = n_bytes = largest = documents = 0
+    same = len(paths) == len(expected)
+    for path, known in zip(paths, expected):
+        digest, before = hashlib.sha256(), n
         for ids in read_ids([path], dtype):
             digest.update(ids)
             n += len(ids)
             largest = max(largest, int(ids.max()))
             n_bytes += int(token_bytes[ids[ids < len(token_bytes)]].sum())
             documents += int((ids == meta['end_of_text']).sum())
-        found.append({'file': os.path.basename(path), 'tokens': n, 'sha256': digest.hexdigest()})
-    n = sum(file['tokens'] for file in found)
+        size = known.get('tokens', n - before) * dtype.itemsize
+        same &= os.path.getsize(path) == size
+        same &= known.get('sha256', digest.hexdigest()) == digest.hexdigest()
     print(f"{split}: {n:,} tokens, {n_bytes:,} bytes of text, {n_bytes / max(1, n):.2f} bytes per token, "
           f"{entry.get('documents', documents):,} documents, {len(paths)} file{'s' * (len(paths) != 1)}")
-
-    def agree(key):
-        """Whether that of each file is what is expected, if it is known."""
-        return all(a.get(key) in (None, b[key]) for a, b in zip(expected, found))
-
-    whole = sum(map(os.path.getsize, paths)) == n * dtype.itemsize and len(found) == len(expected)
-    known = any('sha256' in part for part in expected)
     checks = {
-        "the files and their lengths":
-            whole and agree('file') and agree('tokens') and entry.get('tokens', n) == n,
+        "lengths and checksums" if entry else "no lengths and checksums to compare with": same,
         f"largest id {largest:,}, vocabulary {meta['vocab_size']:,}": largest < meta['vocab_size'],
-        "checksums" if known else "no checksums to compare with": agree('sha256'),
+        f"bytes of text, and {END_OF_TEXT} before each document":
+            entry.get('bytes', n_bytes) == n_bytes and documents in (0, entry.get('documents', documents)),
     }
-    if 'bytes' in entry:
-        checks["bytes of text"] = entry['bytes'] == n_bytes
-    if documents and 'documents' in entry:
-        checks[f"{END_OF_TEXT} before each document"] = entry['documents'] == documents
     for what, holds in checks.items():
         print(f"  {'ok   ' if holds else 'WRONG'} {what}")
-    show_beginnings(paths, dtype, meta['end_of_text'], tokenizer)
+    for ids in itertools.islice(read_ids(paths, dtype), 1):  # how the first three documents begin
+        starts = np.flatnonzero(ids[:2000] == meta['end_of_text']).tolist() or [0]
+        for start, end in list(zip(starts, [*starts[1:], 2000]))[:3]:
+            text = tokenizer.decode(ids[start:min(end, start + 80)].tolist())
+            print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")
     return all(checks.values())
-
-
-def show_beginnings(paths, dtype, end_of_text, tokenizer):
-    """Print how the first three documents begin."""
-    ids = next(itertools.chain(read_ids(paths, dtype), [np.zeros(0, dtype)]))[:2000]
-    starts = np.flatnonzero(ids == end_of_text)[:4].tolist() or [0]
-    for start, end in list(zip(starts, [*starts[1:], len(ids)]))[:3]:
-        text = tokenizer.decode(ids[start:end][:80].tolist())
-        print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")

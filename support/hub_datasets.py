@@ -107,25 +107,22 @@ def get_file(source, name, needed=True):
                  "wrote")
         return path if os.path.isfile(path) else None
     package, (repo, revision) = hub(), repo_of(source)
-    errors, what = package.errors, f"{name} of {source}"
     try:
         return package.hf_hub_download(repo, name, revision=revision)
-    except errors.LocalEntryNotFoundError as e:  # neither the cache nor the Hub has an answer
-        cached = package.try_to_load_from_cache(repo, name, revision=revision)
-        if cached is None:  # nanoGPT's users have it as plain gpt2
-            cached = package.try_to_load_from_cache(source.partition('@')[0], name)
-        if isinstance(cached, str):
-            return cached
-        if not needed and cached is not None:  # the cache knows that there is no such file
-            return None
-        if not needed and isinstance(e.__cause__, errors.OfflineModeIsEnabled):
-            get_file(source, 'config.json')  # the model is in the cache, this file was never asked for
-            return None
-        explain(e.__cause__ or e, 'model', what, "name a folder")
     except Exception as e:
-        if not needed and isinstance(e, errors.EntryNotFoundError):
+        if isinstance(e, package.errors.LocalEntryNotFoundError):  # the Hub does not answer
+            e = e.__cause__ or e
+            cached = package.try_to_load_from_cache(repo, name, revision=revision)
+            if cached is None:  # nanoGPT's users have it as plain gpt2
+                cached = package.try_to_load_from_cache(source.partition('@')[0], name)
+            if isinstance(cached, str):
+                return cached
+            # the cache knows that there is no such file, or it was never asked for
+            if not needed and (cached is not None or isinstance(e, package.errors.OfflineModeIsEnabled)):
+                return get_file(source, 'config.json') and None
+        elif not needed and isinstance(e, package.errors.EntryNotFoundError):
             return None
-        explain(e, 'model', what, "name a folder")
+        explain(e, 'model', f"{name} of {source}", "name a folder")
 
 
 # -----------------------------------------------------------------------------
@@ -239,7 +236,7 @@ def local_paths(files, first, folder):
         for i in range(first, len(files)):
             path = next(ahead)
             yield i, path
-            remove(path)
+            os.remove(os.path.realpath(path))
     finally:
         ahead.close()
 
@@ -251,37 +248,26 @@ def download(file, folder):
         try:
             path = hub().hf_hub_download(file.repo, file.path, repo_type='dataset', revision=file.revision,
                                          cache_dir=folder)
-            if os.path.getsize(path) == file.size and checksum(path, file) == file.stamp:
+            if checksum(path, file) == file.stamp:
                 return path
-            remove(path)
-            problem = ValueError("what came has the wrong checksum")
+            os.remove(os.path.realpath(path))
+            raise ValueError("what came has the wrong checksum")
         except Exception as e:  # the network has many ways to fail, and they have no common class
-            problem = e
             if getattr(e, 'errno', None) in DISK_ERRORS:
                 raise
-            if getattr(getattr(e, 'response', None), 'status_code', None) in (401, 403, 404):
-                break  # it will be the same next time
-        if wait is not None:
-            print(f"note: {file.path}: {one_line(problem)}; trying again in {wait} s", flush=True)
+            # some will be the same next time
+            if wait is None or getattr(getattr(e, 'response', None), 'status_code', None) in (401, 403, 404):
+                explain(e, 'data set', f"{file.path} of hf:{file.repo}",
+                        "run it again: it continues where it stopped")
+            print(f"note: {file.path}: {first_line(e)}; trying again in {wait} s", flush=True)
             time.sleep(wait)
-    explain(problem, 'data set', f"{file.path} of hf:{file.repo}",
-            "run it again: it continues where it stopped")
-
-
-def remove(path):
-    """Remove a file of huggingface_hub's cache, where it is a link."""
-    os.remove(os.path.realpath(path))
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
 
 
 def checksum(path, file):
     """The checksum that the Hub has for a file: sha256, or git's sha1 if it is small."""
     digest = hashlib.sha256() if len(file.stamp) == 64 else hashlib.sha1(b'blob %d\0' % file.size)
     with open(path, 'rb') as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(f, lambda: digest).hexdigest()
 
 
 def find_tinyshakespeare(path):
@@ -294,9 +280,6 @@ def find_tinyshakespeare(path):
             if hashlib.sha256(content).hexdigest() != TINYSHAKESPEARE_SHA256:
                 raise OSError(f"{len(content):,} bytes with a wrong checksum came")
         except OSError as e:
-            fail(f"cannot download {TINYSHAKESPEARE} ({getattr(e, 'reason', e)}). put that file at {path}, or "
-                 "name it with --input=FILE")
+            fail(f"cannot download {TINYSHAKESPEARE} ({first_line(e)}). put that file at {path}, or name it "
+                 "with --input=FILE")
         write_whole(path, content)
-    with open(path, 'rb') as f:
-        if hashlib.sha256(f.read()).hexdigest() != TINYSHAKESPEARE_SHA256:
-            print(f"note: {path} is not nanoGPT's tinyshakespeare (its checksum differs); it is used anyway")

@@ -9,7 +9,7 @@ import codecs
 import collections
 import contextlib
 import glob
-import html.parser
+import html
 import io
 import itertools
 import json
@@ -389,51 +389,11 @@ def read_parquet(path, text_key, skip):
 # -----------------------------------------------------------------------------
 # .html pages and .epub books; nothing is unpacked to disk
 
-SKIP = 'script style head template svg math noscript textarea select nav'.split()
-# around these stands an empty line, around the others of LINES a new line
-PARAGRAPHS = ('p div h1 h2 h3 h4 h5 h6 blockquote pre ul ol dl table section article hr figure header footer '
-              'main body').split()
-LINES = 'br li tr dt dd figcaption'.split()
-
-
-class PageText(html.parser.HTMLParser):
-    """Collects the text of a page, a paragraph per <p>."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts, self.skipping, self.preformatted = [], [], 0
-
-    def handle_starttag(self, tag, attrs):
-        if tag in SKIP:
-            self.skipping.append(tag)
-        self.preformatted += tag == 'pre'
-        self.break_at(tag)
-
-    def handle_startendtag(self, tag, attrs):  # <br/>; a <script/> has no end
-        self.break_at(tag)
-
-    def handle_endtag(self, tag):
-        if tag in self.skipping:  # also what was not closed inside
-            del self.skipping[self.skipping.index(tag):]
-        self.preformatted -= tag == 'pre' and self.preformatted > 0
-        if tag == 'body':
-            self.skipping.clear()
-        self.break_at(tag)
-
-    def handle_data(self, data):
-        if self.skipping:
-            return
-        if not self.preformatted:  # as a browser shows it
-            data = re.sub(r'[ \t\r\n\f]+', ' ', data)
-        self.parts.append(data)
-
-    def break_at(self, tag):
-        if tag in PARAGRAPHS:
-            self.parts.append('\n\n')
-        elif tag in LINES:
-            self.parts.append('\n')
-        elif tag in ('td', 'th'):
-            self.parts.append('\t')
+SKIP = 'script|style|head|template|svg|math|noscript|textarea|select|nav'
+# each tag of a kind becomes that
+BREAKS = {'\n\n': 'p|div|h[1-6]|blockquote|pre|ul|ol|dl|table|section|article|hr|figure|header|footer|main|'
+                  'body',
+          '\n': 'br|li|tr|dt|dd|figcaption', '\t': 'td|th'}
 
 
 def read_page(path, kind):
@@ -462,14 +422,19 @@ def chapters(book):
 
 
 def text_of_html(content):
-    """The text of a page's bytes."""
-    parser = PageText()
-    parser.feed(decode_page(content))
-    parser.close()
-    if '\0' in ''.join(parser.parts):
+    """The text of a page's bytes, a paragraph per <p>."""
+    page = re.sub(r'<!--.*?-->|<!\[CDATA\[|\]\]>', '', decode_page(content), flags=re.S)
+    page = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', page)
+    parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', page)
+    parts[::2] = (re.sub(r'[ \t\r\n\f]+', ' ', part) for part in parts[::2])  # as a browser shows it
+    text = ''.join(parts)
+    for space, tags in BREAKS.items():
+        text = re.sub(rf'(?i)</?({tags})\b[^>]*>', space, text)
+    text = html.unescape(re.sub('</?[a-zA-Z!?][^>]*>', '', text)).replace('\xad', '')
+    if '\0' in text:
         raise ValueError('it holds NUL characters: it is no text, or protected against copying')
-    lines = [line.strip(' \t') for line in ''.join(parser.parts).replace('\xad', '').split('\n')]
-    text = re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).strip('\n')
+    text = '\n'.join(line.strip(' \t') for line in text.split('\n'))
+    text = re.sub(r'\n{3,}', '\n\n', text).strip('\n')
     return text + '\n' if text else ''
 
 

@@ -20,7 +20,7 @@ from support.encode_text import Encoder
 from support.files import lock, sync_folder, write_whole
 from support.tokenizer import make_tokenizer, read_files, write_tokenizer
 
-SAVE_EVERY = 30  # seconds, and after each shard: how much has to be made again after a kill
+SAVE_EVERY = 30  # seconds: how much has to be made again after a kill
 
 
 # -----------------------------------------------------------------------------
@@ -31,72 +31,58 @@ class Split:
     """The files of one split in the folder unfinished/, each of shard_tokens ids, the last one of what
     remains."""
 
-    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0, shards=(),
-                 rest_sha256=None):
-        """The first `tokens` ids in the files of an earlier run are kept; EOFError if the file that goes on
-        has others. `shards` are the entries of the full ones."""
+    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0):
+        """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer."""
         self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
         self.tokens, self.documents, self.bytes = tokens, documents, bytes
-        self.shards = list(shards)[:tokens // shard_tokens]
-        self.new_shard()
-        if rest := tokens % shard_tokens:
-            self.file = open(self.path(len(self.shards)), 'r+b')
-            self.file.truncate(rest * encoder.dtype.itemsize)
-            self.digest = hashlib.file_digest(self.file, 'sha256')
-            self.room -= rest
-            if rest_sha256 not in (None, self.digest.hexdigest()):
+        for i in itertools.count():
+            kept = max(0, min(shard_tokens, tokens - i * shard_tokens)) * encoder.dtype.itemsize
+            there = os.path.exists(self.path(i))
+            if kept > (os.path.getsize(self.path(i)) if there else 0):
                 raise EOFError
-
-    def new_shard(self):
-        self.file = None  # opened with the first id
-        self.digest, self.room = hashlib.sha256(), self.shard_tokens
+            if not there:
+                break
+            os.truncate(self.path(i), kept)
 
     def path(self, i):
         return os.path.join(self.folder, f'{self.name}_{i:06d}.bin')
 
+    def paths(self):
+        return [self.path(i) for i in range(-(-self.tokens // self.shard_tokens))]
+
     def write(self, ids, documents):
         """Append an array of ids, in which that many documents begin."""
-        self.tokens += len(ids)
         self.documents += documents
         self.bytes += self.encoder.count_bytes(ids)
         while len(ids):
-            if self.file is None:
-                self.file = open(self.path(len(self.shards)), 'wb')
-            part, ids = ids[:self.room], ids[self.room:]
-            self.file.write(part.tobytes())
-            self.digest.update(part)
-            self.room -= len(part)
-            if self.room == 0:
-                self.close_shard()
-
-    def close_shard(self):
-        self.sync()
-        self.file.close()
-        self.shards.append({'tokens': self.shard_tokens - self.room, 'sha256': self.digest.hexdigest()})
-        self.new_shard()
+            i, done = divmod(self.tokens, self.shard_tokens)
+            part, ids = ids[:self.shard_tokens - done], ids[self.shard_tokens - done:]
+            with open(self.path(i), 'ab') as f:
+                f.write(part.tobytes())
+                if len(ids):  # the end of the file; the last one is flushed by sync()
+                    f.flush()
+                    os.fsync(f.fileno())
+            self.tokens += len(part)
 
     def sync(self):
-        if self.file:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-
-    def close(self):
-        if self.file:
-            self.file.close()
+        for path in self.paths()[-1:]:
+            with open(path, 'ab') as f:
+                os.fsync(f.fileno())
 
     def state(self):
-        return {'tokens': self.tokens, 'documents': self.documents, 'bytes': self.bytes,
-                'shards': self.shards, 'rest_sha256': self.digest and self.digest.hexdigest()}
+        return {'tokens': self.tokens, 'documents': self.documents, 'bytes': self.bytes}
 
     def finish(self):
-        """Close the last file. Returns the split's entry for meta.json."""
-        if self.file:
-            self.close_shard()
+        """The split's entry for meta.json."""
+        self.sync()
+        shards = []
+        for path in self.paths():
+            with open(path, 'rb') as f:
+                sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
+            tokens = os.path.getsize(path) // self.encoder.dtype.itemsize
+            shards.append({'file': os.path.basename(path), 'tokens': tokens, 'sha256': sha256})
         entry = {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
-        if len(self.shards) == 1:
-            return {**entry, 'sha256': self.shards[0]['sha256']}
-        shards = [{'file': os.path.basename(self.path(i)), **shard} for i, shard in enumerate(self.shards)]
-        return {**entry, 'shards': shards}
+        return {**entry, 'shards': shards} if len(shards) > 1 else {**entry, 'sha256': sha256}
 
 
 class Draft:
@@ -149,9 +135,6 @@ class Draft:
     def tokens(self):
         return sum(split.tokens for split in self.splits.values())
 
-    def full_shards(self):
-        return sum(len(split.shards) for split in self.splits.values())
-
     def read_so_far(self, place):
         """A checksum of the names, sizes and dates of the files up to `place`: with others a run cannot
         continue."""
@@ -161,7 +144,6 @@ class Draft:
     def add(self, encoded, look_alikes, place, max_tokens=None):
         """Append {split: (ids, documents)}, read up to `place`. The draft is complete once train has
         max_tokens."""
-        shards = self.full_shards()
         for name, (ids, documents) in encoded.items():
             split = self.splits[name]
             if name == 'train' and max_tokens and split.tokens + len(ids) >= max_tokens:
@@ -172,7 +154,7 @@ class Draft:
             split.write(ids, documents)
         self.place = place
         self.look_alikes += look_alikes
-        if self.full_shards() > shards or time.time() > self.saved_at + SAVE_EVERY:
+        if time.time() > self.saved_at + SAVE_EVERY:
             self.save()
 
     def save(self):
@@ -191,10 +173,6 @@ class Draft:
         """Write the last files. Returns what meta.json says of the tokenizer and the splits."""
         splits = {name: split.finish() for name, split in self.splits.items() if split.tokens}
         return {**self.meta, 'splits': splits}
-
-    def close(self):
-        for split in self.splits.values():
-            split.close()  # Windows removes no open file
 
 
 def with_progress(results, draft, max_tokens):
@@ -225,28 +203,22 @@ def with_progress(results, draft, max_tokens):
 def divide(draft, val_fraction):
     """All documents are in: a single one gives its end to val, and neither split that there should be is
     empty. Exits if there is too little text for that."""
-    if draft.splits['train'].tokens == 0:  # one document, or few, and by chance all of them went to val
-        move_end(draft, 'val', 'train', draft.splits['val'].tokens)
-    if draft.splits['val'].tokens == 0 and val_fraction > 0:
-        move_end(draft, 'train', 'val', int(draft.splits['train'].tokens * val_fraction))
-        if draft.splits['train'].documents > 1:
-            print("note: the hash chose none of so few documents for validation; the end of the last one "
-                  "is used")
-    train, val = draft.splits['train'].tokens, draft.splits['val'].tokens
-    if train < 2 or (val < 2 and val_fraction > 0):
-        draft.close()
+    train, val = draft.splits['train'], draft.splits['val']
+    if train.tokens == 0:  # one document, or few, and by chance all of them went to val
+        move_end(draft, val, train, val.tokens)
+    if val.tokens == 0 and val_fraction > 0:
+        move_end(draft, train, val, int(train.tokens * val_fraction))
+    if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
         shutil.rmtree(draft.folder)
-        fail(f"too little text ({train} tokens to train on, {val} to validate). use more text, or "
-             "--val_fraction=0")
+        fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more text, "
+             "or --val_fraction=0")
 
 
 def move_end(draft, source, target, n):
     """Move the last n ids of a split to the other one: first they are written there and that is saved,
     only then they are removed here."""
-    source, target, encoder = draft.splits[source], draft.splits[target], draft.encoder
-    source.sync()
-    paths = [source.path(i) for i in range(-(-source.tokens // source.shard_tokens))]
-    for ids in read_ids(paths, encoder.dtype, source.tokens - n):
+    encoder = draft.encoder
+    for ids in read_ids(source.paths(), encoder.dtype, source.tokens - n):
         documents = encoder.count_documents(ids)
         target.write(ids, documents)
         source.documents -= documents
@@ -255,11 +227,8 @@ def move_end(draft, source, target, n):
     if source.tokens == 0:
         target.documents += source.documents
         source.documents = 0
-    source.digest = None  # of fewer ids now: of what is left in its last file
     draft.save()
-    source.close()
-    # open it as a run that was interrupted here would do
-    draft.splits[source.name] = draft.split(source.name, **source.state())
+    draft.split(source.name, **source.state())  # as a run that was interrupted here would do
 
 
 # -----------------------------------------------------------------------------

@@ -31,6 +31,8 @@ import json, os, runpy, sys
 sys.path.insert(0, {repo!r})
 sys.argv = ['prepare.py']
 runpy.run_path({repo!r} + '/prepare.py')  # imports
+import support.write_dataset
+support.write_dataset.SAVE_EVERY = 0
 def count(real):
     def call(*args, **kwargs):
         global left
@@ -304,23 +306,17 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
 
 def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
     files = [File('a.txt', 100, '1')]
-    for number, damaged in enumerate(('train_000000.bin', 'progress.json', None)):
+    for number, damaged in enumerate(('train_000000.bin', 'train_000001.bin', 'progress.json', None)):
         folder = tmp_path / str(number)
         folder.mkdir()
         draft = Draft(str(folder), dict(shard_tokens=1000), files)
         draft.start(make_tokenizer({'kind': 'char', 'chars': 'abc'}))
         draft.add({'train': (np.arange(1500, dtype='<u2') % 3, 0)}, 0, (0, 0, 1500))
         draft.save()
-        draft.close()
-        if damaged == 'train_000000.bin':  # the file that goes on: full shards are checked by --show
-            damaged = 'train_000001.bin'
         if damaged:
-            content = bytearray((folder / damaged).read_bytes())
-            content[len(content) // 2] ^= 1
-            (folder / damaged).write_bytes(content)
+            (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-1])
         draft = Draft(str(folder), dict(shard_tokens=1000), files)
         assert draft.resume() == (damaged is None), damaged
-        draft.close()
         out = capsys.readouterr()
         assert ('starting anew' in out.out) == bool(damaged) and not out.err
 
