@@ -1,8 +1,6 @@
 """
-What a person can get wrong is one line that says what, where and what to do, status 2, and nothing is written or executed.
-
-The rows of the table of bad inputs: 1-13 overrides, 26-35 training data, 36-50 knobs, 51-52 the run's folder, 53-61 resuming. (14-25
-are prepare.py's, 62-71 sample.py's.) A row may have several cases; some are no mistakes, and work.
+What a person can get wrong is one line that says what, where and what to do, status 2, and nothing is written or executed. One table, by
+claim; some rows are no mistakes, and work. Overrides are in test_configurator.py, prepare.py's in test_prepare.py, sample.py's in test_sample.py.
 """
 
 import builtins
@@ -16,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -28,14 +25,16 @@ from conftest import REPO, make_dataset
 import dataset
 from support import devices
 from support.distributed import Distributed
+from support.help import knobs_of
 
 TABLE, FILES = [], {}  # FILES: those of a run of six iterations, made once
 
 
-def row(number, flags, *words, given=None, status=2, lines=1, writes=False, what=None):
-    """A case of row `number`: with `flags` (and what given(place, monkeypatch) prepares in the test's folder, which may return more of them)
-    train.py ends with `status` and says all `words`."""
-    TABLE.append(pytest.param(shlex.split(flags), words, given, status, lines, writes, id=f'row {number}: {what or flags}'))
+def row(flags, *words, given=None, status=2, lines=1, writes=False):
+    """With `flags` (and what given(place, monkeypatch) prepares in the test's folder, which may return more of them) train.py ends with
+    `status` and says all `words`."""
+    name = f'line {sys._getframe(1).f_lineno}: {flags}'
+    TABLE.append(pytest.param(shlex.split(flags), words, given, status, lines, writes, id=name[:80]))
 
 
 def is_one_line(result, *words, lines=1):
@@ -55,56 +54,7 @@ class Evil:
 
 
 # -----------------------------------------------------------------------------
-# 1-13: overrides, see test_configurator.py as well
-
-def config(content, name='c.py'):
-    def write(place, monkeypatch):
-        (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return [place / name]
-    return write
-
-
-def elsewhere(place, monkeypatch):
-    (place / 'elsewhere').mkdir()
-    monkeypatch.chdir(place / 'elsewhere')
-
-
-def config_folder(place, monkeypatch):
-    (place / 'c.py').mkdir()
-    return [place / 'c.py']
-
-
-row(1, '--lerning_rate=1', 'lerning_rate', 'did you mean --learning_rate')
-row(1, '--ünknown=1', '--help')
-row(1, '--', '--help')
-row(2, '', 'learning_rte', 'c.py', '--learning_rate', given=config('learning_rte = 1'), what='an unknown name in a config file')
-row(2, '', 'done: 6', given=config('def helper(): pass'), status=0, what='a function in a config file')
-row(3, '--learning_rate=1', 'schedule  cosine, 1 after', status=0)
-row(4, '--wandb_run_name=a=b', status=0)
-row(4, '--wandb_run_name=', status=0)
-row(5, '--batch_size 3', '48 tokens per iteration', status=0)
-row(6, '--compile False', status=0)
-row(6, '--max_iters', 'whole number')
-for flags, words in {'--batch_size=x': 'whole number', '--batch_size=1.5': 'whole number', '--batch_size=': 'whole number', '--learning_rate=': 'a number',
-                     '--max_iters=99999999999999999999': 'below 2**63', '--eval_iters=1e30': 'below 2**63', f"--seed={'9' * 5000}": 'finite',
-                     '--bias=maybe': 'True or False'}.items():
-    row(7, flags, re.match('--(.*)=', flags)[1], words, what=flags[:40])
-for content in ('batch_size = "4"', 'batch_size = [4]', 'batch_size = None', 'batch_size = lambda: 4', 'batch_size = 10**30', 'import numpy\nbatch_size = numpy.ones((9, 9))'):
-    row(7, '', 'batch_size', 'c.py', 'whole number', given=config(content), what=content)
-row(8, 'nowhere.py', 'nowhere.py', os.getcwd())
-row(8, '', 'c.py', 'not found', given=config_folder, what='a folder for a config file')
-row(8, 'tiny.cfg', 'neither a config file')
-for content, words in {'batch_size = (': ':1', 'x = 1\nbatch_size = 1 / 0': ':2', 'import no_such_module': ':1', 'raise ValueError("one\\ntwo")': ':1', 'import sys; sys.exit(0)': ':1',
-                       'batch_size = 4\0': 'c.py', 'def f(): f()\nf()': 'RecursionError', 'assert False': 'AssertionError', 'del batch_size': 'NameError'}.items():
-    row(9, '', 'c.py', words, given=config(content), what=content)
-row(10, '', 'utf-8', 'c.py', given=config(b'x = "\xff"\n'), what='a config file that is not UTF-8')
-row(11, '--max_iters=7 --max_iters=4', 'done: 4 iterations', status=0)
-row(12, '--seed=True', 'seed', 'whole number')
-row(12, '', 'seed', 'whole number', given=config('seed = True'), what='seed = True')
-row(13, 'config/quickstart.py --dataset=tiny --max_iters=0 --n_layer=1 --n_embd=32 --n_head=2 --block_size=16 --eval_iters=1', 'done', given=elsewhere, status=0)
-
-# -----------------------------------------------------------------------------
-# 26-35: training data
+# training data
 
 def data(damage):
     return lambda place, monkeypatch: [damage(place / 'data' / 'tiny', place)][1:]
@@ -118,28 +68,20 @@ def meta(**changes):
 
 
 def meta_text(text):
-    return data(lambda folder, place: (folder / 'meta.json').write_bytes(text if isinstance(text, bytes) else text.encode()))
+    return data(lambda folder, place: (folder / 'meta.json').write_bytes(text))
 
 
-def ids(function, split='train', keep_meta=True):
+def ids(function):
     def change(folder, place):
-        function(np.fromfile(folder / f'{split}.bin', dtype='<u2')).tofile(folder / f'{split}.bin')
-        if not keep_meta:
-            (folder / 'meta.json').unlink()
+        function(np.fromfile(folder / 'train.bin', dtype='<u2')).tofile(folder / 'train.bin')
     return data(change)
 
 
-def raw(content, split='train'):
+def raw(content, name='train.bin'):
+    """A dataset as nanoGPT's, with this file."""
     def change(folder, place):
         (folder / 'meta.json').unlink()
-        (folder / f'{split}.bin').write_bytes(content)
-    return data(change)
-
-
-def meta_pkl(content):
-    def change(folder, place):
-        (folder / 'meta.json').unlink()
-        (folder / 'meta.pkl').write_bytes(content if isinstance(content, bytes) else pickle.dumps(Evil(place / 'canary') if content is Evil else content))
+        (folder / name).write_bytes(pickle.dumps(Evil(place / 'canary')) if content is Evil else content)
     return data(change)
 
 
@@ -152,56 +94,54 @@ def gone(name, folder_instead=False):
 
 
 def shrinking(place, monkeypatch):
-    monkeypatch.setattr(dataset.Tokens, 'too_short', lambda self, block_size: os.truncate(self.path, 1000))
+    monkeypatch.setattr(dataset.Tokens, 'problem', lambda self, block_size: os.truncate(self.path, 1000))
 
 
-row(26, '--dataset=nowhere', 'nowhere', 'there is: tiny', 'prepare.py nowhere --input', 'runs/quickstart.sh')
-row(26, '--dataset=pystdlib', 'python prepare.py pystdlib')
-for name in ('../tiny', '/etc', '..', "''"):
-    row(26, f'--dataset={name}', '--data_dir')
-row(26, '--data_dir=/etc/passwd', 'there is none yet')
-row(26, '', 'no train.bin', 'prepare.py', given=gone('train.bin'), what='no train.bin')
-row(27, '', '50257', 'train.bin', given=raw(b'\xff\xff' * 1000), what='no meta.json: GPT-2 tokens, as in nanoGPT')
-for text in ('{', '[1]', '', 'null', '"x"', '[' * 100_000, b'\xff\xfe{', '{"vocab_size": ' + '9' * 5000 + '}'):
-    row(27, '', 'meta.json', 'prepare.py', given=meta_text(text), what=f'meta.json is {text[:20]!r}')
-row(27, '', 'meta.json', given=gone('meta.json', folder_instead=True), what='meta.json is a folder')
-row(27, '', 'not finished', 'python prepare.py x', given=meta(unfinished=True, command='python prepare.py x'), what='an unfinished dataset')
-for vocab_size in (10**12, 10**30, -1, 0, 18.0, 1.5, '18', True, None, [18], 19, 1e400):
-    row(27, '', 'meta.json', 'vocab_size', given=meta(vocab_size=vocab_size), what=f'vocab_size={vocab_size!r}')
-for tokenizer in (None, [1], {}, {'kind': None}, {'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {'kind': 'char', 'chars': 'ab'}, {'kind': 'tiktoken'}, {'kind': 'hf', 'name': 5}):
-    row(27, '', 'meta.json', given=meta(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
-for path in ('../../../etc/passwd', '/etc/passwd', '', '..', 5, 'tokenizer.tiktoken'):
-    row(27, '', "tokenizer's file", 'data/tiny', given=meta(tokenizer={'kind': 'tiktoken', 'name': 'x', 'ranks_file': path}), what=f'ranks_file={path!r}')
-row(28, '', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]), what='a file that was cut')
+row('--dataset=nowhere', 'nowhere', 'there is: tiny', 'prepare.py nowhere --input', 'runs/quickstart.sh')
+row('--dataset=pystdlib', 'python prepare.py pystdlib')
+for name in ('../tiny', '/etc', "''"):
+    row(f'--dataset={name}', '--data_dir')
+row('--data_dir=/etc/passwd', 'there is none yet')
+row('', 'no train.bin', 'prepare.py', given=gone('train.bin'))
+row('', 'train.bin', 'prepare.py', given=gone('train.bin', folder_instead=True))
+row('', '50257', 'train.bin', given=raw(b'\xff\xff' * 1000))  # no meta.json: GPT-2's tokens, as in nanoGPT
+for text in (b'{', b'[1]', b'', b'[' * 100_000, b'\xff\xfe{', b'{"vocab_size": ' + b'9' * 5000 + b'}'):
+    row('', 'meta.json', 'prepare.py', given=meta_text(text))
+row('', 'meta.json', given=gone('meta.json', folder_instead=True))
+row('', 'not finished', 'python prepare.py x', given=meta(unfinished=True, command='python prepare.py x'))
+for vocab_size in (10**30, -1, 18.0, '18', True, None, 19, 1e400):
+    row('', 'meta.json', 'vocab_size', given=meta(vocab_size=vocab_size))
+for tokenizer in (None, [1], {}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 'ab'}, {'kind': 'tiktoken'}, {'kind': 'hf', 'name': 5}):
+    row('', 'meta.json', given=meta(tokenizer=tokenizer))
+for path in ('../../../etc/passwd', '/etc/passwd', '..', 5, 'tokenizer.tiktoken'):
+    row('', 'tokenizer', 'data/tiny', given=meta(tokenizer={'kind': 'tiktoken', 'name': 'x', 'ranks_file': path}))
 for tokens in (5, -5, 64281.5, '64281', True, None, 10**300):
-    row(28, '', 'prepare.py', given=meta(splits={'train': {'tokens': tokens}}), what=f'tokens={tokens!r:.10}')
+    row('', 'prepare.py', given=meta(splits={'train': {'tokens': tokens}}))
 for splits in ([], None, {'train': 5}, {'train': {}}):
-    row(28, '', 'meta.json', given=meta(splits=splits), what=f'splits={splits}')
-row(29, '', 'train.bin', 'multiple of 2', given=raw(b'\0' * 1001), what='an odd number of bytes')
-row(30, '', 'val.bin', 'empty', given=raw(b'', 'val'), what='an empty val.bin')
-row(30, '', 'train.bin', 'empty', given=raw(b''), what='an empty train.bin')
-row(30, '', 'train.bin', given=gone('train.bin', folder_instead=True), what='train.bin is a folder')
-row(31, '--block_size=99999', 'block_size', 'train.bin', 'val.bin', lines=2)
-row(31, '', 'val.bin has 1 tokens', '--block_size', given=raw(b'\0\0', 'val'), what='one token')
-row(32, '', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(np.arange(len(a)) < len(a) // 2, a, 5000).astype('<u2')), what='a token beyond the vocabulary')
-row(33, '', 'meta.pkl', 'Path', given=meta_pkl(Evil), what='meta.pkl that would run code')
-row(33, '', 'meta.pkl', 'os.system', given=meta_pkl(b'cos\nsystem\n(S"touch canary"\ntR.'), what='meta.pkl that calls os.system')
-for content in (b'', b'x', [1], {'vocab_size': -1, 'itos': {}}, {'vocab_size': 0, 'itos': {}}, {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]}, {'vocab_size': 0}, {'vocab_size': 'x'}, {'itos': ['a']},
-                b'\x80\x04\x8d' + (2**62).to_bytes(8, 'little'), b'Px\n.', b'\x80\x02\x82\x01.'):
-    row(33, '', 'meta.pkl', 'prepare.py', given=meta_pkl(content), what=f'meta.pkl is {content}')
-row(34, '', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True, what='a file that shrinks under a run')
-row(35, '', 'train.bin', 'another tokenizer', given=ids(lambda a: a.astype('>u2')), what='big-endian tokens')
+    row('', 'meta.json', given=meta(splits=splits))
 for dtype in ('float32', '>u2', ['uint16'], None):
-    row(35, '', 'meta.json', 'dtype', given=meta(dtype=dtype), what=f'dtype={dtype!r}')
-row(35, '', 'train.bin', 'multiple of 4', given=meta(dtype='uint32'), what="dtype='uint32' of uint16 tokens")
+    row('', 'meta.json', 'dtype', given=meta(dtype=dtype))
+row('', 'train.bin', 'multiple of 4', given=meta(dtype='uint32'))
+row('', 'train.bin', 'multiple of 2', given=raw(b'\0' * 1001))
+row('', 'val.bin', 'empty', given=raw(b'', 'val.bin'))
+row('', 'val.bin has 1 tokens', '--block_size', given=raw(b'\0\0', 'val.bin'))
+row('--block_size=99999', 'block_size', 'train.bin', 'val.bin', lines=2)
+row('', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]))
+row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(np.arange(len(a)) < len(a) // 2, a, 5000).astype('<u2')))
+row('', 'train.bin', 'another tokenizer', given=ids(lambda a: a.astype('>u2')))
+row('', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True)
+row('', 'meta.pkl', 'Path', given=raw(Evil, 'meta.pkl'))
+row('', 'meta.pkl', 'os.system', given=raw(b'cos\nsystem\n(S"touch canary"\ntR.', 'meta.pkl'))
+for content in ([1], {'vocab_size': -1, 'itos': {}}, {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]}, {'vocab_size': 'x'}, {'itos': ['a']}):
+    row('', 'meta.pkl', 'prepare.py', given=raw(pickle.dumps(content), 'meta.pkl'))
+for content in (b'', b'x', b'\x80\x04\x8d' + (2**62).to_bytes(8, 'little'), b'\x80\x02\x82\x01.'):
+    row('', 'meta.pkl', 'prepare.py', given=raw(content, 'meta.pkl'))
 
 # -----------------------------------------------------------------------------
-# 36-50: knobs
+# knobs
 
 def processes(n):
-    def pretend(place, monkeypatch):
-        monkeypatch.setattr(Distributed, 'world_size', n)
-    return pretend
+    return lambda place, monkeypatch: monkeypatch.setattr(Distributed, 'world_size', n)
 
 
 def environment(**variables):
@@ -221,82 +161,33 @@ def no_compiler(place, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, 'compile', compile)
 
 
-row(36, '--n_embd=30 --n_head=4', 'n_embd=30', '28', '32')
-row(36, '--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=2')
-row(36, '--arch=llama --n_embd=6', 'rope')
-# these took minutes, or all memory
-row(36, '--arch=llama --n_head=1000000000000000000 --n_kv_head=1000000000000', 'n_head', 'n_kv_head', 'below 1,048,576', lines=2)
-row(36, '--n_layer=9999', 'n_layer', 'below 1,024')
-row(36, '--arch=llama --block_size=8000000 --n_embd=4096 --n_head=1', "rope's table for block_size=8000000", '--block_size=262144')
-row(36, '--matrix_optimizer=muon', 'muon', '--arch=llama')
-row(37, '--block_size=0', 'block_size', 'above 0')
-row(37, '--block_size=-16', 'block_size', 'above 0')
-row(37, '--block_size=1e12', 'block_size')
-row(38, '--batch_size=0', 'batch_size', 'above 0')
-row(38, '--batch_size=100000000007', 'batch_size', '--gradient_accumulation_steps')
-for flags in ('--n_layer=0', '--n_layer=-1', '--n_layer=1e9', '--n_head=0', '--n_embd=0', '--n_embd=1e11 --mlp_width=9', '--mlp_width=0', '--dropout=1', '--dropout=-0.1', '--dropout=nan', '--softcap=-1', '--norm_eps=0'):
-    row(39, flags, re.match('--(.*?)=', flags)[1])
-row(39, '--arch=gtp2', 'gtp2', 'llama')
-row(39, '--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR')
-for flags in ('--learning_rate=inf', '--learning_rate=-inf', '--learning_rate=nan', '--learning_rate=1e999', '--matrix_lr=nan'):
-    row(40, flags, flags.split('=')[0][2:], 'finite')
-for flags in ('--learning_rate=-1', '--min_lr=-1', '--head_lr=-1', '--weight_decay=-1', '--adam_eps=0', '--beta2=1', '--beta1=-1'):
-    row(40, flags, re.match('--(.*)=', flags)[1], 'out of range')
-row(40, '--learning_rate=-0.0', status=0)
-row(41, '--grad_clip=-1', 'grad_clip', '0 or more')
-row(41, '--grad_clip=nan', 'grad_clip', 'finite')
-row(42, '--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0')
-row(42, '--warmup_iters=50', 'warmup_iters=50')
-row(42, '--lr_decay_iters=0', 'lr_decay_iters')
-row(42, '--lr_decay_iters=2', 'lr_decay_iters=2')
-row(42, '--decay_fraction=0', 'decay_fraction')
-row(43, '--min_lr=1', 'note: min_lr=1 is above learning_rate=0.01', '--min_lr=0.001', 'done: 6', status=0)
-row(44, '--eval_interval=0', 'step 6: ', 'done: 6', status=0)
-row(44, '--log_interval=0', 'step 3: ', 'done: 6', status=0)
-row(44, '--eval_iters=0', 'step 6: ', 'done: 6', status=0)
-for flags in ('--eval_interval=-1', '--log_interval=-1', '--eval_iters=-5', "--eval_iters='0 tokens'", "--eval_iters='1e999 tokens'", '--eval_iters=many', '--save_interval=0'):
-    row(44, flags, re.match('--(.*)=', flags)[1], 'out of range')
-for flags in ('--max_iters=-1', '--budget=0tokens', '--budget=x', '--budget=3parsecs', '--budget=1e99epochs', '--max_minutes=0', '--sample_interval=2x0.5', '--sample_interval=x', '--seed=-1', '--warmup_iters=-1', '--keep_checkpoints=0', '--peak_flops=0'):
-    row(45, flags, re.match('--(.*)=', flags)[1], 'out of range')
-row(45, '--seed=9223372036854775808', 'seed', '2**63')
-row(45, '--max_iters=-0', 'done: 0 iterations', status=0)
-row(46, '--init_from=scrath', 'scrath', 'scratch', 'resume')
-row(46, "--init_from=''", 'scratch')
-row(46, '--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder')
-row(46, "--init_from='some where'", 'some where', 'OWNER/NAME')
-row(46, '--lr_schedule=cosin', 'cosin', 'linear', 'constant')
-row(46, '--matrix_optimizer=adam', 'adam', 'muon')
-row(47, '--dtype=bf16', 'bf16', 'bfloat16')
-row(47, '--dtype=float16', 'float16', 'float32')
-row(47, "--dtype=''", 'bfloat16')
-row(48, '--device=cuda', '--device=cpu')
-row(48, '--device=cuda:9', 'cuda')
-row(48, '--device=mps', 'mps', '--device=cpu')
-for device in ('gpu', "''", 'cuda:-1', 'meta', 'vulkan', 'hip'):
-    row(48, f'--device={device}', 'no such device', 'cuda:1')
-row(48, '--backend=nncl', 'nncl', 'gloo')
-row(48, '--ddp_timeout=0', 'ddp_timeout')
-row(48, '--ddp_timeout=1e18', 'ddp_timeout')
-row(48, '', 'RANK is set', 'torchrun', given=environment(RANK='0'), what='RANK alone')
-row(48, '', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'), what='no MASTER_ADDR')
-row(49, '--gradient_accumulation_steps=6', 'gradient_accumulation_steps=6', 'number 4', '4 or 8', given=processes(4), what='6 micro-batches in 4 processes')
-for flag in ('matrix_lr=3.5e38', 'learning_rate=1e90', 'weight_decay=1e15'):
-    row(48, f'--{flag}', flag.split('=')[0], 'below 1e15')
-row(48, '--sample_tokens=1000000000000', 'sample_tokens', 'a million')
-row(49, '--gradient_accumulation_steps=1', '4 or 8', given=processes(4), what='1 micro-batch in 4 processes')
-row(49, '--gradient_accumulation_steps=0', 'gradient_accumulation_steps', 'above 0')
-row(49, '--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')
-row(49, '--total_batch_size=10', '64')
-row(49, '--total_batch_size=0', 'total_batch_size')
-row(49, '--total_batch_size=640', '4 x 16 x 4 = 256', '512 or 768', given=processes(4), what='640 tokens in 4 processes')
-row(49, '--deterministic --gradient_accumulation_steps=3', 'powers of two', '--gradient_accumulation_steps=2')
-row(49, '--deterministic --gradient_accumulation_steps=9', 'powers of two', '3 processes', given=processes(3), what='deterministic in 3 processes')
-row(50, '--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=no_compiler)
-row(50, '--compile=maybe', 'maybe', 'auto')
-row(50, '--compile=auto', 'done: 6', status=0)
+for flags, *words in (
+        ('--n_embd=30 --n_head=4', 'n_embd=30', '28', '32'), ('--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=2'), ('--arch=llama --n_embd=6', 'rope'),
+        ('--n_layer=9999', 'n_layer', 'below 1,024'), ('--arch=llama --block_size=8000000 --n_embd=4096 --n_head=1', "rope's table for block_size=8000000", '--block_size=262144'),
+        ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), ('--batch_size=100000000007', 'batch_size', '--gradient_accumulation_steps'),
+        ('--n_embd=1e11 --mlp_width=9', 'n_embd'), ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
+        ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'), ('--lr_decay_iters=2', 'lr_decay_iters=2'),
+        ('--init_from=scrath', 'scrath', 'scratch', 'resume'), ("--init_from=''", 'scratch'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'), ("--init_from='some where'", 'some where', 'OWNER/NAME'),
+        ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
+        ('--device=cuda', '--device=cpu'), ('--device=cuda:9', 'cuda'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'), ("--device=''", 'no such device'), ('--device=meta', 'no such device'),
+        ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
+        ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
+    row(flags, *words)
+for flag in ('beta2=1', 'decay_fraction=1.5', "eval_iters='0 tokens'", "eval_iters='1e999 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=3parsecs', 'budget=1e99epochs',
+             'sample_interval=2x0.5', 'sample_interval=x', 'matrix_lr=3.5e38', 'learning_rate=1e90', 'weight_decay=1e15'):
+    row(f'--{flag}', flag.split('=')[0], 'out of range')
+row('--arch=llama --n_head=1000000000000000000 --n_kv_head=1000000000000', 'n_head', 'n_kv_head', 'below 1,048,576', lines=2)
+row('--batch_size=0 --dropout=2 --decay_fraction=0', 'batch_size', 'dropout', 'decay_fraction', lines=3)
+row('--min_lr=1', 'note: min_lr=1 is above learning_rate=0.01', '--min_lr=0.001', 'done: 6', status=0)
+row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
+row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
+for steps in (1, 6):
+    row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', '4 or 8', given=processes(4))
+row('--total_batch_size=640', '4 x 16 x 4 = 256', '512 or 768', given=processes(4))
+row('--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=no_compiler)
 
 # -----------------------------------------------------------------------------
-# 51-52: the run's folder
+# the run's folder
 
 def out_is_file(place, monkeypatch):
     (place / 'out').write_text('x')
@@ -337,24 +228,18 @@ def trained(place, monkeypatch=None, keep=lambda name: True):
             (place / 'out' / name).write_bytes(content)
 
 
-row(51, '', 'out_dir', '--out_dir', given=out_is_file, what='out_dir is a file')
-row(51, '--out_dir={place}/out/run', 'out_dir', '--out_dir', given=out_is_file, what='out_dir is below a file')
-row(51, '', 'out_dir', '--out_dir', given=out_is_link, what='out_dir is a link to nothing')
-row(51, "--out_dir=''", 'out_dir', '--out_dir')
-row(51, '--out_dir=a\0b', 'out_dir', what='out_dir with a zero byte')
-row(51, '--out_dir=/dev/null', 'out_dir')
-row(51, '--out_dir=/dev/null/x', 'out_dir')
-row(51, '', 'out_dir', 'written', given=unwritable, what='out_dir may not be written into')
-row(51, '', 'out_dir', 'Permission denied', given=unmakeable, what='out_dir cannot be made')
-row(51, '', 'too little space', 'make room', given=full, what='a full disk')
-row(51, '', 'another run is writing into', given=locked, what='out_dir that another run writes into')
-row(52, '', 'already holds a run', '--init_from=resume', '--overwrite', '--out_dir', given=trained, what='out_dir holds a run')
-row(52, '--init_from={place}/out/ckpt.pt', 'already holds a run', given=trained, what='a new run from weights beside them')
-row(52, '--init_from={place}/out --overwrite', 'would delete', given=trained, what='--overwrite of the weights to start from')
-row(52, '--overwrite', 'done: 6', given=trained, status=0)
+for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('', out_is_link), ("--out_dir=''", None), ('--out_dir=a\0b', None), ('--out_dir=/dev/null', None), ('', unwritable)):
+    row(flags, 'out_dir', 'written', '--out_dir', given=given)
+row('', 'out_dir', 'Permission denied', given=unmakeable)
+row('', 'too little space', 'make room', given=full)
+row('', 'another run is writing into', given=locked)
+row('', 'already holds a run', '--init_from=resume', '--overwrite', '--out_dir', given=trained)
+row('--init_from={place}/out/ckpt.pt', 'already holds a run', given=trained)
+row('--init_from={place}/out --overwrite', 'would delete', given=trained)
+row('--overwrite', 'done: 6', given=trained, status=0)
 
 # -----------------------------------------------------------------------------
-# 53-61: resuming
+# resuming
 
 def run(*edits, log=None, **changes):
     """A run whose only checkpoint was changed: `edits` are functions of its state, `changes` new values of its keys; None removes one.
@@ -396,10 +281,10 @@ def file(write):
     return prepare
 
 
-def weights(of=None):
+def weights(*edits):
     """The run, and flags for a new one from its weights."""
     def prepare(place, monkeypatch):
-        (of or run())(place, monkeypatch)
+        run(*edits)(place, monkeypatch)
         return [f"--init_from={place / 'out' / 'ckpt_00000006.pt'}", f"--out_dir={place / 'new'}"]
     return prepare
 
@@ -419,41 +304,37 @@ def moments(function):
     return change
 
 
-W = 'transformer.h.0.attn.c_attn.weight'
-row(53, '--init_from=resume', 'no checkpoint', '--out_dir', 'auto')
-row(53, '--init_from=auto', 'done: 6', status=0)
-row(53, '--init_from={place}/data', 'no checkpoint in')
-row(53, "--init_from=resume:", 'resume:PATH')
-row(53, '--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
-row(53, '--init_from=auto:{place}/data', 'no checkpoint at')
-row(53, '--init_from=resume:{place}/out', 'already holds a run', '--init_from=auto', '--overwrite', given=trained, what='resume:PATH into a run')
-row(53, '--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained, what='resume:PATH of the run itself')
-for name, write in {'a folder': Path.mkdir, 'empty': Path.touch, 'a text': lambda p: p.write_text('hello world\n' * 100), 'bytes': lambda p: p.write_bytes(bytes(range(256)) * 9),
-                    'another text': lambda p: p.write_text('root:x:0:0:root:/root:/bin/sh\ndaemon:x\n' * 30), 'a tar': lambda p: tarfile.open(p, 'w').close(),
-                    'a zip': lambda p: zipfile.ZipFile(p, 'w').writestr('x', 'y'), 'an empty zip': lambda p: zipfile.ZipFile(p, 'w').close(), 'the start of a zip': lambda p: p.write_bytes(b'PK\3\4'),
-                    'safetensors': lambda p: p.write_bytes((2).to_bytes(8, 'little') + b'{}'), 'truncated': lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]),
-                    'half': lambda p: p.write_bytes(FILES['ckpt.pt'][:len(FILES['ckpt.pt']) // 2]), 'one flipped bit': lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))}.items():
-    row(54, '', 'no checkpoint in', 'is whole', 'ckpt.pt', '--overwrite', given=file(write), what=f'ckpt.pt is {name}')
-row(54, '--init_from=auto', 'is whole', given=file(Path.touch), what='--init_from=auto with a damaged folder')
-row(54, '--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: trained(place) or (place / 'out' / 'ckpt.pt').write_text('text') and None, what='weights from a text')
-row(55, '--n_layer=3 --n_embd=64 --max_iters=7', 'n_layer=3 is ignored, the checkpoint has 2', 'n_embd=64 is ignored', 'done: 7', given=run(), status=0, what='--n_layer=3 of a run with 2')
-row(55, '--block_size=32', '--block_size=16', given=weights(), what='--block_size=32 of learned 16')
-row(55, '--dataset=other --max_iters=9', 'another tokenizer', given=both(run(), lambda place, _: make_dataset(place / 'data', 'other', text='other characters, other ids! ' * 200) and None), what='a dataset with another tokenizer')
-row(56, '--batch_size=8', 'tokens per iteration', '--total_batch_size=64', '--allow_change', given=run(), what='another batch')
-row(56, '', 'train.bin changed', '--allow_change', given=both(run(), both(meta(splits={}), ids(lambda a: a[:-10]))), what='other data')
-row(56, '', 'train.bin changed', '--allow_change', given=both(run(), ids(lambda a: a[::-1])), what='other data of the same length')
-row(56, '--max_iters=7', 'done: 7', given=both(run(lambda state: state['trained_on'].pop('train ids') and None), ids(lambda a: a[::-1])), status=0, what='the same from a checkpoint that did not look')
-row(56, '--batch_size=8 --allow_change --max_iters=7', 'done: 7', given=run(), status=0, what='another batch, --allow_change')
-row(57, '', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0, what='a run that is done')
-row(57, '--max_iters=4', 'this run is done: 6 of 4', given=run(), status=0, what='a run that is past its end')
-for scaler in ({}, {'scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000, '_growth_tracker': 0}):
-    row(58, '--dtype=bfloat16 --max_iters=7', 'done: 7', given=run(scaler=scaler), status=0, what=f"to bfloat16 from {'float16' if scaler else 'float32'}")
-row(59, '', 'newer flatgpt', 'update', given=run(version=2), what='version 2')
-for version in (10**30, 'x', 1.5):
-    row(59, '', 'ckpt_00000006.pt', given=run(version=version), what=f'version {version!r}')
+def optimizer(function):
+    return lambda state: {**state, 'optimizer': function(state['optimizer'])}
+
+
+row('--init_from=resume', 'no checkpoint', '--out_dir', 'auto')
+row('--init_from=auto', 'done: 6', status=0)
+row('--init_from={place}/data', 'no checkpoint in')
+row("--init_from=resume:", 'resume:PATH')
+row('--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
+row('--init_from=auto:{place}/data', 'no checkpoint at')
+row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=auto', '--overwrite', given=trained)
+row('--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained)
+for write in (Path.mkdir, Path.touch, lambda p: p.write_text('hello world\n' * 100), lambda p: zipfile.ZipFile(p, 'w').writestr('x', 'y'), lambda p: zipfile.ZipFile(p, 'w').close(),
+              lambda p: p.write_bytes((2).to_bytes(8, 'little') + b'{}'), lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]), lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))):
+    row('', 'no checkpoint in', 'is whole', 'ckpt.pt', '--overwrite', given=file(write))
+row('--init_from=auto', 'is whole', given=file(Path.touch))
+row('--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: trained(place) or (place / 'out' / 'ckpt.pt').write_text('text') and None)
+row('--n_layer=3 --n_embd=64 --max_iters=7', 'n_layer=3 is ignored, the checkpoint has 2', 'n_embd=64 is ignored', 'done: 7', given=run(), status=0)
+row('--block_size=32', '--block_size=16', given=weights())
+row('--dataset=other --max_iters=9', 'another tokenizer', given=both(run(), lambda place, _: make_dataset(place / 'data', 'other', text='other characters, other ids! ' * 200) and None))
+row('--batch_size=8', 'tokens per iteration', '--total_batch_size=64', '--allow_change', given=run())
+row('--batch_size=8 --allow_change --max_iters=7', 'done: 7', given=run(), status=0)
+row('', 'train.bin changed', '--allow_change', given=both(run(), both(meta(splits={}), ids(lambda a: a[:-10]))))
+row('', 'train.bin changed', '--allow_change', given=both(run(), ids(lambda a: a[::-1])))
+row('', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0)
+row('--max_iters=4', 'this run is done: 6 of 4', given=run(), status=0)
+row('--dtype=bfloat16 --max_iters=7', 'done: 7', given=run(scaler={'scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000, '_growth_tracker': 0}), status=0)
+row('', 'newer flatgpt', 'update', given=run(version=2))
 
 # -----------------------------------------------------------------------------
-# 60-61: what a file may say
+# what a file may say
 
 def evil(of, raw=False):
     def write(place, monkeypatch):
@@ -467,69 +348,54 @@ def evil(of, raw=False):
     return write
 
 
-row(60, '', 'refused', 'would run code', given=evil(lambda e: e), what='a checkpoint that runs code')
-row(60, '', 'refused', given=evil(lambda e: {'model': {}, 'model_args': e}), what='code in model_args')
-for protocol in (1, 2, 4):
-    row(60, '', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=protocol), what=f'a pickle of protocol {protocol}')
-for state in ([1], {}, torch.zeros(3), 'text', {'model': torch.zeros(3)}):
-    row(60, '', 'not a checkpoint', given=file(lambda p, state=state: torch.save(state, p)), what=f'a checkpoint of {state!r:.20}')
-for key in ('model', 'model_args', 'optimizer'):
-    row(60, '', key if key != 'optimizer' else 'weights only', given=run(**{key: None}), what=f'no {key}')
-for key in ('model', 'model_args', 'optimizer', 'scaler', 'config', 'iter_num', 'best_val_loss', 'tokenizer', 'evaluation', 'seconds', 'bad_steps', 'wandb_run_id', 'trained_on', 'environment'):
-    row(60, '', 'ckpt_00000006.pt', given=run(**{key: [1]}), what=f'{key} is a list')
-for number in (-3, 10**30, float('nan'), float('inf'), 'x', torch.tensor([3, 4])):
-    row(60, '', 'not a checkpoint', given=run(iter_num=number), what=f'iter_num={number}')
-row(60, '', 'holds iteration 99999999', 'ckpt_99999999.pt', given=run(iter_num=torch.tensor(99_999_999)), what='iter_num=tensor(99999999)')
-row(60, '', 'holds iteration 5', 'ckpt_00000005.pt', given=run(lambda state: {**state, 'iter_num': 5}), what='a checkpoint with another number')
-for content in (b'\xff\xfe', b'x,y\n1,2\n', b'iter\n' + b'1' * 200_000):
-    row(60, '--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True, what=f'log.csv is {content[:9]}')
 NESTED = [1]
 for _ in range(60):  # all of it would be 2^60 words
     NESTED = [NESTED, NESTED]
-for what, state in {'seconds': dict(seconds=NESTED), 'a tokenizer': dict(tokenizer={'kind': 'char', 'chars': {5: NESTED}}), 'model_args': dict(model_args={'n_embd': NESTED}),
-                    'arch': dict(model_args={'arch': NESTED})}.items():
-    row(60, '', 'ckpt_00000006.pt', given=run(**state), what=f'nested lists in {what}')
-for tokenizer in ({'kind': 'x'}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {5: 6}):
-    row(60, '', 'tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
-for tokenizer in ({'kind': 'byte'}, {'kind': 'char', 'chars': []}):
-    row(60, '', 'another tokenizer', given=run(tokenizer=tokenizer), what=f'tokenizer={tokenizer}')
-row(60, '', 'tokenizer', given=run(tokenizer={'kind': 'hf', 'name': 'x', 'json': '{'}), what='tokenizer.json is {')
-for name, change in {'batch_size': 0, 'learning_rate': -1.0, 'seed': -1, 'dropout': 2.0, 'keep_checkpoints': 0}.items():
-    row(60, '', name, given=run(edit('config', **{name: change})), what=f'config has {name}={change}')
-row(60, '--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), lr_schedule='x', save=1, os='x', evil=1)), status=0, what='config has values of wrong types')
-row(60, '--max_iters=7', 'done: 7', given=run(lambda s: s['config'].update({5: 6})), status=0, what='config has names that are no text')
-for path in ('../decoy/tiny', 'decoy', '..', '.'):
-    row(60, '', "dataset is a folder's name" if path != 'decoy' else 'no dataset decoy', given=decoy(edit('config', dataset=path)), what=f'config has dataset={path!r}')
-row(60, '', "dataset is a folder's name", given=lambda place, monkeypatch: decoy(edit('config', dataset=str(place / 'decoy' / 'tiny')))(place, monkeypatch), what='config has a dataset with an absolute path')
-row(60, '--max_iters=7', 'done: 7', given=decoy(edit('config', data_dir='decoy', out_dir='decoy', resume_from='decoy', init_from='decoy', overwrite=True, wandb_log=True)), status=0, what='config has data_dir, out_dir, resume_from')
-for name, function in {'empty': lambda s: {}, 'without groups': lambda s: {**s, 'param_groups': []}, 'of another size': lambda s: {**s, 'param_groups': [{'params': [0]}]},
-                       'with groups that are none': lambda s: {**s, 'param_groups': 'abc'}, 'without moments': lambda s: {'param_groups': s['param_groups']}, 'a list': lambda s: {**s, 'state': [1]},
-                       'with another key': lambda s: {**s, 'state': {'x': s['state'][0]}}, 'with too many': lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}}.items():
-    row(60, '', "optimizer's state", '--init_from=', given=run(lambda state, f=function: {**state, 'optimizer': f(state['optimizer'])}), what=f'an optimizer state {name}')
-for name, function in {'of another shape': lambda own: own.update(exp_avg=torch.zeros(3)), 'transposed': lambda own: own.update(exp_avg_sq=torch.zeros(own['exp_avg'].shape[::-1] + (1,))),
-                       'that are text': lambda own: own.update(exp_avg='x'), 'not finite': lambda own: own['exp_avg'].fill_(float('nan')), 'missing': lambda own: own.pop('exp_avg_sq'),
-                       'too many': lambda own: own.update(evil=torch.zeros(3)), 'sparse': lambda own: own.update(exp_avg=own['exp_avg'].to_sparse()), 'with many steps': lambda own: own.update(step=torch.zeros(5)),
-                       'without steps': lambda own: own.update(step=None)}.items():
-    row(60, '', "optimizer's state", '--init_from=', given=run(moments(function)), what=f'moments {name}')
-for key, value in (('spent', [1]), ('spent', {'eval': 'x'}), ('spent', {'eval': float('nan')}), ('tokens', 'x'), ('tokens', 1.5), ('tokens', -1), ('tokens', 10**30), ('seconds', float('nan')),
-                   ('seconds', 1e308), ('seconds', -1.0), ('bad_steps', 10**30), ('bad_steps', -1), ('evaluation', {'iter': [6]}), ('evaluation', {'iter': 6, 'names': 5, 'metrics': {}}),
-                   ('evaluation', {'iter': 6, 'names': [['loss']], 'metrics': {}}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': [1]}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {'val_loss': [1]}}),
-                   ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {5: 1.0}}), ('trained_on', {'train': [1]}), ('environment', {'torch': {}}), ('wandb_run_id', 'x' * 10**6)):
-    row(60, '--max_iters=7', 'ckpt_00000006.pt', key, given=run(**{key: value}), what=f'{key} is {value!r:.60}')
-row(60, '', "dataset is a folder's name", given=run(edit('config', dataset='a\0b')), what='a zero byte in the name of the dataset')
-row(60, '--max_iters=7', 'sample_tokens', given=run(edit('config', sample_tokens=10**12)), what='sample_tokens in config is 10**12')
-for key, value in (('evaluation', {'iter': 6}), ('trained_on', {}), ('environment', {5: 6}), ('evaluation', {'iter': 8})):
-    row(60, '--max_iters=7', 'done: 7', given=run(**{key: value}), status=0, what=f'{key}={value}')
-for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(n_layer=2.0), dict(n_layer=True), dict(n_layer=0), dict(vocab_size=10**12), dict(evil=1), dict(n_embd=64), dict(n_embd=-32), dict(n_embd=float('nan')), dict(n_head=0),
-               dict(n_head=3), dict(block_size=10**12), dict(block_size=32), dict(dropout='x'), dict(bias=1), dict(bias=True), dict(mlp_width=10**12), dict(mlp_width=64), dict(n_kv_head=10**30), dict(norm=['x']), dict(rope_scaling=5),
-               dict(arch='llama'), dict(arch=[1]), dict(arch=None), dict(positions='rope'), dict(n_layer=torch.tensor(2)), dict(self=1)):
-    row(61, '', 'ckpt_00000006.pt', given=weights(run(edit('model_args', **change))), what=f'model_args: {change}')
-for name, function in {'of another shape': lambda p: torch.zeros(2, 2), 'that is text': lambda p: 'x', 'not finite': lambda p: p * float('nan'), 'of whole numbers': lambda p: p.long(), 'sparse': lambda p: p.to_sparse(),
-                       'without memory': lambda p: p.to('meta'), 'complex': lambda p: p.to(torch.complex64), 'missing': None}.items():
-    row(61, '', 'ckpt_00000006.pt', given=weights(run(lambda s, f=function: s['model'].update({W: f(s['model'][W])}) if f else s['model'].pop(W) is None)), what=f'a weight {name}')
-row(61, '', 'ckpt_00000006.pt', given=weights(run(edit('model', **{'x.y': torch.zeros(2)}))), what='a weight too many')
-row(61, '', 'ckpt_00000006.pt', given=weights(run(lambda s: s['model'].update({5: torch.zeros(2)}))), what='a weight without a name')
-row(61, '', 'no plain tensor', given=weights(run(edit('model', **{'transformer.wte.weight': torch.zeros(1).expand(10**7, 10**5)}), edit('model_args', n_embd=10**5, vocab_size=10**7))), what='a weight larger than its file')
+W = 'transformer.h.0.attn.c_attn.weight'
+row('', 'refused', 'would run code', given=evil(lambda e: e))
+row('', 'refused', given=evil(lambda e: {'model': {}, 'model_args': e}))
+for protocol in (1, 2, 4):
+    row('', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=protocol))
+for state in ([1], {}, torch.zeros(3), {'model': torch.zeros(3)}):
+    row('', 'not a checkpoint', given=file(lambda p, state=state: torch.save(state, p)))
+for key, word in {'model': 'model', 'model_args': 'model_args', 'optimizer': 'weights only'}.items():
+    row('', word, given=run(**{key: None}))
+for key in ('model', 'model_args', 'optimizer', 'scaler', 'config', 'iter_num', 'best_val_loss', 'tokenizer', 'evaluation', 'seconds', 'bad_steps', 'wandb_run_id', 'trained_on', 'environment', 'version'):
+    row('', 'ckpt_00000006.pt', given=run(**{key: [1]}))
+for number in (-3, 10**30, float('nan'), 'x', torch.tensor([3, 4])):
+    row('', 'not a checkpoint', given=run(iter_num=number))
+row('', 'holds iteration 5', 'ckpt_00000005.pt', given=run(lambda state: {**state, 'iter_num': 5}))
+for content in (b'\xff\xfe', b'x,y\n1,2\n', b'iter\n' + b'1' * 200_000):
+    row('--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True)
+for changes in (dict(tokenizer={'kind': ['char']}), dict(tokenizer={5: 6}), dict(seconds=NESTED), dict(tokenizer={'kind': 'char', 'chars': {5: NESTED}}), dict(model_args={'arch': NESTED})):
+    row('', 'ckpt_00000006.pt', given=run(**changes))
+for tokenizer in ({'kind': 'char', 'chars': 5}, {'kind': 'hf', 'name': 'x', 'json': '{'}, {'kind': 'byte'}, {'kind': 'char', 'chars': []}):
+    row('', 'tokenizer', given=run(tokenizer=tokenizer))
+for name, change in {'batch_size': 0, 'learning_rate': -1.0, 'dropout': 2.0, 'keep_checkpoints': 0, 'sample_tokens': 10**12}.items():
+    row('--max_iters=7', name, given=run(edit('config', **{name: change})))
+row('--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), lr_schedule='x', save=1, os='x', evil=1), lambda s: s['config'].update({5: 6})), status=0)
+for path in ('../decoy/tiny', '..', '.', 'a\0b', str(REPO / 'data')):
+    row('', "dataset is a folder's name", given=decoy(edit('config', dataset=path)))
+row('', 'no dataset decoy', given=decoy(edit('config', dataset='decoy')))
+row('--max_iters=7', 'done: 7', given=decoy(edit('config', data_dir='decoy', out_dir='decoy', init_from='decoy', overwrite=True, wandb_log=True)), status=0)
+for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'param_groups': [{'params': [0]}]}), optimizer(lambda s: {**s, 'param_groups': 'abc'}), optimizer(lambda s: {'param_groups': s['param_groups']}),
+               optimizer(lambda s: {**s, 'state': {'x': s['state'][0]}}), optimizer(lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}), moments(lambda own: own.update(exp_avg=torch.zeros(3))),
+               moments(lambda own: own.update(exp_avg='x')), moments(lambda own: own['exp_avg'].fill_(float('nan'))), moments(lambda own: own.pop('exp_avg_sq')), moments(lambda own: own.update(evil=torch.zeros(3))),
+               moments(lambda own: own.update(exp_avg=own['exp_avg'].to_sparse())), moments(lambda own: own.update(step=torch.zeros(5))), moments(lambda own: own.update(step=None))):
+    row('', "optimizer's state", '--init_from=', given=run(change))
+for key, value in (('spent', {'eval': 'x'}), ('tokens', 'x'), ('tokens', -1), ('tokens', 10**30), ('seconds', float('nan')), ('seconds', -1.0), ('bad_steps', 10**30), ('evaluation', {'iter': [6]}),
+                   ('evaluation', {'iter': 6, 'names': 5, 'metrics': {}}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {'val_loss': [1]}}), ('trained_on', {'train': [1]}), ('environment', {'torch': {}}), ('wandb_run_id', 'x' * 10**6)):
+    row('--max_iters=7', 'ckpt_00000006.pt', key, given=run(**{key: value}))
+for key, value in (('evaluation', {'iter': 6}), ('trained_on', {}), ('environment', {5: 6})):
+    row('--max_iters=7', 'done: 7', given=run(**{key: value}), status=0)
+for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(n_layer=2.0), dict(n_layer=True), dict(n_layer=0), dict(evil=1), dict(n_embd=64), dict(n_embd=float('nan')), dict(n_head=3), dict(block_size=10**12), dict(dropout='x'),
+               dict(bias=1), dict(mlp_width=64), dict(n_kv_head=10**30), dict(norm=['x']), dict(arch='llama'), dict(arch=None), dict(positions='rope'), dict(n_layer=torch.tensor(2)), dict(self=1)):
+    row('', 'ckpt_00000006.pt', given=weights(edit('model_args', **change)))
+for change in (lambda p: torch.zeros(2, 2), lambda p: 'x', lambda p: p * float('nan'), torch.Tensor.long, torch.Tensor.to_sparse, lambda p: p.to('meta'), lambda p: p.to(torch.complex64)):
+    row('', 'ckpt_00000006.pt', given=weights(lambda s, f=change: s['model'].update({W: f(s['model'][W])})))
+for change in (lambda s: s['model'].pop(W) is None, edit('model', **{'x.y': torch.zeros(2)}), lambda s: s['model'].update({5: torch.zeros(2)})):
+    row('', 'ckpt_00000006.pt', given=weights(change))
+row('', 'no plain tensor', given=weights(edit('model', **{'transformer.wte.weight': torch.zeros(1).expand(10**7, 10**5)}), edit('model_args', n_embd=10**5, vocab_size=10**7)))
 
 # -----------------------------------------------------------------------------
 
@@ -568,12 +434,17 @@ def test_bad_input(script, tiny, tmp_path, monkeypatch, flags, words, given, sta
     assert not (tmp_path / 'canary').exists(), 'nothing is executed'
 
 
-def test_the_table_has_every_row():
-    assert {int(case.id.split(':')[0][4:]) for case in TABLE} == {*range(1, 14), *range(26, 62)}
+KINDS = knobs_of(REPO / 'train.py')[1]
 
 
-def test_several_wrong_knobs_are_named_at_once(script, tiny):
-    is_one_line(script('train.py', *tiny, '--batch_size=0', '--dropout=2', '--decay_fraction=0'), lines=3)
+@pytest.mark.parametrize('name', [name for name, kinds in KINDS.items() if int in kinds or float in kinds])
+def test_a_number_of_0_or_less_is_a_run_or_one_line(script, tiny, name):
+    for value in (0, -1):
+        result = script('train.py', *tiny, '--overwrite', f'--{name}={value}', *(['--tasks=core'] if name == 'tasks_interval' else []))
+        if result.status:
+            is_one_line(result, name)
+        else:
+            assert 'done: ' in result.out
 
 
 def test_overwrite_deletes_nothing_that_only_a_config_file_names(script, tiny, tmp_path):
@@ -585,13 +456,10 @@ def test_overwrite_deletes_nothing_that_only_a_config_file_names(script, tiny, t
 
 
 def test_sampling_from_a_hostile_file_executes_and_opens_nothing(script, tmp_path, monkeypatch):
-    for content in (lambda e: e, lambda e: {'model': {}, 'model_args': e}):
-        evil(content)(tmp_path, monkeypatch)
-        is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt', 'refused')
+    for content, protocol in ((lambda e: e, False), (lambda e: {'model': {}, 'model_args': e}, False), (lambda e: {'x': e}, 2)):
+        evil(content, protocol)(tmp_path, monkeypatch)
+        is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
         shutil.rmtree(tmp_path / 'out')
-    evil(lambda e: {'x': e}, raw=2)(tmp_path, monkeypatch)
-    is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
-    shutil.rmtree(tmp_path / 'out')
     for path in ('../decoy/tiny', str(tmp_path / 'decoy' / 'tiny')):  # with no tokenizer in the file, the dataset's name tells it
         with monkeypatch.context() as patch:
             decoy(edit('config', dataset=path), tokenizer=None)(tmp_path, patch)
@@ -608,9 +476,9 @@ def test_missing_packages_are_one_sentence(script, tiny, monkeypatch):
 
 def test_an_old_torch_is_named(monkeypatch, capsys):
     monkeypatch.setattr(torch, '__version__', '2.8.0+cpu')
-    with pytest.raises(SystemExit) as e:
+    with pytest.raises(SystemExit, match='^2$'):
         importlib.reload(devices)
-    assert e.value.code == 2 and '2.9' in capsys.readouterr().err
+    assert '2.9' in capsys.readouterr().err
     monkeypatch.undo()
     importlib.reload(devices)
 
@@ -620,7 +488,6 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     assert devices.choose_device('auto')[0] == devices.choose_device('cuda')[0] == torch.device('cuda:0')
-    assert devices.choose_device('cuda:1')[0] == torch.device('cuda:1')
     assert devices.choose_device('cuda', local_rank=1, is_distributed=True)[0] == torch.device('cuda:1')
     for args, words in [(('cuda:2',), ['cuda:2', '2 GPU', '--device=cuda:1']), (('cuda', 3, True), ['2 GPU', '--nproc_per_node=2'])]:
         with pytest.raises(SystemExit):
@@ -628,10 +495,9 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
         err = capsys.readouterr().err
         assert all(word in err for word in words), err
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'Tesla T4')
-    for capability, want in ((7, 5), 'float16'), ((8, 0), 'bfloat16'):
+    for capability, want in ((8, 0), 'bfloat16'), ((7, 5), 'float16'):
         monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device, c=capability: c)
         assert devices.choose_dtype('auto', torch.device('cuda:0'))[0] == want
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7, 5))
     with pytest.raises(SystemExit):
         devices.choose_dtype('bfloat16', torch.device('cuda:0'))
     assert 'T4' in capsys.readouterr().err
@@ -643,11 +509,10 @@ def test_a_missing_torch_is_one_line(name, tmp_path):
     done = subprocess.run([sys.executable, REPO / f'{name}.py'], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, 'PYTHONPATH': str(tmp_path)})
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-    assert done.stderr.startswith(f'error: a package is missing in {sys.executable} (No module named \'torch\'). ')
-    assert ('.venv/bin/activate' if (REPO / '.venv').exists() else 'pip install -r ') in done.stderr
+    assert done.stderr.startswith(f'error: a package is missing in {sys.executable} (No module named \'torch\'). ') and 'pip install -r ' in done.stderr
 
 
-def test_an_old_python_is_one_line(tmp_path):
+def test_an_old_python_is_one_line():
     code = f'import sys; sys.path.insert(0, {str(REPO)!r}); sys.version_info = (3, 10, 4); import configurator'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 2 and re.fullmatch(r'error: this Python is too old \(.*\)\. use 3\.11 or newer\n', done.stderr)
