@@ -186,9 +186,10 @@ def make_conversations():
     tok = make_tokenizer(with_chat_tokens(choose_tokenizer(tokenizer or 'gpt2', [], documents).state()))
     if not overwrite:
         check_replacement(folder, tok, same_bytes=False)
-    rows = read_conversations(read_text.rows(sources), bad_rows)
+    rows = ((f'{file.path}:{number + 1}', row) for file in read_text.find_files(sources)
+            for number, row, _ in read_text.rows(file.path))
     talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
-             for talk in rows)
+             for talk in read_conversations(rows, bad_rows))
     shutil.rmtree(unfinished, ignore_errors=True)
     dtype = encode_text.Encoder(tok).dtype
     splits = write_splits(unfinished, talks, tok, dtype)

@@ -31,12 +31,12 @@ def hub():
     """The package huggingface_hub, without its own lines and bars."""
     try:
         import huggingface_hub
-        from huggingface_hub import constants, errors, utils  # from here on attributes of the package
+        import huggingface_hub.utils
     except ImportError:
         fail("for the Hugging Face Hub a package is needed that is not installed (huggingface_hub). "
              "pip install huggingface_hub")
-    utils.disable_progress_bars()
-    utils.logging.set_verbosity_error()  # not a line for each of its retries
+    huggingface_hub.utils.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity_error()  # not a line for each of its retries
     return huggingface_hub
 
 
@@ -141,31 +141,28 @@ class File:
 
 def find_files(spec):
     """The files of OWNER/NAME[@REVISION][:CONFIG][:SPLIT], with sizes and checksums."""
-    try:
-        return ask_hub(spec, hub().HfApi())
-    except Exception as e:
-        explain(e, 'data set', f'hf:{spec}', "name files on this machine with --input")
-
-
-def ask_hub(spec, api):
     repo, config, split = (spec.split(':') + ['', ''])[:3]
     repo, _, revision = repo.partition('@')
     if config in ('train', 'validation', 'test') and not split:
         config, split = '', config
-    info = api.dataset_info(repo, revision=revision or None)
-    paths, configs = choose_files(info, config, split)
-    if not paths and not revision:  # made by a script or from archives: the Hub keeps its own conversion
-        with contextlib.suppress(hub().errors.RevisionNotFoundError):
-            info = api.dataset_info(repo, revision='refs/convert/parquet')
-            paths, more = choose_files(info, config, split)
-            configs |= more
+    try:
+        api = hub().HfApi()
+        info = api.dataset_info(repo, revision=revision or None)
+        paths, configs = choose_files(info, config, split)
+        if not paths and not revision:  # made by a script or from archives: the Hub keeps its own conversion
+            with contextlib.suppress(hub().errors.RevisionNotFoundError):
+                info = api.dataset_info(repo, revision='refs/convert/parquet')
+                paths, more = choose_files(info, config, split)
+                configs |= more
+        found = {}
+        for i in range(0, len(paths), 500):
+            some = api.get_paths_info(repo, paths[i:i + 500], revision=info.sha, repo_type='dataset')
+            found |= {file.path: file for file in some}
+    except Exception as e:
+        explain(e, 'data set', f'hf:{spec}', "name files on this machine with --input")
     if not paths:
-        fail(f"no parquet or text files of that name in hf:{spec} at {hub().constants.ENDPOINT}. "
-             f"name one of its configurations: {', '.join(sorted(configs)) or 'none was found'}")
-    found = {}
-    for i in range(0, len(paths), 500):
-        some = api.get_paths_info(repo, paths[i:i + 500], revision=info.sha, repo_type='dataset')
-        found |= {file.path: file for file in some}
+        fail(f"no parquet or text files of that name in hf:{spec}. name one of its configurations: "
+             f"{', '.join(sorted(configs)) or 'none was found'}")
     stamps = {path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in found.items()}
     return [File(path, found[path].size, stamps[path], repo, info.sha) for path in paths]
 
@@ -175,41 +172,35 @@ def choose_files(info, config, split):
     data set's configurations. The card describes both; without it the names of folders and files have to
     tell."""
     every = sorted(file.rfilename for file in info.siblings)
-    tables = [name for name in every if name.endswith('.parquet')]
-    texts = [name for name in every if re.search(r'\.(txt|jsonl)(\.gz|\.zst)?$', name)]
-    names = [name for name in tables or texts if not name.startswith(('README', 'LICENSE'))]
+    every = [name for name in every if not name.startswith(('README', 'LICENSE'))]
+    names = [name for name in every if name.endswith('.parquet')]
+    names = names or [name for name in every if re.search(r'\.(txt|jsonl)(\.gz|\.zst)?$', name)]
 
     entries = (info.card_data or {}).get('configs') or []
-    described = {str(entry.get('config_name')): entry.get('data_files') or []
-                 for entry in entries if isinstance(entry, dict)}
+    described = {str(entry['config_name']): entry.get('data_files') or [] for entry in entries}
     default = 'default' if 'default' in described else next(iter(described), '')
     patterns = patterns_of(described.get(config or default, []), split or 'train')
     if patterns:
-        chosen = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        return chosen, set(described)
+        return [name for name in names if re.fullmatch('|'.join(patterns), name)], set(described)
 
     folders = {name.partition('/')[0] for name in names if '/' in name}
     folder = config or ('default' if 'default' in folders else '')
-    if folder:
-        names = [name for name in names if name.startswith(folder + '/')]
-    chosen = [name for name in names if contains_word(name, re.escape(split or 'train'))]
-    any_split = 'train|validation|valid|test'
-    if not split and not any(contains_word(name, any_split) for name in names):
-        chosen = names
-    return chosen, set(described) or folders
+    names = [name for name in names if not folder or name.startswith(folder + '/')]
+    any_split = [name for name in names if contains_word(name, 'train|validation|valid|test')]
+    if split or any_split:
+        names = [name for name in names if contains_word(name, re.escape(split or 'train'))]
+    return names, set(described) or folders
 
 
 def patterns_of(data_files, split):
     """Regular expressions for the files of a split. A card gives a pattern, a list of them, or a list of
     {'split', 'path': a pattern or a list of them}."""
-    found = []
-    for entry in data_files if isinstance(data_files, list) else [data_files]:
-        if not isinstance(entry, dict):
-            entry = {'path': entry}
-        if entry.get('split', split) == split:
-            paths = entry['path']
-            found += paths if isinstance(paths, list) else [paths]
-    return [glob_to_re(path) for path in found]
+    def listed(value):
+        return value if isinstance(value, list) else [value]
+
+    entries = [entry if isinstance(entry, dict) else {'path': entry} for entry in listed(data_files)]
+    return [glob_to_re(path) for entry in entries if entry.get('split', split) == split
+            for path in listed(entry['path'])]
 
 
 def glob_to_re(pattern):
@@ -217,8 +208,8 @@ def glob_to_re(pattern):
     return ''.join(GLOB_TO_RE.get(part) or re.escape(part) for part in parts)
 
 
-def contains_word(name, word):
-    return re.search(rf'(^|[/_.-])({word})([/_.-]|$)', name)
+def contains_word(name, words):
+    return re.search(rf'(^|[/_.-])({words})([/_.-]|$)', name)
 
 
 # -----------------------------------------------------------------------------

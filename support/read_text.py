@@ -11,7 +11,6 @@ import contextlib
 import glob
 import html
 import io
-import itertools
 import json
 import os
 import posixpath
@@ -257,30 +256,54 @@ def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
     document), on. tell() says how many bytes of the file have been read. Files of the Hub are downloaded into
     the folder `download_to` for a while."""
     for i, path in local_paths(files, start[0], download_to):
-        skip = start[1] if i == start[0] else 0
-        for number, pieces, tell in documents_of(path, text_key, encoding, errors, skip):
-            yield i, number, pieces, tell
+        kind, skip = kind_of(path), start[1] if i == start[0] else 0
+        if kind in ('jsonl', 'parquet'):
+            for number, row, tell in rows(path, text_key, encoding, errors):
+                if number >= skip:
+                    yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}')), tell
+        elif skip:
+            pass  # it is one document
+        elif kind == 'py':
+            yield i, 0, read_python(path), lambda: 0
+        elif kind in ('html', 'htm', 'xhtml', 'epub'):
+            yield i, 0, slices(read_page(path, kind)), lambda: 0
+        else:
+            with open_text(path, encoding, errors) as (f, tell):
+                yield i, 0, read_pieces(f, path), tell
 
 
-def documents_of(path, text_key, encoding, errors, skip):
-    """The same for one file, without its number; the first `skip` documents are left out."""
-    kind = kind_of(path)
-    if kind == 'parquet':
-        yield from read_parquet(path, text_key, skip)
-    elif kind == 'jsonl':
-        with open_text(path, encoding, errors) as (f, tell):
-            for number, line in enumerate(read_lines(f, path)):
-                if number >= skip and line.strip():
-                    yield number, slices(text_of(line, text_key, f'{path}:{number + 1}')), tell
-    elif skip:
-        pass
-    elif kind == 'py':
-        yield 0, read_python(path), lambda: 0
-    elif kind in ('html', 'htm', 'xhtml', 'epub'):
-        yield 0, slices(read_page(path, kind)), lambda: 0
-    else:
-        with open_text(path, encoding, errors) as (f, tell):
-            yield 0, read_pieces(f, path), tell
+def rows(path, column=None, encoding='utf-8', errors='strict'):
+    """Yield (its number, what it says, tell) for each line of a .jsonl file, or row of a .parquet file, of
+    which only the column is read if there is one of that name."""
+    if kind_of(path) == 'parquet':
+        with explain_errors(path):
+            import pyarrow.parquet
+            with pyarrow.parquet.ParquetFile(path) as f:
+                columns, size = [column] if column in f.schema_arrow.names else None, os.path.getsize(path)
+                batches = f.iter_batches(256, columns=columns, use_threads=False)
+                for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                    yield number, row, lambda: size * number // f.metadata.num_rows
+        return
+    with open_text(path, encoding, errors) as (f, tell):
+        for number, line in enumerate(iter(lambda: f.readline(LONGEST_LINE), '')):
+            if len(line) == LONGEST_LINE:
+                fail(f"{path} has a line of over {LONGEST_LINE:,} characters. put one document on a line, or "
+                     "name it .txt if it is no JSON")
+            try:
+                if line.strip():
+                    yield number, json.loads(line), tell
+            except (ValueError, RecursionError) as e:
+                fail(f"{path}:{number + 1} is not JSON ({e}). correct or remove that line")
+
+
+def text_of(row, text_key, where):
+    """The text in a row; `where` is its file and number, for messages."""
+    if not isinstance(row, dict) or not isinstance(row.get(text_key, 0), str | None):
+        has = {key: type(value).__name__ for key, value in row.items()} if isinstance(row, dict) else row
+        fail(f"{where} has no text under the key {text_key!r} (it has {str(has)[:200]}). name the right one "
+             "with --text_key")
+    # JSON can hold half of a surrogate pair, which is not a character: it becomes U+FFFD
+    return (row[text_key] or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 @contextlib.contextmanager
@@ -292,31 +315,6 @@ def open_text(path, encoding='utf-8', errors='strict'):
         encoding = choose_encoding(path, encoding, content)
         with explain_errors(path, encoding), io.TextIOWrapper(content, encoding, errors) as f:
             yield f, raw.tell
-
-
-def read_lines(f, path):
-    while line := f.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            fail(f"{path} has a line of over {LONGEST_LINE:,} characters. put one document on a line, or "
-                 "name it .txt if it is no JSON")
-        yield line
-
-
-def rows(sources):
-    """(where it is, what it says) for each line of .jsonl files and each row of .parquet files."""
-    for path in (file.path for file in find_files(sources)):
-        if kind_of(path) == 'parquet':
-            with open_parquet(path) as f:
-                batches = (batch.to_pylist() for batch in f.iter_batches(256, use_threads=False))
-                for number, row in enumerate(itertools.chain.from_iterable(batches), 1):
-                    yield f'{path}, row {number}', row
-        elif kind_of(path) == 'jsonl':
-            with open_text(path) as (f, _):
-                for number, line in enumerate(read_lines(f, path), 1):
-                    if line.strip():
-                        yield f'{path}:{number}', object_of(line, f'{path}:{number}')
-        else:
-            fail(f"conversations are read from .jsonl, .jsonl.gz, .jsonl.zst and .parquet ({path}). convert it")
 
 
 def read_python(path):
@@ -338,52 +336,6 @@ def read_pieces(f, path):
 
 def slices(text):
     return (text[i:i + PIECE] for i in range(0, len(text), PIECE))
-
-
-def object_of(line, where):
-    """What a line of JSON says; `where` is its file and number, for messages."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as e:
-        fail(f"{where} is not JSON ({e}). correct or remove that line")
-
-
-def text_of(line, text_key, where):
-    """The text in a line of JSON; `where` is its file and number, for messages."""
-    row = object_of(line, where)
-    text = row.get(text_key) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        fail(f"{where} has no text under the key {text_key!r} ({type(text).__name__}). name the right one "
-             "with --text_key")
-    # JSON can hold half of a surrogate pair, which is not a character: it becomes U+FFFD
-    if not text.isascii() and ('\\ud' in line or '\\uD' in line):
-        text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-    return text
-
-
-@contextlib.contextmanager
-def open_parquet(path):
-    """The ParquetFile at `path`. Errors, also while it is read, become one line."""
-    with explain_errors(path):
-        import pyarrow.parquet
-        with pyarrow.parquet.ParquetFile(path) as f:
-            yield f
-
-
-def read_parquet(path, text_key, skip):
-    with open_parquet(path) as f:
-        columns = [(field.name, str(field.type)) for field in f.schema_arrow]
-        kinds = [kind for name, kind in columns if name == text_key]
-        if len(kinds) != 1 or not re.search('string|null', kinds[0]):
-            has = ', '.join(f'{name}: {kind}' for name, kind in columns)[:200]
-            fail(f"{path} has no column {text_key!r} of text, or several (it has {has}). name the right one "
-                 "with --text_key")
-        number, rows, size = 0, f.metadata.num_rows, os.path.getsize(path)
-        for batch in f.iter_batches(256, columns=[text_key], use_threads=False):
-            for text in batch.column(0).to_pylist():
-                if number >= skip and text:
-                    yield number, slices(text), lambda: size * number // rows
-                number += 1
 
 
 # -----------------------------------------------------------------------------
@@ -423,11 +375,10 @@ def chapters(book):
 
 def text_of_html(content):
     """The text of a page's bytes, a paragraph per <p>."""
-    page = re.sub(r'<!--.*?-->|<!\[CDATA\[|\]\]>', '', decode_page(content), flags=re.S)
-    page = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', page)
-    parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', page)
+    parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', decode_page(content))
     parts[::2] = (re.sub(r'[ \t\r\n\f]+', ' ', part) for part in parts[::2])  # as a browser shows it
-    text = ''.join(parts)
+    text = re.sub(r'(?s)<!--.*?-->|<!\[CDATA\[|\]\]>', '', ''.join(parts))
+    text = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', text)
     for space, tags in BREAKS.items():
         text = re.sub(rf'(?i)</?({tags})\b[^>]*>', space, text)
     text = html.unescape(re.sub('</?[a-zA-Z!?][^>]*>', '', text)).replace('\xad', '')
