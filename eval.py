@@ -44,7 +44,7 @@ import time
 import torch
 
 from dataset import DATA_DIR
-from support import devices, distributed, load, report, samples, shared_cpu
+from support import devices, parallel, load, report, samples, shared_cpu
 from support.compiling import compile_model
 from support.conversations import open_dataset
 from support.errors import explain_lost_data
@@ -63,7 +63,7 @@ if split == 'none' and not names:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
 if problems:
     fail(*problems)
-dist = distributed.init(device, backend, ddp_timeout)
+dist = parallel.init(device, backend, ddp_timeout)
 explain_lost_data()
 device = dist.device
 shared_cpu.watch(device)

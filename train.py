@@ -98,7 +98,7 @@ shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them 
 activation_checkpointing = False  # recompute activations in backward: less memory, a third more compute
 peak_flops: float = None  # of this GPU, for MFU; None: by a table
 max_minutes: float = None  # save and stop before this much time has passed
-deterministic = False  # bitwise equal results on 1, 2, 4, ... processes
+deterministic = False  # True: torch's deterministic algorithms, slower; for GPUs. CPUs are anyway
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())  # config files and --key=value, which win
 
@@ -110,7 +110,7 @@ import torch
 from dataset import DROPOUT, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
-from support import checkpoint, devices, distributed, evaluate, log, resume, setup
+from support import checkpoint, devices, evaluate, log, parallel, resume, setup
 from support.guard import Guard
 from support.samples import samples_in_loop
 from support.signals import Stop
@@ -119,7 +119,7 @@ from support.tasks import tasks_in_loop
 # -----------------------------------------------------------------------------
 # what follows from the knobs: where to start, derived values, checks, the run plan
 
-dist = distributed.init(device, backend, ddp_timeout)
+dist = parallel.init(device, backend, ddp_timeout)
 run = setup.resolve(knobs, given, dist)
 globals().update(run.knobs)  # the last time that knobs are set: no more 'auto'
 dist.print(run.plan)
@@ -173,7 +173,7 @@ optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2),
 if run.resuming:  # else only the weights are ckpt's, if there is one
     resume.restore_optimizer(run, optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop
-ddp_model = dist.wrap(model, deterministic)  # trains; `model`, inside it, is evaluated and saved
+ddp_model = dist.wrap(model)  # trains; `model`, inside it, is evaluated and saved
 if compile:  # tried on one step, gradients dropped; 'auto': off if it fails
     from support.compiling import compile_for_training
     ddp_model = compile_for_training(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
@@ -227,7 +227,6 @@ clock = log.Clock(run, dist)  # seconds of training
 evaluator = evaluate.Evaluator(evaluated, run, clock, stop, dist)  # knows what is due
 saver = checkpoint.Saver(state, run, clock, guard, stop, dist)  # knows when to save, and the best loss
 logger = log.Logger(run, clock, dist)  # console, log.csv, run.json, wandb
-loss_total = dist.loss_total(model, deterministic)  # over micro-batches and processes
 ckpt = run.ckpt = None  # no longer needed: free its memory
 
 # -----------------------------------------------------------------------------
@@ -249,6 +248,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         break
 
     # the gradient, averaged over micro-batches and processes
+    loss_sum = torch.zeros((), device=dist.device)
     for micro_step in range(grad_accum_steps):
         if dropout > 0:  # seeded anew for each micro-batch, so there is no random state to save
             torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
@@ -258,8 +258,8 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
             batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)
             micro_loss = batch_loss / loss_divisor(it, micro_step)
         scaler.scale(micro_loss).backward()
-        loss_total.add(micro_loss)
-    loss = loss_total.mean()  # the same in every process
+        loss_sum += micro_loss.detach()
+    loss = dist.mean(loss_sum)  # over the processes, the same in all of them
 
     # the update
     lr = get_lr(it)

@@ -39,7 +39,7 @@ if [ $is_host = 0 ]; then
 fi
 
 export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$(ip -o addr show to "$here" | awk 'NR == 1 {print $2}')}
-# machines count their restarts separately: see support/process_group.py
+# machines count their restarts separately: see support/parallel.py
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes="$nodes" --nproc_per_node="${NPROC:-gpu}" --max-restarts="${RESTARTS:-3}" \
   --local-addr="$here" --rdzv-backend=c10d --rdzv-endpoint="$head:$port" --rdzv-id=flatgpt \

@@ -14,15 +14,18 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import shutil
+import sys
+import threading
+import time
 import zipfile
 
 import torch
 
-from configurator import fail
+from configurator import fail, warn
 from support import files
-from support.errors import explain_lost_data, first_line
-from support.guard import MAX_IN_A_ROW
+from support.errors import CHECKPOINT_WRITER, explain_lost_data, first_line
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
@@ -77,8 +80,11 @@ def save(out_dir, state, links, keep):
             verify_records(path + '.tmp')  # what cannot be read back must not replace what can
             os.replace(path + '.tmp', path)
     except (OSError, RuntimeError, Damaged) as e:
-        from support.failed_save import not_saved
-        raise not_saved(path, e) from e
+        # torch hides the system's error behind its own
+        error = e.__context__ if isinstance(e, RuntimeError) else e
+        if not isinstance(error, (OSError, Damaged)):
+            raise
+        raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
     return tidy(out_dir, path, links, keep)
 
 
@@ -133,30 +139,58 @@ def link(path, name):
 
 
 class Writer:
-    """Calls save() for one checkpoint after another; finish() tells how it ended."""
-    is_async, longest = False, 0.0
+    """Calls save() for one checkpoint after another; finish() tells how it ended. With in_thread a thread
+    does the work: the states have to be copies."""
 
-    def __init__(self, on_failure):
-        self.on_failure, self.status, self.told = on_failure, WHOLE, set()
+    def __init__(self, on_failure, in_thread):
+        self.on_failure, self.in_thread = on_failure, in_thread
+        self.status, self.told, self.thread, self.error = WHOLE, set(), None, None
+        self.longest = 0.0  # seconds that a thread took at most
 
     def start(self, *args):
+        if not self.in_thread:
+            return self.save(*args)
+        # no daemon: an ending process waits for it
+        self.thread = threading.Thread(target=self.work, args=args, name=CHECKPOINT_WRITER)
+        self.thread.start()
+
+    def work(self, *args):
+        t0 = time.monotonic()
+        try:
+            self.save(*args)
+        except BaseException as e:  # for whoever waits
+            self.error = e
+        self.longest = max(self.longest, time.monotonic() - t0)
+
+    def save(self, *args):
         try:
             failed = save(*args)
         except NotSaved as e:
-            self.status, failed = NOT_SAVED, {e: e}
+            self.status, failed = NOT_SAVED, {}
             self.on_failure()
+            warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
+                 "were")
         if 'renew ckpt_best.pt' in failed:
             self.status = NOT_BEST
-        if failed:
-            from support.failed_save import tell
-            tell(failed, self.told)
+        for what, error in failed.items():
+            if (what, error.errno) not in self.told:  # it will be the same next time
+                self.told.add((what, error.errno))
+                warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
+                     "run continues")
 
     def is_busy(self):
         """Whether it still writes; waits for up to a second."""
-        return False
+        if self.thread is not None:
+            self.thread.join(timeout=1)
+        return self.thread is not None and self.thread.is_alive()
 
     def finish(self):
         """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
+        if self.thread is not None:
+            self.thread.join()
+        error, self.thread, self.error = self.error, None, None
+        if error is not None:
+            raise error
         status, self.status = self.status, WHOLE
         return status
 
@@ -186,9 +220,11 @@ def clear(out_dir, start, overwrite):
             old = number or name in ('ckpt.pt', 'ckpt_best.pt', *RUN_FILES)
             if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and old):
                 os.remove(path)
-            elif number and int(number[1]) > start:
-                from support.load import put_aside
-                put_aside(path)
+            elif number and int(number[1]) > start:  # it has to be damaged
+                with contextlib.suppress(Damaged):
+                    verify_records(path)
+                    fail(f"{path} was written by another run in the meantime. start again")
+                os.replace(path, path + '.damaged')
     except (OSError, ValueError) as e:
         cannot_write(out_dir, e)
 
@@ -196,6 +232,17 @@ def clear(out_dir, start, overwrite):
 def cannot_write(out_dir, e):
     fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
          "--out_dir", everywhere=True)
+
+
+def keep_original(path, it, tell):
+    """Give `path`, a ckpt.pt as nanoGPT leaves it, a name that no run touches."""
+    kept = os.path.join(os.path.dirname(path), f'ckpt_original_{it:08d}.pt')
+    try:
+        link(path, kept)
+    except OSError as e:
+        fail(f"{path} cannot be kept as {kept} ({e.strerror}). make room, or continue it in another folder: "
+             f"--init_from=resume:{path} --out_dir=ANOTHER")
+    tell(f"note: {path} is kept as {kept}, as the first save takes its name")
 
 
 class Saver:
@@ -206,10 +253,7 @@ class Saver:
         self.clock, self.guard, self.stop, self.dist = clock, guard, stop, dist
         self.writes = not run.knobs['eval_only']
         self.is_async = dist.device.type == 'cuda'  # there it is written by a thread, beside the training
-        writer = Writer
-        if self.is_async:
-            from support.async_save import AsyncWriter as writer
-        self.writer = writer(on_failure=lambda: stop.saved(again_in=60))
+        self.writer = Writer(lambda: stop.saved(again_in=60), in_thread=self.is_async)
         self.best_val_loss = self.best_on_disk = run.best_val_loss
         self.whole = True  # whether the newest checkpoint could be written
         self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
@@ -218,7 +262,6 @@ class Saver:
         if dist.is_main and self.writes:
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
             if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):
-                from support.keep_original import keep_original
                 keep_original(run.ckpt['path'], run.start_iter, dist.print)
 
     def due(self, it, request):
@@ -249,7 +292,7 @@ class Saver:
             return
         doubtful = self.guard.is_counting() and not improved
         if doubtful and request is None and not last:  # it would take the place of a good one
-            self.postponed = it + MAX_IN_A_ROW  # by then these updates are over, or the run
+            self.postponed = it + self.guard.max_in_a_row  # by then these updates are over, or the run
             return
         with self.clock.spending('save'):
             self.write(it, improved, doubtful)
@@ -273,9 +316,21 @@ class Saver:
             self.writer.start(self.out_dir, state, links, keep)
 
     def rescue(self):
-        """Save between two updates, in this process alone; returns what was done, for a line."""
-        from support.rescue import rescue
-        return rescue(self)
+        """As the data is lost: save the state after the last update, if this process can do so without the
+        others. Returns what was done, for a line."""
+        run, it = self.run, max(self.guard.it + 1, self.run.start_iter)
+        # shards are gathered by all processes
+        if not (self.writes and self.dist.is_main) or self.dist.sharded:
+            return ''
+        again = f"to continue: {resume_line(run, 'auto')}"
+        if it == run.start_iter:
+            return f". {again}"
+        try:
+            self.writer.finish()  # one that a thread is writing
+            save(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], None)
+        except NotSaved as e:
+            return f". {e}. {again}"
+        return f". saved in {self.out_dir} after {it:,} iterations. {again}"
 
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""
@@ -289,3 +344,38 @@ class Saver:
             self.best_on_disk = self.best_val_loss
         else:
             self.best_val_loss = self.best_on_disk
+
+
+# -----------------------------------------------------------------------------
+# command lines that the user can paste
+
+
+def command_line(run, args):
+    """The line that starts train.py as it was started now, with `args` and the knobs that no checkpoint hands
+    on."""
+    n, local = run.dist.world_size, int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    launcher = 'python'
+    if run.dist.is_distributed:
+        launcher = f"torchrun --standalone --nproc_per_node={n}"
+        if n != local:
+            launcher = f"torchrun --nnodes={n // local} --nproc_per_node={local} ..."
+    named = [arg.split('=')[0] for arg in args]
+    again = [f'--{name}={run.given[name]}' for name in LAUNCH
+             if name in run.given and f'--{name}' not in named]
+    return f"{launcher} {shlex.join([sys.argv[0], *args, *again])}"
+
+
+def replay_line(run, it):
+    """The line that makes iteration `it` again, from the newest checkpoint, in a folder of its own."""
+    out_dir = run.knobs['out_dir']
+    path = newest(out_dir)
+    begin = [f'--init_from=resume:{path}'] if path else sys.argv[1:]
+    quiet = ['--log_interval=1', '--eval_interval=0', '--eval_iters=1', '--tasks_interval=0',
+             '--sample_interval=0']
+    return command_line(run, [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={it + 1}',
+                         f"--lr_decay_iters={run.knobs['lr_decay_iters']}", *quiet])
+
+
+def resume_line(run, init_from='resume'):
+    """The line that continues the run."""
+    return command_line(run, [f'--init_from={init_from}', f"--out_dir={run.knobs['out_dir']}"])

@@ -1,16 +1,18 @@
 """Updates whose loss or gradient is not finite are skipped; after ten in a row the run gives up."""
 
+import os
+
 import torch
 
 from configurator import say
 from optim import to_local
-
-MAX_IN_A_ROW = 10
+from support.checkpoint import NUMBERED, command_line, newest, numbered, replay_line
 
 
 class Guard:
     """Makes the updates. The device decides whether one is skipped, so the host need not wait; what was
     skipped is kept there until report()."""
+    max_in_a_row = 10
 
     def __init__(self, optimizer, scaler, stop, dist, run):
         self.optimizer, self.scaler, self.stop, self.dist, self.run = optimizer, scaler, stop, dist, run
@@ -26,7 +28,7 @@ class Guard:
         """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all
         processes."""
         self.it = it
-        bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= MAX_IN_A_ROW)
+        bad = ~torch.isfinite(loss + norm) | (self.in_a_row >= self.max_in_a_row)
         if self.optimizer.defaults.get('fused'):
             # torch's fused optimizers, and Muon, skip what has this set
             self.optimizer.found_inf = bad.float()
@@ -57,9 +59,10 @@ class Guard:
         end."""
         n, in_a_row, it, loss, norm = self.skipped()
         if n:
-            from support.give_up import skipped_note
-            self.dist.print(skipped_note(self.run, n, in_a_row, it, loss, norm))
-        if in_a_row >= MAX_IN_A_ROW and not self.stop.gave_up:  # told once
+            self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
+                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
+                            f"row). that iteration again: {replay_line(self.run, it)}")
+        if in_a_row >= self.max_in_a_row and not self.stop.gave_up:  # told once
             self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
 
     def check_weights(self):
@@ -70,10 +73,42 @@ class Guard:
 
     def give_up(self, why):
         if self.dist.is_main:
-            from support.give_up import advice
             first = self.it + 1 - int(self.in_a_row)  # the weights of this iteration made the first bad loss
             say(f"error: {why}. {advice(self.run, first)}")
         self.stop.give_up(why)
 
     def state(self):
         return {'bad_steps': int(self.in_a_row)}
+
+
+def advice(run, first_bad):
+    """A line about the last good checkpoint. first_bad: the iteration whose weights made the first loss or
+    gradient that is not finite; a checkpoint of that iteration has the same weights."""
+    out_dir = run.knobs['out_dir']
+    last = newest(out_dir)
+    good = [path for path in numbered(out_dir) if iteration(path) < first_bad]
+    if last is None:
+        return f"there is no checkpoint from before. start anew with smaller learning rates: {rates(run)}"
+    if not good and last in numbered(out_dir):
+        return (f"{last} has the weights that made the first of them. start anew with smaller learning "
+                f"rates: {rates(run)}")
+    path, place = last, ['--init_from=resume', f'--out_dir={out_dir}']
+    if good and good[-1] != last:
+        path, place = good[-1], [f'--init_from=resume:{good[-1]}', f'--out_dir={out_dir}-again']
+    return (f"{path} is from before. to continue from there with smaller learning rates: "
+            f"{command_line(run, place)} {rates(run)}")
+
+
+def iteration(path):
+    return int(NUMBERED.fullmatch(os.path.basename(path))[1])
+
+
+def rates(run):
+    """Flags for a third of each learning rate that was set, and for clipping if there was none."""
+    lrs = {'learning_rate': run.knobs['learning_rate'], **run.lrs}
+    if run.asked['min_lr']:
+        lrs['min_lr'] = run.asked['min_lr']
+    flags = [f'--{name}={lr / 3:.2g}' for name, lr in lrs.items()]
+    if run.knobs['grad_clip'] == 0:
+        flags.append('--grad_clip=1')
+    return ' '.join(flags)

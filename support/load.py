@@ -157,16 +157,6 @@ def unpack_once(path, verify):
         raise Damaged(f"is damaged ({why})") from e
 
 
-def put_aside(path):
-    """A checkpoint with a higher number than the one that is resumed has to be damaged."""
-    try:
-        unpack(path)
-    except Damaged:
-        os.replace(path, path + '.damaged')
-    else:
-        fail(f"{path} was written by another run in the meantime. start again")
-
-
 def read(path, verify=True):
     """The checkpoint at `path` (see find) as a dict on the CPU, with 'path' in it."""
     if not os.path.isfile(path):

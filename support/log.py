@@ -2,16 +2,22 @@
 
 import contextlib
 import csv
+import importlib.metadata
+import importlib.util
 import io
 import math
 import os
+import platform
+import shlex
+import subprocess
+import sys
 import time
 
-from configurator import fail, warn
-from support import console, devices, files, shared_cpu
+from configurator import fail, say, warn
+from support import console, devices, files, report, shared_cpu
+from support.checkpoint import newest, resume_line
 from support.console import format_duration
 from support.errors import first_line
-from support.run_json import RunRecord
 
 # docs/reading_logs.md explains them. A metric with another name gets a column of its own
 COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 'perplexity', 'bpb',
@@ -82,7 +88,6 @@ class Logger:
         self.wandb, self.wandb_run_id = None, run.ckpt.get('wandb_run_id') if run.continues else None
         writes = dist.is_main and not self.knobs['eval_only']
         if self.knobs['wandb_log'] and dist.is_main:
-            from support.wandb_log import WandbLog
             self.wandb = WandbLog(self.knobs, self.wandb_run_id)
             self.wandb_run_id = self.wandb.id  # goes into checkpoints: a resume continues the same curves
         self.csv = CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter) if writes else None
@@ -147,7 +152,6 @@ class Logger:
         expected = math.log(vocab_size)
         # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
         if math.isfinite(loss) and abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
-            from support.sanity import first_loss_note
             self.dist.print(first_loss_note(loss, expected, vocab_size))
 
     def flush(self):
@@ -179,8 +183,7 @@ class Logger:
     def last_line(self, it, saver, stop):
         """Prints how the run ended; returns it in a few words."""
         if stop.is_stopping() or not saver.whole:
-            from support.early_end import last_line
-            return last_line(self.run, it, saver, stop)
+            return self.early_end(it, saver, stop)
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if self.run.data.val else ''
             then = '\n' if self.dist.on_terminal else '. '
@@ -188,17 +191,55 @@ class Logger:
                             f"see what it writes: python sample.py --out_dir={self.knobs['out_dir']}"
                             + self.run.data.train.sample_flag)
         if self.knobs['overfit_batch'] and self.losses:
-            from support.sanity import overfit_note
             self.dist.print(overfit_note([loss for loss in self.losses if math.isfinite(loss)]))
         return 'done'
+
+    def early_end(self, it, saver, stop):
+        run = self.run
+        out_dir = run.knobs['out_dir']
+        if stop.gave_up:  # the guard has said why
+            return f"gave up: {stop.gave_up}"
+        if not saver.whole:
+            if run.dist.is_main:
+                say(f"error: the last checkpoint could not be written ({newest(out_dir) or 'none'} "
+                    f"is the newest). make room, then: {resume_line(run, 'auto')}")
+            return 'ended without its last checkpoint'
+        saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
+        if it == run.start_iter and not run.resuming:
+            saved = "with nothing to save yet"
+        run.dist.print(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
+        return f'stopped by {stop.reason()}'
 
     def write_report(self):
         out_dir = self.knobs['out_dir']
         try:
-            from support import report
             self.dist.print('\n'.join(report.write(out_dir)))
         except Exception as e:  # a picture is no reason to end otherwise than the run did
             warn(f"no report ({type(e).__name__}: {e}). python plot.py {out_dir} --report=True makes it")
+
+
+def first_loss_note(loss, expected, vocab_size):
+    """For random weights whose first loss is not about ln(vocab_size)."""
+    if loss < expected:
+        return (f"note: the first loss is {loss:.2f}, far below ln({vocab_size}) = {expected:.2f}: random "
+                "weights cannot know that much. does a position see the one it is to predict (the causal "
+                "mask, the shift of the targets), or are the weights not random?")
+    return (f"note: the first loss is {loss:.2f}, far above ln({vocab_size}) = {expected:.2f}: the network "
+            "is sure of what it cannot know. are the initial weights too large (init, a changed layer), is "
+            "a norm missing, or is vocab_size far above the ids that occur?")
+
+
+def overfit_note(losses):
+    """What overfit_batch has shown, by the losses of its iterations."""
+    if not losses:
+        return "overfit_batch: no finite loss was logged. model or loop is broken"
+    first, last = losses[0], min(losses[-5:])
+    if last < 0.1 * first:
+        return (f"overfit_batch: the loss of one batch fell from {first:.3f} to {last:.4f}. model and loop "
+                "learn")
+    return (f"overfit_batch: the loss of one batch fell from {first:.3f} to {last:.3f} in {len(losses):,} "
+            "logged iterations, not to nearly 0. give it more of them or a larger learning rate, and no "
+            "dropout; if that does not help, model or loop is broken")
 
 
 def smooth_loss(loss_sum, loss):
@@ -283,3 +324,132 @@ def as_csv(columns, *rows):
     text = io.StringIO()
     csv.DictWriter(text, columns, lineterminator='\n').writerows(rows)
     return text.getvalue().encode()
+
+
+# -----------------------------------------------------------------------------
+# run.json: what a run was asked to do, on which machine and code, and how it ended
+
+PACKAGES = ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb')
+
+
+class RunRecord:
+    """The run.json of `out_dir`: `knobs` is a dict, `facts` what follows from them. Each start is a session;
+    if the run is `continued`, those of before are kept."""
+
+    def __init__(self, out_dir, knobs, facts, continued, iter_num, enabled=True):
+        self.path = os.path.join(out_dir, 'run.json') if enabled else None
+        if not enabled:
+            return
+        earlier = files.read_json(self.path).get('sessions') if continued else []
+        earlier = earlier if isinstance(earlier, list) else []  # a file may say anything
+        sessions = [*earlier, describe_session(iter_num)]
+        self.content = {**facts, 'knobs': knobs, 'outcome': None, 'sessions': sessions}
+        self.write()
+
+    def end(self, outcome, **figures):
+        """`outcome`: 'done', 'stopped by ...', 'gave up: ...'. `figures`: iterations=1000, ..."""
+        if self.path:
+            self.content.update(outcome=outcome, **figures)
+            session = self.content['sessions'][-1]
+            session.update(outcome=outcome, ended=now(), to_iter=figures.get('iterations'))
+            self.write()
+
+    def write(self):
+        try:
+            files.write_json(self.path, self.content)
+        except OSError as e:  # a full disk must not end a run
+            warn(f"{self.path} could not be written ({e.strerror}), the run continues")
+
+
+def describe_session(iter_num):
+    """When, how, where and with which code this process starts."""
+    return {
+        'started': now(),
+        'from_iter': iter_num,
+        'command': shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        'machine': platform.node(),
+        'system': platform.platform(),
+        'cpus': os.cpu_count(),
+        'python': platform.python_version(),
+        **{name: version(name) for name in PACKAGES if name in sys.modules},
+        **code_version(),
+        'outcome': None,
+    }
+
+
+def now():
+    return time.strftime('%Y-%m-%d %H:%M:%S %z')
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # used from its source tree
+        return getattr(sys.modules[package], '__version__', None)
+
+
+def code_version():
+    """The commit of the code, and whether any of its files was changed since."""
+    try:
+        changes = git('status', '--porcelain', '--untracked-files=no')
+        return {'commit': git('rev-parse', 'HEAD'), 'changed_since': changes != ''}
+    except (OSError, subprocess.SubprocessError):
+        return {'commit': None}
+
+
+def git(*args):
+    command = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+# -----------------------------------------------------------------------------
+# the rows of log.csv, for Weights & Biases
+
+# the losses have nanoGPT's names
+NAMES = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss',
+         'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}
+BEST = {'train_loss': 'min', 'val_loss': 'min', 'perplexity': 'min', 'bpb': 'min', 'hellaswag': 'max',
+        'core': 'max'}
+
+
+def wandb_problems():
+    # the folder wandb/ that runs leave is no package
+    if getattr(importlib.util.find_spec('wandb'), 'origin', None) is not None:
+        return []
+    return ["wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has "
+            "the same numbers"]
+
+
+class WandbLog:
+
+    def __init__(self, knobs, run_id):
+        import wandb
+        try:
+            self.run = wandb.init(project=knobs['wandb_project'], name=knobs['wandb_run_name'],
+                                  config=knobs, id=run_id, resume='allow')
+        except wandb.Error as e:
+            fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
+                 "leave wandb_log out", everywhere=True)
+        self.id = self.run.id
+        self.run.define_metric('*', step_metric='iter')
+        for name, best in BEST.items():  # in its tables the best value, not the last
+            self.run.define_metric(NAMES[name], step_metric='iter', summary=best)
+
+    def log(self, row):
+        self.tell(lambda run: run.log({NAMES.get(name, name): value for name, value in row.items()}))
+
+    def end(self, **summary):
+        """What wandb shows of the run in its tables."""
+        self.tell(lambda run: run.summary.update(summary))
+
+    def tell(self, function):
+        """function(run), as long as wandb's own process lives."""
+        if self.run is None:
+            return
+        try:
+            function(self.run)
+        except Exception as e:  # whatever it is: log.csv has the same numbers
+            reason = first_line(e)
+            warn(f"wandb is gone ({reason}), the run continues without it")
+            self.run = None

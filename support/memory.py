@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from model import GPT, GPTConfig
 from optim import create_optimizer
 from support import cpu_kernels, devices
-from support.distributed import Distributed
+from support.parallel import Distributed
 from support.gpu_on_cpu import GPUFunctions
 from support.guard import Guard
 
@@ -72,8 +72,7 @@ class Setup:
 
     def __post_init__(self):
         if self.keeps_whole_gradients is None:
-            from support.sharding import fits_beside_model
-            self.keeps_whole_gradients = fits_beside_model(4 * sum(self.n_params), self.memory)
+            self.keeps_whole_gradients = 4 * sum(self.n_params) <= self.memory / 8
 
     @property
     def loss_chunk_size(self):
@@ -185,8 +184,8 @@ def fake_model(setup, meter):
         return
     import torch.distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from support import sharding
-    from support.process_group import ProcessGroup
+    from support import parallel
+    from support.parallel import ProcessGroup
     n = setup.n_shards
     if n < setup.world_size:
         n *= 2  # more copies than two make no difference
@@ -196,8 +195,8 @@ def fake_model(setup, meter):
         dist.sharded, dist.keeps_whole_gradients = True, setup.keeps_whole_gradients
         with torch.device('meta'):  # FSDP divides it faster than a fake one
             model = make_model(setup, meter)
-        mesh = sharding.make_mesh(CPU, setup.n_shards, n)
-        sharding.fully_shard_model(model, mesh, setup.dtype, setup.device)
+        mesh = parallel.make_mesh(CPU, setup.n_shards, n)
+        parallel.fully_shard_model(model, mesh, setup.dtype, setup.device)
         with fake, kernels:
             yield model.to_empty(device='cpu'), dist
     finally:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from support import devices, setup
-from support.distributed import Distributed
+from support.parallel import Distributed
 from support.memory import Setup
 
 

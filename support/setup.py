@@ -14,7 +14,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, deterministic, devices, files, load, resume, shared_cpu, wandb_log
+from support import checkpoint, devices, files, load, log, resume, shared_cpu
 from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
@@ -22,7 +22,7 @@ from support.errors import explain_out_of_memory
 from support.evaluate import parse_amount, parse_eval_iters, parse_interval
 from support.hub_datasets import is_hub_name
 from support.samples import parse_style
-from support.sharding import shard_problems
+from support.parallel import shard_problems
 
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
@@ -183,12 +183,12 @@ def knob_problems(run):
                         "0, and behind it, if you like, temperature (0 or more), top_k, top_p (up to 1) and "
                         "prompts, as in '64 temperature=1 top_p=0.8 prompts=1'")
     if k.wandb_log:
-        problems += wandb_log.wandb_problems()
+        problems += log.wandb_problems()
     if k.batch_size * k.block_size >= 2**31:
         problems.append(f"batch_size x block_size is out of range ({k.batch_size} x {k.block_size}). use a "
                         "smaller micro-batch and more of them: --gradient_accumulation_steps")
     if k.shard != 1 and k.shard >= 0:
-        problems += shard_problems(k.shard, dist.world_size, k.deterministic, dist.device, k.dtype)
+        problems += shard_problems(k.shard, dist.world_size, dist.device, k.dtype)
     if dist.is_main and not k.eval_only:
         problems += files.folder_problems(k.out_dir)
     return problems
@@ -215,9 +215,6 @@ def shape_problems(run):
     if counted % unit:
         return [*problems, not_a_multiple(k, n)]
     run.grad_accum_steps = counted // unit
-    powers_of_two = run.grad_accum_steps.bit_count() == n.bit_count() == 1
-    if k.deterministic and not powers_of_two:
-        problems.append(no_powers_of_two(n, run.grad_accum_steps))
     run.tokens_per_iter = k.batch_size * k.block_size * run.grad_accum_steps * n
     return problems
 
@@ -297,18 +294,18 @@ def choose_system(run):
     knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], dist.device)
     run.why = {'device': dist.why_device, 'dtype': why_dtype, 'compile': why_compile}
     knobs['device'] = str(dist.device)
-    if knobs['deterministic']:
-        deterministic.make_deterministic(dist.device)
+    if knobs['deterministic']:  # on GPUs; CPUs always are
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        torch.use_deterministic_algorithms(dist.device.type == 'cuda')
+        torch.utils.deterministic.fill_uninitialized_memory = False
     if knobs['shard'] != 1:
-        stop_if(shard_problems(knobs['shard'], dist.world_size, False, dist.device, knobs['dtype']))
+        stop_if(shard_problems(knobs['shard'], dist.world_size, dist.device, knobs['dtype']))
     dist.assert_same_on_all_ranks({'dtype': knobs['dtype'], 'compile': knobs['compile']})
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(dist.device)}
     if dist.device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
         run.why['threads'] = shared_cpu.watch(dist.device)
-    if not knobs['deterministic']:
-        run.environment['processes'] = dist.world_size
-    run.environment.update(dtype=knobs['dtype'], compile=knobs['compile'], batch_size=knobs['batch_size'])
+    run.environment.update(processes=dist.world_size, dtype=knobs['dtype'], compile=knobs['compile'], batch_size=knobs['batch_size'])
 
 
 def find_start(k, dist):
@@ -392,13 +389,6 @@ def not_a_multiple(k, world_size):
     low = max(1, steps // world_size) * world_size
     return (f"gradient_accumulation_steps={steps} counts over all processes and is not a multiple of "
             f"their number {world_size}. nearest: {low} or {low + world_size}")
-
-
-def no_powers_of_two(world_size, grad_accum_steps):
-    steps = 2 ** ((world_size * grad_accum_steps).bit_length() - 1)
-    return (f"deterministic=True adds pairwise and wants powers of two ({world_size} processes, "
-            f"{grad_accum_steps} micro-batches in each). use 1, 2, 4, ... processes and "
-            f"--gradient_accumulation_steps={steps}")
 
 
 def derive_max_iters(run):

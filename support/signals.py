@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-SAVE, OUT_OF_TIME = 1, 256 + 128 + signal.SIGTERM
+SAVE, OUT_OF_TIME = 1, 255  # beside 128 + a signal's number
 TO_STOP = ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGHUP', 'SIGQUIT')
 PATIENCE = 2  # seconds in which a second signal is the same request once more
 started, parent = time.monotonic(), os.getppid()  # near enough to the start of the process, for max_minutes
@@ -85,7 +85,9 @@ class Stop:
 
     def exit_status(self):
         """0, 3 (gave up), or 128 + the signal's number (SIGTERM for max_minutes)."""
-        return 3 if self.gave_up else self.agreed % 256
+        if self.gave_up:
+            return 3
+        return 128 + signal.SIGTERM if self.agreed == OUT_OF_TIME else self.agreed
 
     def reason(self):
         return 'max_minutes' if self.agreed == OUT_OF_TIME else signal.Signals(self.agreed - 128).name

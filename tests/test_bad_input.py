@@ -24,7 +24,7 @@ from conftest import REPO, make_dataset
 
 import dataset
 from support import devices
-from support.distributed import Distributed
+from support.parallel import Distributed
 from support.help import knobs_of
 
 TABLE, FILES = [], {}  # FILES: those of a run of six iterations, made once

@@ -17,7 +17,7 @@ from model import GPT, GPTConfig
 from support import compiling, cpu_kernels, devices, memory
 from support import guard as guarding
 from support.chunked_loss import ChunkedLoss
-from support.distributed import Distributed
+from support.parallel import Distributed
 
 PRESETS = ('gpt2', 'llama', 'modern', 'local')
 AUTOCAST = torch.autocast('cpu', torch.bfloat16)
@@ -216,15 +216,15 @@ def pretended():
     import torch.distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from support import sharding
-    from support.process_group import ProcessGroup
+    from support import parallel
+    from support.parallel import ProcessGroup
 
     def make(net, n, shard):
         torch.distributed.init_process_group('fake', rank=0, world_size=n, store=FakeStore())
         dist = ProcessGroup(0, 0, n, torch.device('cpu'), '')
-        mesh = sharding.make_mesh(dist.device, shard, n)
+        mesh = parallel.make_mesh(dist.device, shard, n)
         dist.sharded, dist.keeps_whole_gradients = True, True
-        return sharding.fully_shard_model(net, mesh, 'bfloat16', dist.device), dist
+        return parallel.fully_shard_model(net, mesh, 'bfloat16', dist.device), dist
     yield make
     torch.distributed.destroy_process_group()
 

@@ -12,7 +12,7 @@ from conftest import REPO
 import optim
 from model import GPT, GPTConfig
 from support import guard as guarding
-from support.distributed import Distributed
+from support.parallel import Distributed
 from support.muon import zeropower_via_newtonschulz
 from support.resume import load_optimizer_state
 
@@ -166,7 +166,7 @@ def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer, mo
     net = small(arch, n_kv_head=2)
     other = copy.deepcopy(net)
     guarded, plain = (optim.create_optimizer(n, 1e-2, 0.1, (0.9, 0.95), 1e-8, optimizer) for n in (net, other))
-    monkeypatch.setattr(guarding, 'MAX_IN_A_ROW', 3)
+    monkeypatch.setattr(guarding.Guard, 'max_in_a_row', 3)
     guard = make_guard(guarded)
     fine, nan, inf = torch.tensor(1.0), torch.tensor(float('nan')), torch.tensor(float('inf'))
 

@@ -15,7 +15,7 @@ import torch
 from configurator import say
 from support import checkpoint, files, load, samples
 from support.log import COLUMNS, CsvLog
-from support.run_json import RunRecord
+from support.log import RunRecord
 
 
 def some_state(it=1, fill=1.0):
@@ -280,7 +280,7 @@ def test_a_name_that_is_not_utf8_is_refused_at_once(script, tiny, tmp_path):
 def test_commands_to_a_terminal_are_shown_not_obeyed(capsys):
     say('error: no parameter \x1b]0;title\x07 in x')
     assert capsys.readouterr().err == 'error: no parameter \\x1b]0;title\\x07 in x\n'
-    from support.distributed import Distributed
+    from support.parallel import Distributed
     Distributed('cpu').print('  dataset: \x1b[2J -> tiny\nnext line')
     assert capsys.readouterr().out == '  dataset: \\x1b[2J -> tiny\nnext line\n'
 

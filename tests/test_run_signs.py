@@ -14,7 +14,7 @@ from conftest import NO_PICTURES, REPO
 from model import GPT, GPTConfig
 from support import load
 from support.log import Logger
-from support.sanity import first_loss_note
+from support.log import first_loss_note
 
 
 def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):

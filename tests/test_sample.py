@@ -19,7 +19,7 @@ from warm import Process
 from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support import samples as in_loop
-from support.distributed import Distributed
+from support.parallel import Distributed
 from support.streaming import Sample
 from support.tokenizer import make_tokenizer
 

@@ -95,7 +95,6 @@ def test_activation_checkpointing_changes_no_bit(arch):
 @pytest.mark.parametrize('n, flags, says', [
     (1, ['--shard=0'], 'shard=0 with one process'),
     (2, ['--shard=3'], 'shard=3 does not divide 2 processes'),
-    (2, ['--shard=0', '--deterministic'], 'deterministic=True with shard'),
     (1, ['--shard=-1'], 'shard is out of range (-1)'),
     (1, ['--shard=full'], 'shard takes a whole number'),
     (1, ['--shard_size=2'], 'it is gone; use --shard=N'),

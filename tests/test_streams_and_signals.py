@@ -12,7 +12,7 @@ from conftest import NO_PICTURES, REPO, TINY, make_dataset
 
 from configurator import fail
 from support import signals
-from support.distributed import Distributed
+from support.parallel import Distributed
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 import torch
 from conftest import REPO, TEXT, make_dataset, own_process
 
-from support import checkpoint, devices, load, signals, wandb_log
-from support.distributed import Distributed
+from support import checkpoint, devices, load, signals, log
+from support.parallel import Distributed
 
 
 def rows(folder):
@@ -493,7 +493,7 @@ def test_wandb_offline_gets_nanogpts_keys_and_goes_on_under_one_id(tiny, tmp_pat
     # all that log.csv has, under its own name or nanoGPT's
     columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
     logged = {word for part in seen for line in part for word in re.findall(r"'([^']+)'", line)}
-    assert {wandb_log.NAMES.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
+    assert {log.NAMES.get(name, name) for name in columns} == logged and {'val/bpb', 'memory_gb', 'eval_seconds', 'data'} <= logged
     best = min(float(row['val_loss']) for row in rows(tmp_path / 'out') if row['val_loss'])
     summary = next(line for line in done.stdout.splitlines() if line.startswith('SUMMARY '))
     assert f"'outcome': 'done', 'iterations': 8, 'best_val_loss': {best}}}" in summary and "{'min': " in summary
@@ -516,7 +516,7 @@ def test_a_run_goes_on_when_wandb_dies(script, tiny, tmp_path, monkeypatch):
                 raise ConnectionResetError(104, 'Connection reset by peer')
     fake = types.SimpleNamespace(init=lambda **options: Run(), Error=RuntimeError)
     monkeypatch.setitem(sys.modules, 'wandb', fake)
-    monkeypatch.setattr(wandb_log, 'wandb_problems', lambda: [])
+    monkeypatch.setattr(log, 'wandb_problems', lambda: [])
     result = script('train.py', *tiny, '--wandb_log=True')
     assert result.status == 0 and 'done: 6' in result.out and len(logged) == 3 and len(rows(tmp_path / 'out')) == 7
     assert result.err.count('warning: wandb is gone ([Errno 104] Connection reset by peer)') == result.err.count('\n') == 1

@@ -25,7 +25,7 @@ from conftest import TEXT
 
 import dataset
 import model
-from support import async_save, checkpoint, guard, load
+from support import checkpoint, checkpoint, guard, load
 
 # -----------------------------------------------------------------------------
 # exact resume
@@ -90,24 +90,6 @@ def what_an_exact_resume_depends_on(quick):
         assert re.search(f'note: from here on not the bits of an uninterrupted run.*{words}', text), text
     assert 'not the bits' not in resume(some_run()).text()
     return "it says that it cannot be exact, and why"
-
-
-@case()
-def deterministic_on_any_number_of_processes(quick):
-    """deterministic=True: 1, 2, 4 processes; 1 -> 4 -> 2; kill -9 between"""
-    flags = ['--deterministic']
-    want, want_log = through(*flags)
-    for ranks in (4,) if quick else (2, 4):  # it ends on 2 below
-        child = train(*flags, ranks=ranks)
-        assert fingerprint(child.out) == want and log_without_times(child.out) == want_log, ranks
-    out = train(*flags, sabotage=stop_at(9), expect=143).out
-    child = Child(*PLACE, '--init_from=resume', out=out, ranks=4, sabotage=slowly(0.02))
-    child.until('iter 15:').signal(signal.SIGKILL)
-    child.wait()
-    last = resume(out, ranks=2)
-    assert 'up to rounding' not in last.text()
-    assert fingerprint(out) == want and log_without_times(out) == want_log
-    return f"one hash, {want}"
 
 
 # -----------------------------------------------------------------------------
@@ -338,7 +320,7 @@ def saving_by_a_thread():
 
     def init(self, *args):
         real_init(self, *args)
-        self.is_async, self.writer = True, async_save.AsyncWriter(self.writer.on_failure)
+        self.is_async, self.writer = True, checkpoint.Writer(self.writer.on_failure, True)
 
     def save(*args):
         time.sleep(0.02)
@@ -575,7 +557,7 @@ def every_loss_is_nan(quick):
     for log_interval in (1, 17):
         child = train('--save_interval=20', '--eval_interval=0', f'--log_interval={log_interval}',
                       '--max_iters=100', sabotage=poison(set(range(22, 1000))), expect=3)
-        n = guard.MAX_IN_A_ROW if log_interval == 1 else 34 + 1 - 22
+        n = guard.Guard.max_in_a_row if log_interval == 1 else 34 + 1 - 22
         text = child.text()
         assert f'error: {n} updates in a row were skipped' in text and text.count('error: ') == 1, text
         state = newest_state(child.out)

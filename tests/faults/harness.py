@@ -25,7 +25,7 @@ import torch.distributed.optim
 import torch.nn.parallel
 from conftest import make_dataset
 
-from support import checkpoint, guard, load, process_group, report, setup, signals
+from support import checkpoint, guard, load, parallel, report, setup, signals
 
 # in memory where that is possible: a slow disk only costs time, as a kill loses nothing the kernel was given
 SCRATCH = Path(tempfile.mkdtemp(prefix='faults-', dir='/dev/shm' if os.access('/dev/shm', os.W_OK) else None))
@@ -257,6 +257,13 @@ def fingerprint(out):
 
 TIMES = ('seconds', 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'eval_seconds', 'save_seconds',
          'sample_seconds')
+
+
+def close(out, other):
+    """The newest checkpoints of two folders have the same weights up to rounding."""
+    weights = newest_state(other)['model']
+    for name, p in newest_state(out)['model'].items():
+        torch.testing.assert_close(p, weights[name], atol=1e-4, rtol=1e-3)
 
 
 def log_without_times(out):

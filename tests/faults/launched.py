@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 # before torch, which it gives one thread
-from harness import PATIENCE, REPO, RUN, SCRATCH, case, fingerprint, newest_state, through, train
+from harness import PATIENCE, REPO, RUN, SCRATCH, case, close, fingerprint, newest_state, through, train
 
 from support import checkpoint
 
@@ -158,7 +158,7 @@ def cable(state):
 
 def on_host(i, out, *args):
     """One process of two on the host i, by torchrun."""
-    return Torchrun(1, '--deterministic', *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'],
+    return Torchrun(1, *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'],
                     env={'GLOO_SOCKET_IFNAME': f'v{i}', 'NCCL_SOCKET_IFNAME': f'v{i}'},
                     launcher=['--nnodes=2', f'--node_rank={i - 1}', '--master_addr=10.77.0.1',
                               '--master_port=29577'])
@@ -167,7 +167,7 @@ def on_host(i, out, *args):
 def by_script(i, out, *args, nodes='2', wait='600'):
     """One process on the host i, by runs/multinode.sh."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    return Torchrun(1, '--deterministic', *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'],
+    return Torchrun(1, *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'],
                     command=['bash', str(REPO / 'runs' / 'multinode.sh'), '10.77.0.1', nodes],
                     env={'NPROC': '1', 'WAIT': wait, 'VIRTUAL_ENV': sys.prefix, 'PATH': path})
 
@@ -184,18 +184,17 @@ def in_namespaces(function):
 
 @case('hosts', 'slow')
 def two_hosts(quick):
-    """two hosts in network namespaces, deterministic=True; a cable cut between them"""
+    """two hosts in network namespaces; a cable cut between them"""
     return in_namespaces(on_two_hosts)
 
 
 def on_two_hosts():
     hosts()
-    want, _ = through('--deterministic')
     out = SCRATCH / 'hosts'
     jobs = [on_host(i, out) for i in (1, 2)]
     for job in jobs:
         assert job.wait() == 0, job.text()[-3000:]
-    assert fingerprint(out) == want
+    close(out, train().out)
     out = SCRATCH / 'cut'
     jobs = [on_host(i, out, '--max_iters=100000', '--ddp_timeout=10') for i in (1, 2)]
     jobs[0].until('iter 20:')
@@ -207,12 +206,12 @@ def on_two_hosts():
     jobs = [on_host(i, out, '--init_from=auto', *flags) for i in (1, 2)]
     for job in jobs:
         assert job.wait() == 0, job.text()[-3000:]
-    assert fingerprint(out) == fingerprint(train('--deterministic', *flags).out)
+    close(out, train(*flags).out)
     which = f"both ended within {took:.0f} s"
     if ended < 2:
         which = (f"{ended} of 2 launchers ended within {took:.0f} s (the other's torchrun was ended by hand "
                  "after 150)")
-    print(f"the hash of one process; cut: {which}; joined again: resumed to the same bits")
+    print(f"the weights of one process up to rounding; cut: {which}; joined again: the same")
 
 
 def ends_within(limit, jobs):
@@ -238,7 +237,7 @@ def end_well(jobs, out, limit=200):
     undisturbed."""
     for job in jobs:
         assert job.wait(limit) == 0, job.text()[-4000:]
-    assert fingerprint(out) == through('--deterministic', *LONG)[0]
+    close(out, train(*LONG).out)
 
 
 def lost_contact(job):
@@ -350,6 +349,5 @@ def on_a_host_that_joins():
     stops = sum(job.text().count('stopped by SIGTERM') for job in jobs)
     assert stops == 2, jobs[0].text()[-3000:]
     n = newest_state(out)['iter_num']
-    want = train('--deterministic', *flags, f'--max_iters={n}', '--lr_decay_iters=100000').out
-    assert fingerprint(out) == fingerprint(want)
-    print(f"it saves, starts again with both of them, {n} iterations in all; the hash of one process")
+    close(out, train(*flags, f'--max_iters={n}', '--lr_decay_iters=100000').out)
+    print(f"it saves, starts again with both of them, {n} iterations in all; the weights of one process up to rounding")
