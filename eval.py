@@ -87,9 +87,6 @@ if config.positions == 'learned' and block_size > config.block_size:
 if stride is not None and stride > block_size:
     problems.append(f"stride={stride} would skip tokens, as a window has {block_size}. use "
                     f"--stride={block_size} or less")
-if batch_size * block_size >= 2**31:
-    problems.append(f"batch_size x block_size is out of range ({batch_size} x {block_size}). use a smaller "
-                    "--batch_size: 8 to 64 windows are as fast")
 if problems:
     fail(*problems)
 # a nanoGPT checkpoint has no tokenizer: its dataset has

@@ -69,8 +69,10 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
         for b, counts in rounds(math.ceil(n / batch_size), dist, is_stopping, tick):
             at = slice(b * batch_size, (b + 1) * batch_size)
             rows = windows[at]
-            batch = read_batch(tokens, rows, block_size, batch_size)
-            x, y, *doc_ids = (part.to(device).contiguous() for part in batch)  # as compiled: strides count
+            # the last batch is filled up: a compiled model sees one shape only, and the same strides
+            batch = tokens.eval_batch(np.resize(rows, (batch_size, 3)), block_size)
+            x, y, *doc_ids = (torch.from_numpy(part).to(device).contiguous() for part in batch)
+            y[len(rows):] = -1  # not counted, as what belongs to another window
             with autocast:
                 nats = model(x, y, *doc_ids, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
@@ -85,16 +87,6 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
     bpb, bpb_error = ratio_of_sums(text_nats / math.log(2), size) if size.sum() > 0 else (None, None)
     return {'loss': loss, 'loss_error': loss_error, 'perplexity': math.exp(min(loss, 700.0)),
             'bpb': bpb, 'bpb_error': bpb_error, 'tokens': int(count.sum()), 'bytes': int(size.sum())}
-
-
-def read_batch(tokens, rows, block_size, batch_size):
-    """The windows `rows` as x and y, both (batch_size, block_size); y is -1 where a target is not counted.
-    Where attention stays inside a text, a third tensor has the number of each position's. The last batch
-    is filled up, so that a compiled model sees one shape only."""
-    batch = tokens.eval_batch(np.resize(rows, (batch_size, 3)), block_size)
-    x, y, *doc_ids = map(torch.from_numpy, batch)
-    y[len(rows):] = -1
-    return x, y, *doc_ids
 
 
 def ratio_of_sums(part, whole):

@@ -41,16 +41,9 @@ NO_END = 'killed, or still running'
 def read_log(out_dir):
     """log.csv as {column: array}, nan where a row has no number."""
     with open(os.path.join(out_dir, 'log.csv'), newline='', encoding='utf-8', errors='replace') as f:
-        reader = csv.DictReader(f)
-        rows = [row for row in reader if (row['iter'] or '').isdigit()]
-    return {name: np.array([number(row[name]) for row in rows]) for name in reader.fieldnames or () if name}
-
-
-def number(text):
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return math.nan
+        rows = list(csv.DictReader(f))
+    columns = rows[0] if rows else ()
+    return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns if name}
 
 
 def values(log, name):
@@ -70,9 +63,8 @@ def label_of(column):
 
 def is_evaluation(log, name):
     """Whether a column is measured now and then, instead of at each logged iteration."""
-    evaluated = [np.isfinite(log[x]) for x in ('eval_seconds', 'train_loss', 'val_loss') if x in log]
-    between = ~np.any(evaluated, axis=0)
-    return name != 'iter' and name not in OF_ITERATIONS and not np.isfinite(log[name][between]).any()
+    between = np.isnan(log.get('eval_seconds', log['train_loss']))
+    return name != 'iter' and name not in OF_ITERATIONS and np.isnan(log[name][between]).all()
 
 
 def iterations_made(log):
@@ -97,15 +89,11 @@ def points(log, x, y):
 
 
 def smooth(curve):
-    """A running mean over a thirtieth of the curve to either side, at least three values; fewer near its
-    ends, where it may be steep. A short curve stays as it is."""
-    n, at = len(curve), np.arange(len(curve))
-    if n <= 60:
+    """A running mean over a thirtieth of the curve to either side. A short curve stays as it is."""
+    if len(curve) <= 60:
         return curve
-    width, sums = max(3, n // 30), np.cumsum([0, *curve])
-    start = np.maximum(0, at - np.minimum(width, at))
-    end = np.minimum(at + np.minimum(width, at), n - 1) + 1
-    return (sums[end] - sums[start]) / (end - start)
+    near = np.ones(2 * max(3, len(curve) // 30) + 1)
+    return np.convolve(curve, near, 'same') / np.convolve(np.ones(len(curve)), near, 'same')
 
 
 def remarks(log):
@@ -159,10 +147,10 @@ def remarks_on_validation(log):
 def difference(runs):
     """A name for each run: the knobs in which they differ, or its folder's name where that does not help."""
     knobs = [read_json(os.path.join(run, 'run.json')).get('knobs', {}) for run in runs]
-    every = sorted(set().union(*knobs) - ASIDE)
-    differ = [name for name in every if any(each.get(name) != knobs[0].get(name) for each in knobs)]
+    differ = [name for name in sorted(set().union(*knobs) - ASIDE)
+              if any(each.get(name) != knobs[0].get(name) for each in knobs)]
     names = [', '.join(f"{name} {each.get(name)}" for name in differ) for each in knobs]
-    if len(set(names)) == len(runs) > 1 and max(map(len, names)) <= 60:
+    if len(differ) in (1, 2, 3) and len(set(names)) == len(runs):
         return names
     return [os.path.basename(os.path.abspath(run)) for run in runs]
 
@@ -171,57 +159,49 @@ def difference(runs):
 # pictures
 
 
-def draw(runs, path, x='tokens', y='loss', title=None, lr=False):
+def draw(runs, path, x='tokens', y='loss', title=None):
     """The curves of `runs` (folders) as a PNG: each logged value pale, a running mean over it, evaluations as
-    points. x: 'tokens', 'iter' or 'time'; y: a column of log.csv; lr: with the learning rate below. Raises
-    ImportError without matplotlib, ValueError where there is nothing to draw."""
+    points. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without matplotlib,
+    ValueError where there is nothing to draw."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    fig = Figure(figsize=(7.2, 4.6), dpi=150, layout='constrained')
-    rows = [5, 1] if lr else [1]
-    axes = fig.subplots(len(rows), sharex=True, squeeze=False, height_ratios=rows)[:, 0]
-    logs, x = [read_log(run) for run in runs], 'seconds' if x == 'time' else x
-    shown = []
-    for i, (log, name) in enumerate(zip(logs, difference(runs))):
-        shown += draw_run(axes[0], log, x, y, name, COLORS[i % len(COLORS)])
+    fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
+    ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
+    for i, (run, name) in enumerate(zip(runs, difference(runs))):
+        shown += draw_run(ax, read_log(run), x, y, name, COLORS[i % len(COLORS)])
     if not shown:
         raise ValueError(f"no {y} in {', '.join(runs)}")
     margin = 0.12 * (max(shown) - min(shown)) or 1
-    axes[0].set(title=title, ylabel=label_of(y), ylim=(min(shown) - margin, max(shown) + margin))
-    axes[0].legend(frameon=False, fontsize=9)
-    if lr:
-        axes[1].plot(*points(logs[0], x, 'lr').T, color='#777777')
-        axes[1].set_ylabel('lr')
-    for ax in axes:
-        ax.grid(alpha=0.25, linewidth=0.6)
-        ax.spines[['top', 'right']].set_visible(False)
-    axes[-1].set_xlabel(label_of(x))
+    ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y), ylim=(min(shown) - margin, max(shown) + margin))
     as_time = x == 'seconds'
-    axes[-1].xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
+    ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
+    ax.legend(frameon=False, fontsize=9)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[['top', 'right']].set_visible(False)
     fig.savefig(path + '.tmp', format='png')
     os.replace(path + '.tmp', path)
 
 
 def draw_run(ax, log, x, y, name, color):
     """A line, and points for evaluations; the legend tells the best one. Returns the values that must be in
-    sight: not those of only the first twentieth, whose fall would flatten all the rest."""
-    marks = points(log, x, 'val_loss' if y == 'loss' else y)
+    sight: not those of the beginning, whose fall would flatten all the rest."""
+    marks, shown = points(log, x, 'val_loss' if y == 'loss' else y), []
     best = METRICS.get(y, (y, None))[1]
     if best and len(marks):
         name += f', {best(marks[:, 1]):.4f} at best'
-    curves, style = [], 'o-'
-    if y == 'loss' or y in log and not is_evaluation(log, y):
+    alone = y in log and is_evaluation(log, y)
+    if not alone:
         xs, ys = points(log, x, y).T
         smoothed = smooth(ys)
         some = slice(None, None, 1 + len(xs) // 4000)  # more points than pixels only cost memory
         ax.plot(xs[some], ys[some], color=color, alpha=0.25, linewidth=0.8)
         ax.plot(xs[some], smoothed[some], color=color, linewidth=1.6, label=name)
-        curves, style, name = [(xs, smoothed)], 'o--', None
-    if style == 'o-' or y == 'loss':
-        ax.plot(*marks.T, style, color=color, markersize=3, label=name)
-        curves.append(marks.T)
-    return [b for xs, ys in curves for a, b in zip(xs, ys) if a >= 0.05 * xs[-1] or len(xs) <= 3]
+        shown += smoothed[len(ys) // 20:].tolist()
+    if alone or y == 'loss':
+        ax.plot(*marks.T, 'o-' if alone else 'o--', color=color, markersize=3, label=name if alone else None)
+        shown += marks[len(marks) > 3:, 1].tolist()
+    return shown
 
 
 # -----------------------------------------------------------------------------
@@ -235,7 +215,7 @@ def write(out_dir):
     log, run = read_log(out_dir), read_json(os.path.join(out_dir, 'run.json'))
     told, shown = f" and {picture}", ["![The loss](loss.png)", '']
     try:
-        draw([out_dir], picture, title=name, lr=True)
+        draw([out_dir], picture, title=name)
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", []
     notes = [f"- {remark}" for remark in remarks(log)]
@@ -278,13 +258,11 @@ def settings(run, log):
         ('seconds', 'training'), ('eval_seconds', 'evaluating'), ('save_seconds', 'saving'),
         ('sample_seconds', 'sampling'))]
     yield from [table_row(['time', ', '.join(spent)]), '']
-    yield from ["| started | from iteration | ended | how |", "|---|---|---|---|"]
-    sessions = run.get('sessions', [])
-    for s in sessions:
-        outcome = s.get('outcome') or NO_END
-        yield table_row([s.get('started'), f"{s.get('from_iter', 0):,}", s.get('ended', ''), outcome])
-    commands = dict.fromkeys(s.get('command', '') for s in sessions)  # each one once
-    yield from ['', "```sh", *commands, "```", '']
+    yield "```sh"
+    for s in run.get('sessions', []):
+        yield f"# {s.get('started')}, from iteration {s.get('from_iter', 0):,}: {s.get('outcome') or NO_END}"
+        yield s.get('command', '')
+    yield "```"
 
 
 def evaluations(log):

@@ -31,7 +31,6 @@ import json
 import math
 import os
 import random
-import re
 
 import numpy as np
 import torch
@@ -161,13 +160,11 @@ def bundle(folder):
 
 
 def task_of_bundle(entry, root, chance):
-    label, uri, kind = entry['label'], entry['dataset_uri'], entry['icl_task_type']
+    label = entry['label']
     name = 'hellaswag_10shot' if label == 'hellaswag' else label
-    path = os.path.normpath(os.path.join(root, 'eval_data', uri))
-    assert path.startswith(os.path.normpath(root) + os.sep), f"{uri} is outside"
-    assert 0 <= chance[label] < 1, f"{label} is guessed with {chance[label]:.0%}"
-    delimiter = entry.get('continuation_delimiter', ' ')
-    return Task(name, path, kind, chance[label], int(entry['num_fewshot'][0]), delimiter)
+    path = os.path.join(root, 'eval_data', entry['dataset_uri'])
+    shots, delimiter = int(entry['num_fewshot'][0]), entry.get('continuation_delimiter', ' ')
+    return Task(name, path, entry['icl_task_type'], chance[label], shots, delimiter)
 
 
 # -----------------------------------------------------------------------------
@@ -233,11 +230,10 @@ def n_shared(rows):
 
 def measure(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
     """What is found of a task: see accuracy()."""
-    scores = score(model, task, batch_tokens, dist, autocast, is_stopping, dist.progress(task.name))
-    return accuracy(task, scores)
+    return accuracy(task, score(model, task, batch_tokens, dist, autocast, is_stopping))
 
 
-def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False, tick=lambda done, n: None):
+def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
     """For each of task.rows: the nats of its answer, its number of tokens, and how many of them are the most
     likely ones (`generate`: whether the answer is right, three times); (rows, 3) in float64, the same in all
     processes."""
@@ -245,7 +241,7 @@ def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False, 
     batches = make_batches(task.rows, batch_tokens, of_one_length=task.kind == 'generate')
     score_some = score_answers if task.kind == 'generate' else score_batch
     with eval_mode(model), uncompiled(model), varying_shapes():
-        for b, counts in rounds(len(batches), dist, is_stopping, tick):
+        for b, counts in rounds(len(batches), dist, is_stopping, dist.progress(task.name)):
             with autocast:
                 found = score_some(model, task, [task.rows[i] for i in batches[b]])
             if counts:
@@ -318,23 +314,22 @@ def accuracy(task, scores):
     """A dict with the accuracy, its standard error, ... and which examples are correct. Its keys are those of
     eval.json, where `questions` is the number of examples."""
     nats, count, likeliest = scores.numpy().T
-    rows_of = [[] for _ in task.answers]
-    for i, (example, _, _) in enumerate(task.rows):
-        rows_of[example].append(i)
+    examples = [example for example, _, _ in task.rows]
+    starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
 
     def chosen(losses):
-        return [int(np.argmin(losses[rows])) for rows in rows_of]
+        alternatives = np.split(losses, starts[1:])
+        return np.array([np.argmin(of_one) for of_one in alternatives]) == task.answers
 
     if task.kind == 'generate':
-        correct = (nats > 0).tolist()
+        correct = nats > 0
     elif task.kind == 'language_modeling':
-        correct = [bool(likeliest[rows[0]] == count[rows[0]]) for rows in rows_of]
+        correct = likeliest[starts] == count[starts]
     else:
-        correct = [choice == answer for choice, answer in zip(chosen(nats / count), task.answers)]
-    result = {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
+        correct = chosen(nats / count)
+    result = {**share_of(correct.tolist(), task.chance, task.shots, task.truncated), 'correct': correct.tolist()}
     if task.kind == 'hellaswag':  # by the loss of the whole ending, which favors short ones
-        same = [choice == answer for choice, answer in zip(chosen(nats), task.answers)]
-        result['accuracy_sum'] = sum(same) / len(same)
+        result['accuracy_sum'] = float(chosen(nats).mean())
     return result
 
 
@@ -379,12 +374,10 @@ def tasks_in_loop(run, model, dist, autocast, stop):
 
 def with_limit(named):
     """('core', 100) of 'core:100', ('core', 500) of 'core', ('hellaswag', None) of 'hellaswag'."""
-    found = re.fullmatch(r'(.+):(\d+)', named)
-    if not found:
-        return named, None if named == 'hellaswag' else 500
-    if int(found[2]) == 0:
-        fail(f"tasks is out of range ({named}). use a number above 0 behind the colon: core:500")
-    return found[1], int(found[2])
+    name, _, limit = named.rpartition(':')
+    if name and limit.isdigit():
+        return name, int(limit)
+    return named, None if named == 'hellaswag' else 500
 
 
 def percent(result):

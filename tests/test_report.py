@@ -60,7 +60,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     assert [s['outcome'] for s in run['sessions']] == ['stopped by SIGTERM', 'done']
     assert '**Done** after 6 of 6' in text and '![The loss](loss.png)' in text
     assert f"{float(rows(out)[-1]['val_loss']):.4f}" in text and '--init_from=resume' in text
-    assert 'gpt2, 2 layers, 2 heads, 32 channels' in text and text.count('| stopped by SIGTERM |') == 1
+    assert 'gpt2, 2 layers, 2 heads, 32 channels' in text and text.count(': stopped by SIGTERM\n') == 1
     assert (out / 'loss.png').read_bytes().startswith(b'\x89PNG')
     # its table, the console and log.csv agree to the last digit
     assert f"report: {out / 'report.md'} and {out / 'loss.png'}" in result.out
@@ -70,7 +70,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     assert text.count(f'{took} of training.') == text.count(f'| time | {took} training,') == 1
     final = rows(out)[-1]
     assert final['tokens'] == '384' and float(final['seconds']) == run['seconds']
-    commands = text.split('```sh\n')[1].split('\n```')[0].splitlines()
+    commands = text.split('```sh\n')[1].split('\n```')[0].splitlines()[1::2]
     assert len(commands) == 2 and '--n_embd=32' in commands[0] and '--init_from=resume' in commands[1]
 
     # a new run in the folder starts with a clean one
@@ -223,7 +223,7 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
 
 def test_smoothing_keeps_what_is_there():
     line = np.arange(300.0)
-    assert report.smooth(line)[0] == 0 and report.smooth(line)[20:280] == pytest.approx(line[20:280])
+    assert report.smooth(line)[20:280] == pytest.approx(line[20:280]) and report.smooth(line)[0] < 20
     assert max(abs(report.smooth(np.sin(line * line))[20:])) < 0.5
 
 
