@@ -78,9 +78,8 @@ def llama_like(folder, texts):
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     tok.train_from_iterator(words, trainer)
     folder.mkdir()
-    tok.save(str(folder / 'tokenizer.json'))
-    (folder / 'tokenizer_config.json').write_text(json.dumps({'bos_token': '<s>', 'eos_token': '</s>'}))
-    return folder
+    tok.save(str(folder / 'mine.json'))
+    return folder / 'mine.json'
 
 
 def test_every_tokenizer_format_and_number_of_workers_agree(script, tmp_path, books, gpt2, monkeypatch):
@@ -90,13 +89,14 @@ def test_every_tokenizer_format_and_number_of_workers_agree(script, tmp_path, bo
     sources = [write(tmp_path / kind, books) for kind in ('txt', zst, parquet)]
     tokenizers = ['char', 'byte', 'gpt2']
     if importlib.util.find_spec('tokenizers'):
-        tokenizers += ['bpe:1000', f"{llama_like(tmp_path / 'llama', books)}/tokenizer.json"]
+        tokenizers += ['bpe:1000', str(llama_like(tmp_path / 'llama', books))]
     for tokenizer in tokenizers:
         results = []
         for i, (source, workers) in enumerate(zip(sources, (1, 2, 8))):
             args = f'--input={source}', f'--tokenizer={tokenizer}', f'--workers={workers}'
             result = prepare(script, tmp_path, f'set{i}', *args, '--shard_tokens=30000', '--overwrite')
             assert result.status == 0, result.err
+            assert 'llama' not in tokenizer or 'taken from its names: bos_token <s>, eos_token </s>' in result.out
             results.append(files_of(tmp_path, f'set{i}'))
         assert results[0] == results[1] == results[2], tokenizer
         data = Dataset('set0', tmp_path / 'data')

@@ -1,10 +1,11 @@
 """A text of one's own: found, read in any encoding and format, given a tokenizer that fits; runs/mybook.sh."""
 
+import base64
 import gzip
-import json
 import os
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -16,7 +17,8 @@ from test_read_text import documents_in
 
 from dataset import Dataset
 from support import choose_tokenizer, dataset_meta, read_text
-from support.tokenizer import make_tokenizer, same_tokenizer
+from support.hf_tokenizer import guess_special
+from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer
 
 
 def prepare(script, where, *args):
@@ -70,19 +72,6 @@ def test_a_file_that_is_no_text_names_what_makes_text_of_it(script, tmp_path, fi
     for source in (tmp_path / file, tmp_path):
         result = prepare(script, tmp_path, 'mine', f'--input={source}')
         assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
-
-
-def test_a_home_folder_is_meant_by_all_paths(script, tmp_path, monkeypatch):
-    monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.setenv('USERPROFILE', str(tmp_path))
-    (tmp_path / 'book.txt').write_text(TEXT)
-    result = script('prepare.py', 'mine', '--input=~/book.txt', '--tokenizer=byte', '--data_dir=~/data')
-    assert result.status == 0 and (tmp_path / 'data' / 'mine' / 'train.bin').exists(), result.err
-    for name, *args in (('sample.py', '--out_dir=~/out'), ('eval.py', '--init_from=~/out/ckpt.pt'),
-                        ('train.py', '--init_from=resume:~/out', '--out_dir=~/new'),
-                        ('sample.py', '--start=FILE:~/prompt.txt')):
-        result = script(name, *args)
-        assert result.status == 2 and str(tmp_path) in result.err, (name, result.err)
 
 
 # -----------------------------------------------------------------------------
@@ -177,28 +166,17 @@ def test_a_book_that_cannot_be_read_is_one_line(script, tmp_path):
 # which tokenizer
 
 def test_the_tokenizer_fits_the_size_and_says_why(capsys, monkeypatch):
-    def choice(size, path='a.txt'):
+    def choice(size, path='a.txt', installed=True):
+        monkeypatch.setattr('importlib.util.find_spec', lambda name: installed or None)
         name = choose_tokenizer.by_size([read_text.File(path, size, '')])
         line = capsys.readouterr().out
         assert f'tokenizer {name} for ' in line and '--tokenizer=' in line and line.count('\n') == 1
         return name
 
-    find_spec = choose_tokenizer.importlib.util.find_spec
-    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', lambda name: object())
     sizes = [choice(size) for size in (3e5, 1e6, 5e6, 1e8, 1e10)]
     assert sizes[0] == 'byte' and sizes[-1] == 'gpt2' and len(set(sizes)) == 5
     assert choice(3e5, 'a.txt.gz') == choice(9e5)
-    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', lambda name: None)
-    assert choice(5e6) == 'byte' and choice(1e8) == 'gpt2'
-    monkeypatch.setattr(choose_tokenizer.importlib.util, 'find_spec', find_spec)
-
-
-def test_a_small_text_gets_bytes_unasked(script, tmp_path):
-    (tmp_path / 'book.txt').write_text(TEXT)
-    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'book.txt'}")
-    assert result.status == 0 and 'tokenizer byte for 71 KB of text: ' in result.out
-    assert Dataset('mine', tmp_path / 'data').tokenizer_state == {'kind': 'byte'}
-    assert f"train.py --dataset=mine --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
+    assert choice(5e6, installed=False) == 'byte' and choice(1e8, installed=False) == 'gpt2'
 
 
 def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(script, tmp_path):
@@ -219,62 +197,31 @@ def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(script, tmp_
         assert result.status == 2 and '--overwrite' in result.err
 
 
-@pytest.mark.parametrize('begin, end', [('<SOS>', '<EOS>'), ('<s>', '</s>'), ('[BOS]', '[EOS]'), (None, None)])
-def test_a_tokenizer_file_of_any_name_marks_the_documents(script, tmp_path, begin, end):
-    tokenizers = pytest.importorskip('tokenizers')
-    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
-    learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    learner.decoder = tokenizers.decoders.ByteLevel()
-    special = ['<pad>', end, begin] if begin else []
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
-    learner.train_from_iterator([TEXT], trainer)
-    learner.save(str(tmp_path / 'bpe_8k.json'))
-    lines = ''.join(json.dumps({'text': f'{i} {TEXT[:200]}'}) + '\n' for i in range(40))
-    (tmp_path / 'a.jsonl').write_text(lines)
-    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.jsonl'}",
-                     f"--tokenizer={tmp_path / 'bpe_8k.json'}")
-    assert result.status == 0, result.err
-    data = Dataset('mine', tmp_path / 'data')
-    if begin is None:
-        assert 'no token that begins or ends a text' in result.out and data.meta['end_of_text'] is None
-        return
-    assert f'bos_token {begin}, eos_token {end}' in result.out
-    ids = data.train.windows([0], data.train.n)[0]
-    mark = learner.token_to_id(begin)
-    assert data.meta['end_of_text'] == mark == ids[0] and data.tokenizer().stop_ids[0] == learner.token_to_id(end)
-    assert (ids == mark).sum() == data.meta['splits']['train']['documents'] > 30
+def test_special_tokens_are_known_by_their_names():
+    for begin, end in (('<SOS>', '<EOS>'), ('<s>', '</s>'), ('[BOS]', '[EOS]'), ('<|begin_of_text|>', '<|end_of_text|>')):
+        added = [{'content': '<pad>'}, {'content': end}, {'content': begin}]
+        assert guess_special(added) == {'bos_token': begin, 'eos_token': end}
+    assert guess_special([{'content': 'text'}, {}]) == {}
 
 
-def test_damaged_tokenizer_files_are_one_line(script, tmp_path, capsys):
+def test_damaged_tokenizer_files_are_one_line(capsys):
     pytest.importorskip('tiktoken')
-    ranks = {bytes([b]): b for b in range(256)}
-    lines = choose_tokenizer.make_tokenizer({'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+',
-                                             'special_tokens': {'<|endoftext|>': 256},
-                                             'ranks': lines_of(ranks)}).state()['ranks'].splitlines(True)
-    damages = (lines[:2] + [b'*' + lines[2]] + lines[3:], lines[:-1], lines + lines[:1],
-               lines[:-1] + [lines[-1].split()[0] + b' 7\n'], lines[:1] + [b'AQ==\n'] + lines[2:])
-    for damaged in damages:
+    state = {'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+', 'special_tokens': {'<|endoftext|>': 256}}
+    lines = [base64.b64encode(bytes([b])) + b' %d\n' % b for b in range(256)]
+    make_tokenizer({**state, 'ranks': b''.join(lines)})
+    for damaged in (lines[:2] + [b'*' + lines[2]] + lines[3:], lines[:-1], lines + lines[:1], lines[:-1] + [b'/w== 7\n'],
+                    lines[:1] + [b'AQ==\n'] + lines[2:]):
         with pytest.raises(SystemExit):
-            make_tokenizer({'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+',
-                            'special_tokens': {'<|endoftext|>': 256}, 'ranks': b''.join(damaged)})
+            make_tokenizer({**state, 'ranks': b''.join(damaged)})
         err = capsys.readouterr().err
         assert 'the tokenizer mine cannot be made' in err and err.count('\n') == 1, err
-
-
-def lines_of(ranks):
-    import base64
-    return b''.join(base64.b64encode(token) + b' %d\n' % rank for token, rank in ranks.items())
 
 
 def test_a_tokenizer_file_that_changed_is_noticed(script, tmp_path, gpt2):
     (tmp_path / 'book.txt').write_text(TEXT)
     prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'book.txt'}", '--tokenizer=gpt2')
     path = tmp_path / 'data' / 'mine' / 'tokenizer.tiktoken'
-    lines = path.read_bytes().splitlines(True)
-    swapped = [a.split()[0] + b' ' + b.split()[1] + b'\n' for a, b in ((lines[300], lines[301]),
-                                                                      (lines[301], lines[300]))]
-    path.write_bytes(b''.join(lines[:300] + swapped + lines[302:]))
+    path.write_bytes(path.read_bytes().replace(b' 300\n', b' 1301\n').replace(b' 301\n', b' 300\n'))
     result = prepare(script, tmp_path, 'mine', '--show')
     assert result.status == 2 and 'tokenizer.tiktoken' in result.err and 'checksum' in result.err
 
@@ -285,20 +232,18 @@ def test_a_tokenizer_file_that_changed_is_noticed(script, tmp_path, gpt2):
 def test_npy_shards_become_a_dataset(script, tmp_path, gpt2):
     ids = np.array(([gpt2.eot_token] + gpt2.encode_ordinary(TEXT)) * 2, dtype=np.uint16)
     (tmp_path / 'in').mkdir()
-    np.save(tmp_path / 'in' / 'edu_train_000001.npy', ids)
-    np.save(tmp_path / 'in' / 'edu_train_000002.npy', ids[:1000].astype(np.int64))
-    np.save(tmp_path / 'in' / 'edu_val_000000.npy', ids[:500])
+    for name, content in (('train_000001', ids), ('train_000002', ids[:1000].astype(np.int64)), ('val_000000', ids[:500])):
+        np.save(tmp_path / 'in' / f'edu_{name}.npy', content)
     result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'in'}")
     assert result.status == 0 and 'tokenizer gpt2: ' in result.out, result.err
     data = Dataset('mine', tmp_path / 'data')
     assert np.array_equal(data.train.windows([0], data.train.n)[0], [*ids, *ids[:1000]])
     assert np.array_equal(data.val.windows([0], data.val.n)[0], ids[:500])
     assert data.meta['splits']['train']['documents'] == 3
-    cases = {'a': (ids.reshape(2, -1), 'row of token ids'), 'b': (ids.astype(float), 'row of token ids'),
-             'c': (np.array([60_000] * 100), 'the id 60000')}
-    for name, (content, word) in cases.items():
-        np.save(tmp_path / f'{name}.npy', content)
-        result = prepare(script, tmp_path, 'other', f"--input={tmp_path / name}.npy", '--tokenizer=gpt2')
+    for content, word in ((ids.reshape(2, -1), 'row of token ids'), (ids.astype(float), 'row of token ids'),
+                          (np.array([60_000] * 100), '60000')):
+        np.save(tmp_path / 'bad.npy', content)
+        result = prepare(script, tmp_path, 'other', f"--input={tmp_path / 'bad.npy'}", '--tokenizer=gpt2')
         assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
 
 
@@ -338,14 +283,10 @@ def test_nanogpts_meta_pkl_is_the_tokenizer_of_our_meta_json(script, tmp_path):
     assert not same_tokenizer({'kind': 'char', 'chars': chars[::-1]}, ours)
 
 
-def test_a_vocabulary_without_a_new_line_is_sampled(script, tmp_path, tiny):
-    (tmp_path / 'a.txt').write_text(TEXT.replace('\n', ''))
-    assert prepare(script, tmp_path, 'oneline', f"--input={tmp_path / 'a.txt'}", '--tokenizer=char').status == 0
-    result = script('train.py', *tiny, '--dataset=oneline', '--sample_interval=3', '--sample_tokens=4')
-    assert result.status == 0 and 'it writes' in result.out, result.err
-    flags = f"--out_dir={tmp_path / 'out'}", '--num_samples=2', '--max_new_tokens=4', '--device=cpu'
-    result = script('sample.py', *flags)
-    assert result.status == 0 and result.out.count('---------------') == 2, result.err
+def test_a_text_starts_with_what_the_vocabulary_has():
+    for chars, begin in (('\n a', [0]), (' ab', [0]), ('ba', [0]), ('!\n', [1])):
+        assert empty_prompt(make_tokenizer({'kind': 'char', 'chars': chars})) == begin
+    assert empty_prompt(make_tokenizer({'kind': 'byte'})) == [256]
 
 
 def test_a_file_of_prompts_has_one_meaning(tmp_path):
@@ -435,15 +376,11 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path, monkeypatch):
     assert dataset_meta.text_size(None) == (10**6, 10**6)
     done = script('train.py', f'--data_dir={tmp_path}', '--dataset=absent', 'config/mybook.py')
     assert done.status == 2 and 'python prepare.py absent' in done.err and len(done.err.splitlines()) == 1
-    source = (REPO / 'config' / 'mybook.py').read_text()
-    found = {}
+    rows = []
     for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
-        monkeypatch.setattr(dataset_meta, 'text_size', lambda name, data_dir, size=size: (size // 2, size))
-        scope = {}
-        exec(source, scope)
-        scope['epochs'] = scope['max_iters'] * 2048 / (size // 2)
-        found[size] = scope
-    rows = list(found.values())
+        monkeypatch.setattr(dataset_meta, 'text_size', lambda name, data_dir: (size // 2, size))
+        rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py')))
+        rows[-1]['epochs'] = rows[-1]['max_iters'] * 2048 / (size // 2)
     assert all(a['dropout'] >= b['dropout'] and a['n_embd'] <= b['n_embd'] for a, b in zip(rows, rows[1:]))
     assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] < 1 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
 
@@ -459,7 +396,9 @@ def test_many_times_over_the_same_text_is_told_with_the_remedy(script, tiny):
 
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
-    assert prepare(script, tmp_path, str(tmp_path / 'book.txt')).status == 0
+    result = prepare(script, tmp_path, str(tmp_path / 'book.txt'))
+    assert result.status == 0 and 'tokenizer byte for 71 KB of text: ' in result.out, result.err
+    assert f"train.py --dataset=book --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
     out = tmp_path / 'out'
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
                     f'--out_dir={out}', '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',

@@ -3,10 +3,8 @@ Whatever happens to prepare.py, what looks finished is finished, and run again i
 undisturbed run.
 """
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -86,23 +84,6 @@ def forks():
     found.process.wait()
 
 
-def make_texts(folder, n, size):
-    """n documents of very different lengths, in files of several kinds, and one of `size` bytes."""
-    folder.mkdir()
-    rng = random.Random(1)
-    for i in range(0, n, 100):
-        with open(folder / f'{i:04d}.jsonl', 'w') as f:
-            for j in range(i, i + 100):
-                begin, length = rng.randrange(50_000), int(3 * 10 ** rng.uniform(0, 4))
-                f.write(json.dumps({'text': f'document {j} ' + TEXT[begin:begin + length]}) + '\n')
-    (folder / 'a.txt').write_text(TEXT * (size // len(TEXT)))
-    (folder / 'z.md').write_text(TEXT[:5000])
-
-
-def args_for(tmp_path, where, *more):
-    return ['mine', f"--input={tmp_path / 'in'}", f'--data_dir={tmp_path / where}', '--tokenizer=byte', *more]
-
-
 def bytes_of(folder):
     return {path.name: path.read_bytes() for path in folder.glob('*.bin')}
 
@@ -116,91 +97,40 @@ def looks_finished(folder):
         return False
 
 
-def test_killed_twenty_times_it_ends_with_the_same_bytes(tmp_path, forks, capsys):
-    make_texts(tmp_path / 'in', 700, 9_000_000)
-    more = ['--shard_tokens=130000']
-    assert forks.run(*args_for(tmp_path, 'whole', *more)) == 0
-    want = bytes_of(tmp_path / 'whole' / 'mine')
-    assert len(want) > 50
-    folder, kills, rng = tmp_path / 'data' / 'mine', 0, random.Random(7)
-    progress = folder / 'unfinished' / 'progress.json'
-    while True:
-        begun = time_saved(progress)
-        pid = forks.start(*args_for(tmp_path, 'data', *more))
-        # let it save something new, so that it comes to an end in our lifetime
-        while kills < 20 and time_saved(progress) in (None, begun) and is_running(pid):
-            time.sleep(0.001)
-        if kills < 20 and is_running(pid):
-            time.sleep(rng.uniform(0, 0.004))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        status = forks.wait()
-        if status == -signal.SIGKILL:
-            kills += 1
-            assert not looks_finished(folder) or bytes_of(folder) == want, capsys.readouterr().err
-            continue
-        assert status == 0 and bytes_of(folder) == want and looks_finished(folder)
-        assert not (folder / 'unfinished').exists()
-        if kills == 20:
-            break
-        shutil.rmtree(folder)  # it was too fast for us: once more
-
-
-def time_saved(progress):
-    try:
-        return progress.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-        return True
-    except ProcessLookupError:
-        return False
-
-
-@pytest.mark.parametrize('before', ['nothing', 'another set'])
-def test_killed_at_every_change_of_the_disk(tmp_path, forks, before, capsys):
+@pytest.mark.parametrize('name', ['several', 'another set', 'shakespeare_char'])
+def test_killed_at_every_change_of_the_disk(tmp_path, forks, name):
+    """A document of several portions and small ones; one alone, whose end becomes val.bin, in place of another set;
+    nanoGPT's set."""
     (tmp_path / 'in').mkdir()
-    # one document: its end becomes val.bin, which takes one step more
-    (tmp_path / 'in' / 'a.txt').write_text(TEXT)
-    more = [f'--shard_tokens={len(TEXT) // 2}', '--val_fraction=0.3']
-    folder, old, whole = (tmp_path / where / 'mine' for where in ('data', 'old', 'whole'))
-    if before == 'another set':
-        assert forks.run(*args_for(tmp_path, 'old', f'--shard_tokens={len(TEXT) // 3}')) == 0
-    assert forks.run(*args_for(tmp_path, 'whole', *more)) == 0
+    (tmp_path / 'in' / 'a.txt').write_text(TEXT * (35 if name == 'several' else 1))
+    source, shards = tmp_path / 'in', len(TEXT) // 2
+    if name == 'several':
+        lines = (json.dumps({'text': f'document {i} ' + TEXT[97 * i:99 * i]}) + '\n' for i in range(300))
+        (tmp_path / 'in' / 'b.jsonl').write_text(''.join(lines))
+        shards *= 10
+    if name == 'shakespeare_char':
+        source = source / 'a.txt'
+    args = [name, f'--input={source}', '--val_fraction=0.3', f'--shard_tokens={shards}']
+    args += ['--tokenizer=byte'] * (name != 'shakespeare_char')
+    folder, old, whole = (tmp_path / where / name for where in ('data', 'old', 'whole'))
+    if name == 'another set':
+        assert forks.run(*args[:-1], '--shard_tokens=20000', '--tokenizer=byte', f'--data_dir={old.parent}') == 0
+    assert forks.run(*args, f'--data_dir={whole.parent}') == 0
     want = bytes_of(whole)
-    args = args_for(tmp_path, 'data', *more)
-    for k in range(2 if before == 'another set' else 1, 1000, 2):
+    args.append(f'--data_dir={folder.parent}')
+    for k in range(1, 1000, 2):
         shutil.rmtree(folder, ignore_errors=True)
-        if before != 'nothing':
+        if old.exists():
             shutil.copytree(old, folder)
         status = forks.run(*args, kill_at=k)
         if status == 0:
             break
         assert status == -signal.SIGKILL
         if folder.exists() and looks_finished(folder):
-            unchanged = before == 'another set' and bytes_of(folder) == bytes_of(old)
-            assert unchanged or bytes_of(folder) == want, k
+            assert bytes_of(folder) == want or old.exists() and bytes_of(folder) == bytes_of(old), k
         assert forks.run(*args) == 0 and bytes_of(folder) == want and looks_finished(folder), k
         assert not (folder / 'unfinished').exists()
-    assert k > 20 and bytes_of(folder) == want
-
-
-def test_nanogpts_sets_continue_too(tmp_path, forks):
-    (tmp_path / 'input.txt').write_text(TEXT)
-    args = ['shakespeare_char', f"--input={tmp_path / 'input.txt'}", f'--shard_tokens={len(TEXT) // 5}']
-    assert forks.run(*args, f"--data_dir={tmp_path / 'whole'}") == 0
-    args.append(f"--data_dir={tmp_path / 'data'}")
-    for k in range(1, 1000, 2):
-        shutil.rmtree(tmp_path / 'data', ignore_errors=True)
-        if forks.run(*args, kill_at=k) == 0:
-            break
-        assert forks.run(*args) == 0
-        assert files_of(tmp_path, 'shakespeare_char') == bytes_of(tmp_path / 'whole' / 'shakespeare_char'), k
-    assert k > 10
+    assert k > 10 and bytes_of(folder) == want and len(want) > 2
 
 
 # -----------------------------------------------------------------------------
