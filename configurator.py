@@ -1,8 +1,7 @@
 """
 The knobs at the top of a script, set by config files and --key=value. This file needs no other.
 
-    $ python train.py config/train_gpt2.py --batch_size=32 --compile      # or --batch_size 32
-    $ python train.py --help
+    $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
 
 Flags win wherever they stand on the line, and config files see them: they are applied before the files and
 again after. Of two files the later one wins. A file is Python and is executed: run only the ones you would
@@ -97,14 +96,19 @@ def configure(script, positional=None, like=None):
     knobs = plain(script)
     if positional:
         knobs[positional] = script[positional]
-    if {'--help', '-h'} & set(sys.argv[1:]) and (help := helper()):
-        help.print_help(script, knobs, positional, like)
-        sys.exit(0)
-    kinds = types_of(script, knobs)
+    argv, kinds = sys.argv[1:], types_of(script, knobs)
+    if {'--help', '-h'} & set(argv) and (help := helper()):
+        argv, words = help.split_words(argv)
+        given, problems = parse_args(argv, knobs, kinds, positional)
+        text = help.text(script, knobs, kinds, given, words, positional, like)
+        if problems or not text:
+            fail(*problems or [f"no knob is about that ({' '.join(words)}). --help without it shows all"])
+        say(text, 'stdout')
+        sys.exit()
     if like:
-        others, their_kinds = helper().knobs_of(like)
-        knobs, kinds = {**others, **knobs}, {**their_kinds, **kinds}
-    given, problems = parse_args(sys.argv[1:], knobs, kinds, positional)
+        theirs = helper().names_at_top(like)
+        knobs, kinds = {**plain(theirs), **knobs}, {**types_of(theirs, plain(theirs)), **kinds}
+    given, problems = parse_args(argv, knobs, kinds, positional)
     if problems:
         fail(*problems)
     knobs = Knobs({**knobs, **given})
@@ -114,8 +118,7 @@ def configure(script, positional=None, like=None):
 
 
 def prepare_process():
-    # streams that were closed (`>&-`) lead nowhere: else the next files that are opened would get their
-    # numbers, and what a library prints would end up in a checkpoint
+    # closed streams (`>&-`) lead nowhere; else what a library prints may end up in the next file that opens
     for fd, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
         if getattr(sys, name) is None:
             try:
@@ -132,18 +135,16 @@ def prepare_process():
 
 def helper():
     """support/help.py, which explains --help and mistakes; None where this file was taken without it."""
-    try:
+    with contextlib.suppress(ImportError):
         from support import help
         return help
-    except ImportError:
-        return None
 
 
 def explain_missing_package(kind, error, traceback):
-    if kind is not ModuleNotFoundError or error.name not in ('torch', 'numpy'):
-        return sys.__excepthook__(kind, error, traceback)
-    fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made "
-         "one, or pip install -r requirements.txt")
+    if kind is ModuleNotFoundError and error.name in ('torch', 'numpy'):
+        fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made "
+             "one, or pip install -r requirements.txt")
+    sys.__excepthook__(kind, error, traceback)
 
 
 def plain(script):
@@ -175,15 +176,9 @@ def parse_args(argv, knobs, kinds, positional):
             value, wanted = check(assigned[name], kinds[name])
             if wanted:
                 problems.append(f"{name} in {path} takes {wanted} ({assigned[name]!r})")
-            put_last(given, name, value)
-    for name, value in flags.items():
-        put_last(given, name, value)
-    return given, problems
-
-
-def put_last(values, name, value):
-    values.pop(name, None)
-    values[name] = value
+            given.pop(name, None)
+            given[name] = value
+    return {**{name: given[name] for name in given if name not in flags}, **flags}, problems
 
 
 def parse_line(argv, knobs, kinds, positional=None):
@@ -203,7 +198,8 @@ def parse_line(argv, knobs, kinds, positional=None):
                 continue
             if list in kinds[name]:  # it collects
                 value = [*given.get(name, []), value]
-            put_last(given, name, value)
+            given.pop(name, None)
+            given[name] = value
         elif arg.endswith('.py'):
             files.append(arg)
         elif positional and isinstance(knobs[positional], list):
@@ -291,15 +287,18 @@ def run_config(path, names, knobs):
     except (Exception, SystemExit) as e:
         if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
             raise
-        tb = e.__traceback__
-        while tb.tb_next and tb.tb_frame.f_code.co_filename != found:
-            tb = tb.tb_next
+        tb = e.__traceback__.tb_next or e.__traceback__  # the frame of the file; it may not have begun
         line = e.lineno if isinstance(e, SyntaxError) else tb.tb_lineno
         return {}, [f"{path}:{line} stopped with {type(e).__name__} ({e}). correct that line"]
     # what a function set by `global`, or globals() did
     assigned.update({name: scope[name] for name in names if name[:2] != '__' and name in scope
                      and scope[name] is not names[name]})
-    return assigned, help.names_of_no_knob(path, plain(assigned), tree, knobs) if help else []
+    if not help:
+        return assigned, []
+    mistyped, unused = help.names_of_no_knob(path, plain(assigned), tree, knobs)
+    if unused:
+        note(f"note: {path} sets what is no knob and what it does not use itself: {', '.join(unused)}")
+    return assigned, mistyped
 
 
 def override(script, before):

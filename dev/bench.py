@@ -22,7 +22,7 @@ import sys
 from typing import Literal
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from configurator import configure, fail, out_of_range
+from configurator import configure, fail, out_of_range, plain
 
 # -----------------------------------------------------------------------------
 what: Literal['train', 'start', 'profile', 'sample'] = 'train'
@@ -419,8 +419,8 @@ if __name__ == '__main__':
     if found := problems():
         fail(*found)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
-    from support.help import knobs_of
-    train_knobs, _ = knobs_of(os.path.join(REPO, 'train.py'))
+    from support.help import names_at_top
+    train_knobs = plain(names_at_top(os.path.join(REPO, 'train.py')))
     device, _ = choose_device(knobs['device'])
     compiling, _ = choose_compile(knobs['compile'], device)
     print(f"{machine()}; compile {compiling}\n", flush=True)

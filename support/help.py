@@ -14,11 +14,8 @@ import difflib
 import glob
 import os
 import re
-import sys
+import shutil
 import textwrap
-
-from configurator import fail, note, parse_args, plain, types_of
-from support.console import exit_on_broken_pipe, width
 
 # of train.py: what a first run wants to change
 ESSENTIAL = ('out_dir', 'init_from', 'dataset', 'batch_size', 'block_size', 'n_layer', 'n_head', 'n_embd',
@@ -48,61 +45,52 @@ INSTEAD = dict(
 # --help
 
 
-def print_help(script, knobs, positional, like=None):
-    """As configure(), whose arguments these are. Words after --help say what it is about."""
-    argv, kinds = sys.argv[1:], types_of(script, knobs)
+def split_words(argv):
+    """(the arguments without --help and the words after it, these words: what it is about)"""
     at = next(i for i, arg in enumerate(argv) if arg in ('--help', '-h'))
     words = [arg for arg in argv[at + 1:] if not arg.startswith('-') and not arg.endswith('.py')]
-    args = argv[:at] + [arg for arg in argv[at + 1:] if arg not in words]
-    given, problems = parse_args(args, knobs, kinds, positional)
-    if problems:
-        fail(*problems)
-    exit_on_broken_pipe()
+    return argv[:at] + [arg for arg in argv[at + 1:] if arg not in words], words
+
+
+def text(script, knobs, kinds, given, words, positional, like):
+    """All of it, or with `words` the knobs that have one of them in their name, as another name for it, or in
+    their comment; '' if there is none."""
     name = os.path.basename(script['__file__'])
-    found = read_block(script['__file__'], knobs, kinds)
+    found, lines = read_block(script['__file__'], knobs, kinds), []
+    words = [word.lower().replace('-', '_') for word in words]
     if words:
-        found = matching(found, words)
+        found = [row for row in found if any(
+            word in row[1] or ALIASES.get(word) == row[1]
+            or re.search(rf'\b{re.escape(word)}', f'{row[0]} {row[3]}'.lower()) for word in words)]
     else:
         word = f'[{positional}] ' if positional else ''
-        print(script['__doc__'].strip())
-        print(f"\nusage: python {name} {word}[config/file.py ...] [--key=value ...]")
+        lines = [script['__doc__'].strip(), '',
+                 f"usage: python {name} {word}[config/file.py ...] [--key=value ...]"]
         if len(found) > 40:
             essential = [('the essential ones', *row[1:]) for row in found if row[1] in ESSENTIAL]
             found = essential + [row for row in found if row[1] not in ESSENTIAL]
     for i, (group, *knob) in enumerate(found):
         if not words and (i == 0 or group != found[i - 1][0]):
-            print(f"\n{group}" if group else '')
-        show(*knob, given)
+            lines.append(f"\n{group}" if group else '')
+        lines += paragraph(*knob, given)
     if not words:
-        print(f"\nonly those about a word: python {name} --help WORD")
-    if like:
+        lines.append(f"\nonly those about a word: python {name} --help WORD")
+    if like and lines:
         like = os.path.basename(like)
-        print(f"\nand all knobs of {like}, see python {like} --help")
+        lines.append(f"\nand all knobs of {like}, see python {like} --help")
+    return '\n'.join(lines)
 
 
-def matching(found, words):
-    """Those that have one of the words in their name, or as another name for it, or in their comment."""
-    words = [word.lower().replace('-', '_') for word in words]
-    rows = [row for row in found if any(
-        word in row[1] or ALIASES.get(word) == row[1]
-        or re.search(rf'\b{re.escape(word)}', f'{row[0]} {row[3]}'.lower()) for word in words)]
-    if not rows:
-        fail(f"no knob is about that ({', '.join(words)}). --help without it shows all")
-    return rows
-
-
-def show(name, default, comment, given):
-    """A paragraph for a knob: its value, what it means, and its default if the value is another."""
+def paragraph(name, default, comment, given):
+    """The lines about a knob: its value, what it means, and its default if the value is another."""
     column, begin = 30, f"  --{name}={repr(given[name]) if name in given else default}"
     if name in given:
         comment += f" [default:\xa0{default}]"
-    if len(begin) >= column or not comment:
-        print(begin)
-        begin = ''
-    if comment:
-        text = textwrap.fill(comment, min(width(), 110), initial_indent=begin.ljust(column),
-                             subsequent_indent=' ' * column, break_long_words=False, break_on_hyphens=False)
-        print(text.replace('\xa0', ' '))  # [default: 3] is not torn
+    alone = [begin] if len(begin) >= column or not comment else []
+    width = min(shutil.get_terminal_size().columns, 110)
+    lines = textwrap.wrap(comment, width, initial_indent=('' if alone else begin).ljust(column),
+                          subsequent_indent=' ' * column, break_long_words=False, break_on_hyphens=False)
+    return alone + [line.replace('\xa0', ' ') for line in lines]  # [default: 3] is not torn
 
 
 def read_block(path, knobs, kinds):
@@ -136,11 +124,11 @@ def block_of(path):
         return f.read().partition('\nknobs, given = configure(')[0]
 
 
-def knobs_of(path):
-    """(knobs, kinds) at the top of a script, without running more of it than that."""
+def names_at_top(path):
+    """The names at the top of a script, without running more of it than that."""
     names = {}
     exec(compile(block_of(path), path, 'exec'), names)
-    return plain(names), types_of(names, plain(names))
+    return names
 
 
 # -----------------------------------------------------------------------------
@@ -164,22 +152,20 @@ def similar(name, knobs, cutoff=0.6):
 
 
 def names_of_no_knob(path, assigned, tree, knobs):
-    """The problems with names that the config file `path`, of this syntax tree, assigns to no knob. It may
-    have names of its own, as in n_layers = 6; n_layer = n_layers, and some are merely left over. Refused is
-    what looks like a knob that is not set, and what others call a knob, if nothing uses it."""
+    """(problems, unused names) of what the config file `path`, of this syntax tree, assigns to no knob. It
+    may have names of its own, as in n_layers = 6; n_layer = n_layers, and some are merely left over. Refused
+    is what looks like a knob that is not set, and what others call a knob, if nothing uses it."""
     used = {node.id for node in ast.walk(tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    problems, idle = [], []
+    problems, unused = [], []
     for name in [name for name in assigned if name not in knobs]:
         close, is_used = similar(name, knobs, cutoff=0.8), name in used
         if (close and not (is_used and close in assigned)) or (not is_used and ALIASES.get(name) in knobs):
             problems.append(f"unknown knob in {path} ({name}). {suggest(name, knobs)}; names that begin "
                             "with _ are yours")
         elif not is_used:
-            idle.append(name)
-    if idle:
-        note(f"note: {path} sets what is no knob and what it does not use itself: {', '.join(idle)}")
-    return problems
+            unused.append(name)
+    return problems, unused
 
 
 def no_config(path):

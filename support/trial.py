@@ -13,9 +13,10 @@ import time
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from configurator import plain
 from optim import to_local
 from support import devices
-from support.help import knobs_of
+from support.help import names_at_top
 from support.console import format_duration
 
 # what a trial does without; a run of its own, elsewhere
@@ -73,7 +74,7 @@ def run_trial(train_py, knobs, dist):
     out_dir = os.path.join(tempfile.gettempdir(), name)
     max_iters = max(4, knobs['max_iters'])
     knobs = {**knobs, **NOT_TRIED, 'max_iters': max_iters, 'out_dir': out_dir}
-    names = knobs_of(train_py)[0]
+    names = plain(names_at_top(train_py))
     trial, argv, output = Trial(dist), sys.argv, io.StringIO()
     hook = register_optimizer_step_post_hook(trial)
     sys.argv = [train_py] + [f'--{name}={value}' for name, value in knobs.items() if name in names]

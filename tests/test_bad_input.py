@@ -23,9 +23,10 @@ import torch
 from conftest import REPO, make_dataset
 
 import dataset
+from configurator import plain, types_of
 from support import devices
 from support.parallel import Distributed
-from support.help import knobs_of
+from support.help import names_at_top
 
 TABLE, FILES = [], {}  # FILES: those of a run of six iterations, made once
 
@@ -436,10 +437,10 @@ def test_bad_input(script, tiny, tmp_path, monkeypatch, flags, words, given, sta
     assert not (tmp_path / 'canary').exists(), 'nothing is executed'
 
 
-KINDS = knobs_of(REPO / 'train.py')[1]
+KNOBS = names_at_top(REPO / 'train.py')
 
 
-@pytest.mark.parametrize('name', [name for name, kinds in KINDS.items() if int in kinds or float in kinds])
+@pytest.mark.parametrize('name', [name for name, kinds in types_of(KNOBS, plain(KNOBS)).items() if {int, float} & set(kinds)])
 def test_a_number_of_0_or_less_is_a_run_or_one_line(script, tiny, name):
     for value in (0, -1):
         result = script('train.py', *tiny, '--overwrite', f'--{name}={value}', *(['--tasks=core'] if name == 'tasks_interval' else []))

@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO, own_process
 
 import configurator
-from support.help import knobs_of, suggest
+from support.help import names_at_top, suggest
 from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
@@ -143,7 +143,7 @@ def test_a_config_is_found_from_any_folder(monkeypatch, tmp_path):
         'dataset_dir': 'data_dir', 'load_ckpt': 'init_from', 'training_tokens': 'budget', 'warmup_iterations': 'warmup_iters',
         'max_seq_len': 'block_size', 'eval_freq': 'eval_interval', 'n_heads': 'n_head', 'eps': 'adam_eps', 'multiple_of': 'mlp_width'}.items()]])
 def test_what_others_call_a_knob_leads_to_it(script, name, words):
-    assert words in suggest(name, knobs_of(REPO / f'{script}.py')[0])
+    assert words in suggest(name, configurator.plain(names_at_top(REPO / f'{script}.py')))
 
 
 # -----------------------------------------------------------------------------
