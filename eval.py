@@ -44,7 +44,7 @@ import time
 import torch
 
 from dataset import DATA_DIR
-from support import devices, parallel, load, report, samples, shared_cpu
+from support import cpu, devices, load, parallel, report, samples
 from support.compiling import compile_model
 from support.conversations import open_dataset
 from support.errors import explain_lost_data
@@ -66,7 +66,7 @@ if problems:
 dist = parallel.init(device, backend, ddp_timeout)
 explain_lost_data()
 device = dist.device
-shared_cpu.watch(device)
+cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 autocast = devices.autocast(device, dtype)
@@ -132,6 +132,7 @@ loaded = [load_task(part, folder, tokenizer, block_size, max_per_task) for part 
 
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
 model = load.build(state, block_size=block_size).to(device).eval()
+cpu.faster(model)
 iter_num = state['iter_num']
 state = None  # frees its memory
 age = f"after {iter_num:,} iterations" if iter_num else "of unknown age"

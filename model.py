@@ -1,6 +1,8 @@
 """
 The network: one GPTConfig, one GPT. With arch='gpt2' it has nanoGPT's parameter names, initialisation and
-function.
+function. From top to bottom: the settings and their checks, positions, attention and its mask, MLPs, what
+stands before a token without attention, the block, the GPT, and how text is generated. This file works alone
+in an empty folder; support/cpu.py and support/chunked_loss.py replace parts of a model by faster ones.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.
@@ -11,35 +13,49 @@ https://github.com/karpathy/nanochat
 
 import dataclasses
 import math
+import reprlib
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from support.cpu_kernels import in_bfloat16_on_gpu, scaled_dot_product_attention
+# -----------------------------------------------------------------------------
+# settings
 
-# The parts of the presets. The first three are architectures of Hugging Face transformers as well; local
-# learns sooner from little text (support/near.py).
-PRESETS = ('gpt2', 'llama', 'modern', 'local')
-PARTS = {
-    'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain', 'rmsnorm_plain'),  # plain: without gains
-    'norm_eps': (1e-5, 1e-5, 1e-6, 1e-6),
-    'bias': (True, False, False, False),  # in Linear and LayerNorm
-    'positions': ('learned', 'rope', 'rope', 'rope'),
-    'rope_theta': (1e4, 1e4, 1e4, 1e4),
-    'rope_scaling': ('none', 'none', 'none', 'none'),  # for others see train.py
-    'embd_norm': (False, False, True, True),  # a norm after the embedding as well
-    'fused_qkv': (True, False, False, False),  # query, key and value in one matrix. Muon needs three
-    'qk_norm': (False, False, True, True),  # a norm without gains on queries and keys, after the rotation
-    'mlp': ('gelu', 'swiglu', 'relu2', 'relu2'),  # gelu is exact, as in nanoGPT; OpenAI's has gelu_tanh
-    # one matrix for the embedding and the head: https://arxiv.org/abs/1608.05859
-    'tie': (True, False, False, False),
-    'softcap': (0.0, 0.0, 15.0, 15.0),  # logits stay between -softcap and softcap; 0: no bound
-    'init': ('gpt2', 'gpt2', 'modern', 'modern'),
-    'near': (0, 0, 0, 16384),  # rows of an embedding of pairs of tokens, with convolutions; 0: none
-    'near_layers': (0, 0, 0, 1),  # before the n_layer others, without attention
-}
+# The presets of `arch`. The first three are architectures of Hugging Face transformers as well; local learns
+# sooner from little text.
+GPT2 = dict(
+    norm='layernorm',  # or rmsnorm; rmsnorm_plain: without gains
+    norm_eps=1e-5,
+    bias=True,  # in Linear and LayerNorm
+    positions='learned',  # or rope
+    rope_theta=1e4,
+    rope_scaling='none',  # for others see train.py
+    embd_norm=False,  # a norm after the embedding as well
+    fused_qkv=True,  # query, key and value in one matrix. Muon needs three
+    qk_norm=False,  # a norm without gains on queries and keys, after the rotation
+    mlp='gelu',  # exact, as in nanoGPT; OpenAI's has gelu_tanh. or relu2, swiglu
+    tie=True,  # one matrix for the embedding and the head: https://arxiv.org/abs/1608.05859
+    softcap=0.0,  # logits stay between -softcap and softcap; 0: no bound
+    init='gpt2',  # or modern
+    near=0,  # rows of an embedding of pairs of tokens, with convolutions; 0: none
+    near_layers=0,  # before the n_layer others, without attention
+)
+LLAMA = dict(GPT2, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu', tie=False)
+MODERN = dict(LLAMA, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True, mlp='relu2',
+              softcap=15.0, init='modern')
+PRESETS = {'gpt2': GPT2, 'llama': LLAMA, 'modern': MODERN, 'local': dict(MODERN, near=16384, near_layers=1)}
+
+# what can be built. A file may say anything, and even what has no weights takes time and memory to build
+WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'),
+         'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
+BELOW = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24,
+         'n_head': 2**20, 'n_kv_head': 2**20, 'near': 2**32, 'near_layers': 2**10}
+FROM_ZERO = ('dropout', 'softcap', 'near', 'near_layers')
+ABOVE_ZERO = {*BELOW, 'norm_eps', 'rope_theta'}.difference(FROM_ZERO)
+LARGEST_ROPE = 2**30  # numbers in the table of rotations: 4 GB
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 
 
@@ -73,9 +89,9 @@ class GPTConfig:
     near_layers: int = None
 
     def __post_init__(self):
-        for name, values in PARTS.items():
-            if getattr(self, name) is None and self.arch in PRESETS:
-                setattr(self, name, values[PRESETS.index(self.arch)])
+        for name, value in PRESETS.get(self.arch, {}).items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
         if self.mlp_width is None and self.mlp == 'swiglu':
@@ -85,9 +101,11 @@ class GPTConfig:
             self.mlp_width = 4 * self.n_embd
 
     def problems(self):
-        """What cannot be built, as lines for the user; [] if all is well."""
-        from support.model_checks import config_problems
-        return config_problems(self, PRESETS)
+        """What cannot be built, or makes no sense, as lines `what (value). what to do`; [] if all is well."""
+        if self.arch not in PRESETS:
+            return [f"no such arch ({self.arch}). use {', '.join(PRESETS)}"]
+        fields = [field_problem(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return list(filter(None, fields)) or part_problems(self)
 
     def model_args(self):
         """What a checkpoint stores. For a plain GPT-2 no more than nanoGPT's sample.py takes."""
@@ -99,12 +117,108 @@ class GPTConfig:
                 if name in NANOGPT_FIELDS or value != getattr(plain, name)}
 
 
+def field_problem(field, value):
+    """A line, or None if a field of GPTConfig may have this value."""
+    name, kind = field.name, field.type
+    if kind not in (bool, int, float, str) or (value is None and field.default is None):
+        return None  # a field that was added to GPTConfig; the parts of a preset are never None here
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return f"{name} is {reprlib.repr(value)[:60]}. use a value of the type {kind.__name__}"
+    if value not in WORDS.get(name, [value]):
+        return f"no such {name} ({value}). use {', '.join(WORDS[name])}"
+    if kind in (int, float):
+        too_small = (name in ABOVE_ZERO and value <= 0) or (name in FROM_ZERO and value < 0)
+        if too_small or not abs(value) < BELOW.get(name, 1e30):  # nan is out of range as well
+            below = f" and below {BELOW[name]:,}" if name in BELOW else ''
+            above = '0 or more' if name in FROM_ZERO else 'a number above 0'
+            return f"{name} is out of range ({value}). use {above}{below}"
+    return None
+
+
+def part_problems(config):
+    """What does not fit together."""
+    C, H, K, problems = config.n_embd, config.n_head, config.n_kv_head, []
+    D = C // H
+    if C % H:
+        problems.append(f"n_embd={C} is not a multiple of n_head={H}. use --n_embd={D * H or H} or "
+                        f"--n_embd={D * H + H}")
+    if H % K:
+        divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
+        problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
+    if config.bias and config.norm != 'layernorm':
+        problems.append(f"bias=True makes no sense here: neither {config.norm} nor the matrices of "
+                        f"{config.arch} have biases. leave bias out")
+    if config.tie and config.init == 'modern':
+        problems.append("init=modern starts the head at zero, and with tie=True the embedding is the same "
+                        "matrix. use --tie=False, or another arch")
+    if config.positions == 'learned' and (config.rope_scaling != 'none' or config.rope_theta != 10000):
+        problems.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, "
+                        "or use --positions=rope")
+    if config.positions == 'rope' and C % H == 0 and D % 2:
+        problems.append(f"rope rotates pairs of channels, and a head has {D}. use --n_embd={C + H}")
+    if config.positions == 'rope' and config.block_size * D > LARGEST_ROPE:
+        problems.append(f"rope's table for block_size={config.block_size} and heads of {D} channels is out "
+                        f"of range. use --block_size={LARGEST_ROPE * H // C} or less, or more heads")
+    try:
+        parse_rope_scaling(config.rope_scaling)
+    except ValueError:
+        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none, linear:FACTOR or "
+                        "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
+    return problems
+
+
+# -----------------------------------------------------------------------------
+# positions
+
+
+def rope_table(config):
+    """cos and sin of the angle by which position t rotates pair i of a head's channels, (2, T, D/2)
+    float32."""
+    D = config.n_embd // config.n_head
+    exponents = torch.arange(0, D, 2, dtype=torch.float32) / D
+    inv_freq = 1.0 / config.rope_theta ** exponents  # (D/2)
+    scaling = parse_rope_scaling(config.rope_scaling)
+    if len(scaling) == 1:  # linear: squeeze the positions
+        inv_freq = inv_freq / scaling[0]
+    if len(scaling) == 4:  # llama3: only the low frequencies, with a smooth transition
+        factor, low, high, original = scaling
+        keep = ((original * inv_freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        inv_freq = (1 - keep) * inv_freq / factor + keep * inv_freq
+    t = torch.arange(config.block_size, dtype=torch.float32)
+    angles = torch.outer(t, inv_freq)  # (T, D/2)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def parse_rope_scaling(text):
+    """'none' -> [], 'linear:4' -> [4.0], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; else ValueError."""
+    kind, *numbers = text.split(':')
+    numbers = [float(number) for number in numbers]
+    length = {'none': 0, 'linear': 1, 'llama3': 4}.get(kind)
+    if len(numbers) != length or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(text)
+    if kind == 'llama3' and numbers[1] >= numbers[2]:
+        raise ValueError(text)
+    return numbers
+
+
 def apply_rotary_emb(x, rope):
     """x (B, H, T, D) with its channels i and i + D/2 rotated by rope (2, T, D/2):
     https://arxiv.org/abs/2104.09864"""
     cos, sin = rope.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def positions_in_text(doc_ids):
+    """The position of each token in its own text, (B, T), counted from 0."""
+    at = torch.arange(doc_ids.size(1), device=doc_ids.device).expand_as(doc_ids)
+    begins = torch.ones_like(doc_ids, dtype=torch.bool)
+    begins[:, 1:] = doc_ids[:, 1:] != doc_ids[:, :-1]
+    return at - torch.where(begins, at, 0).cummax(dim=1).values
+
+
+# -----------------------------------------------------------------------------
+# attention
 
 
 class LayerNorm(nn.LayerNorm):
@@ -116,15 +230,21 @@ class LayerNorm(nn.LayerNorm):
 def make_norm(config):
     if config.norm == 'layernorm':
         return LayerNorm(config.n_embd, config.bias, config.norm_eps)
-    return rms_norm(config.n_embd, config, gains=config.norm == 'rmsnorm')
+    return nn.RMSNorm(config.n_embd, config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
-def rms_norm(ndim, config, gains):
-    from support.rms_norm import RMSNorm
-    return RMSNorm(ndim, eps=config.norm_eps, elementwise_affine=gains)
+def document_mask(doc_ids):
+    """doc_ids (B, T), the number of the text that a position belongs to (-1: none). Returns a mask
+    (B, 1, T, T), True where the query in a row may look at the key in a column: not later, and of the same
+    text."""
+    T = doc_ids.size(1)
+    same = doc_ids[:, :, None] == doc_ids[:, None, :]
+    causal = torch.ones(T, T, dtype=torch.bool, device=doc_ids.device).tril()
+    return (same & causal)[:, None]
 
 
 class CausalSelfAttention(nn.Module):
+    scaled_dot_product_attention = staticmethod(F.scaled_dot_product_attention)  # support/cpu.py has another
 
     def __init__(self, config, layer_idx=0):
         super().__init__()
@@ -139,11 +259,11 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.qk_norm = nn.Identity()
         if config.qk_norm:
-            self.qk_norm = rms_norm(D, config, gains=False)
+            self.qk_norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.dropout, self.layer_idx = config.dropout, layer_idx
 
-    def forward(self, x, rope=None, cache=None, mask=None):
+    def forward(self, x, rope=None, mask=None, cache=None):
         B, T, C = x.shape
         if self.fused:
             q, k, v = self.c_attn(x).split(self.widths, dim=2)
@@ -160,11 +280,15 @@ class CausalSelfAttention(nn.Module):
             mask = cache.mask
         causal = True if mask is None and T == k.size(2) else False  # a bool, where a compiled T is a symbol
         # this one line is the attention, on every device, in training and with a cache
-        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
-                                         dropout_p=self.dropout if self.training else 0.0,
-                                         enable_gqa=self.n_kv_head < self.n_head)  # (B, H, T, D)
+        y = self.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
+                                              dropout_p=self.dropout if self.training else 0.0,
+                                              enable_gqa=self.n_kv_head < self.n_head)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
         return self.resid_dropout(self.c_proj(y))
+
+
+# -----------------------------------------------------------------------------
+# the block
 
 
 def relu2(x):
@@ -203,61 +327,116 @@ class SwiGLU(nn.Module):
         return self.dropout(self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x)))
 
 
+class BigramEmbedding(nn.Embedding):
+    """A row for a token and the one before it. With fewer rows than pairs, some share one, as in fastText
+    (https://arxiv.org/abs/1607.04606)."""
+    layer_idx = 'ids'  # its name in a KVCache
+
+    def forward(self, idx, positions, cache=None):
+        previous, = what_was_before(self, idx + 1, 1, positions, cache)  # 0: nothing
+        return super().forward((idx * 1_000_003 + previous) % self.num_embeddings)
+
+
+class ShortConv(nn.Module):
+    """x plus, channel by channel, a learned share of x at each of the three positions before: a depthwise
+    convolution, at first without effect (https://arxiv.org/abs/2512.17351)."""
+    seen = 3  # positions before its own
+
+    def __init__(self, ndim, layer_idx):
+        super().__init__()
+        self.shares = nn.ParameterList(torch.zeros(ndim) for _ in range(self.seen))  # one before, two, ...
+        self.layer_idx = layer_idx
+
+    def forward(self, x, positions, cache=None):
+        y = x
+        for share, before in zip(self.shares, what_was_before(self, x, self.seen, positions, cache)):
+            y = torch.addcmul(y, before, share.to(x.dtype))
+        return y
+
+
+def what_was_before(module, x, n, positions, cache):
+    """[x (B, T, ...) of one position before, of two, ... of n]: zeros where a text begins. positions (T), or
+    (B, T) where several texts share a window; cache: a KVCache, with what the module saw last."""
+    T = x.size(1)
+    if cache is None:
+        longer = F.pad(x, (0, 0) * (x.dim() - 2) + (n, 0))
+    else:  # the module's number is asked for only here: else each layer would be compiled for itself
+        longer = torch.cat((cache.before(module.layer_idx, x), x), dim=1)
+    before = [longer[:, n - k:n - k + T] for k in range(1, n + 1)]
+    if positions.dim() == 1:
+        return before
+    at = positions.view(*positions.shape, *[1] * (x.dim() - 2))
+    return [y.masked_fill(at < k, 0) for k, y in enumerate(before, 1)]
+
+
 class Block(nn.Module):
 
-    def __init__(self, config, layer_idx=0):
+    def __init__(self, config, layer_idx=0, attention=True):
         super().__init__()
-        self.ln_1 = self.attn = None
-        if layer_idx >= 0:  # below: near_layers
+        self.ln_1 = self.attn = self.conv = None
+        if attention:
             self.ln_1, self.attn = make_norm(config), CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
         if config.near:
-            from support.near import ShortConv
             self.conv = ShortConv(config.n_embd, layer_idx)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
 
-    def forward(self, x, *context):
+    def forward(self, x, positions, rope=None, mask=None, cache=None):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, *context, use_reentrant=False)
-        return self.compute(x, *context)
+            return checkpoint(self.compute, x, positions, rope, mask, use_reentrant=False)
+        return self.compute(x, positions, rope, mask, cache)
 
-    def compute(self, x, rope=None, cache=None, mask=None, near=None):
+    def compute(self, x, positions, rope=None, mask=None, cache=None):
         if self.attn:
-            x = x + self.attn(self.ln_1(x), rope, cache, mask)
+            x = x + self.attn(self.ln_1(x), rope, mask, cache)
         h = self.ln_2(x)
-        x = x + self.mlp(self.conv(h, near) if near else h)
-        return x
+        if self.conv:
+            h = self.conv(h, positions, cache)
+        return x + self.mlp(h)
+
+
+# -----------------------------------------------------------------------------
+# the whole
+
+
+FLOAT32_BETWEEN_BLOCKS = ('cpu',)  # devices on which bfloat16 would save nothing there
+
+
+def matmul_dtype(x):
+    """The dtype in which a matrix product takes x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class GPT(nn.Module):
+    Config = GPTConfig
 
     def __init__(self, config):
         super().__init__()
         if problems := config.problems():
             raise ValueError('; '.join(problems))
         self.config = config
+        near, n_layer = config.near_layers, config.near_layers + config.n_layer
         parts = dict(
             wte=nn.Embedding(config.vocab_size, config.n_embd),
             wpe=nn.Embedding(config.block_size, config.n_embd) if config.positions == 'learned' else None,
             ln_e=make_norm(config) if config.embd_norm else nn.Identity(),
             drop=nn.Dropout(config.dropout),
-            h=nn.ModuleList([Block(config, i) for i in range(-config.near_layers, config.n_layer)]),
+            h=nn.ModuleList([Block(config, i, attention=i >= near) for i in range(n_layer)]),
             ln_f=make_norm(config),
+            bigram=BigramEmbedding(config.near, config.n_embd) if config.near else None,
         )
-        if config.near:
-            from support.near import BigramEmbedding
-            parts['bigram'] = BigramEmbedding(config.near, config.n_embd)
         self.transformer = nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie:
             self.transformer.wte.weight = self.lm_head.weight
         rope = None
         if config.positions == 'rope':
-            from support.rope_table import rope_table
-            rope = rope_table(config)
+            with torch.device('cpu'):  # also in a network without memory: no checkpoint brings it
+                rope = rope_table(config)
         self.register_buffer('rope', rope, persistent=False)
-        self.loss_chunk_size = 0  # see set_memory_saving
+        self.cache_dtype = None  # of keys and values, if another than that of matrix products
         # without memory there is nothing to initialize, and torch takes a second
         if not self.lm_head.weight.is_meta:
             self.init_weights()
@@ -296,23 +475,20 @@ class GPT(nn.Module):
         positions = torch.arange(T, device=idx.device) if cache is None else cache.positions  # (T)
         mask = None
         if doc_ids is not None:
-            from support.document_mask import document_mask, positions_in_text
             mask, positions = document_mask(doc_ids), positions_in_text(doc_ids)  # (B, 1, T, T), (B, T)
-        x, near = self.transformer.wte(idx), None  # (B, T, C)
+        x = self.transformer.wte(idx)  # (B, T, C)
         if self.config.near:
-            from support.near import Near
-            near = Near(positions, cache)
-            x = x + self.transformer.bigram(idx, near)
+            x = x + self.transformer.bigram(idx, positions, cache)
         if self.config.positions == 'learned':
             x = x + self.transformer.wpe(positions)
         x = self.transformer.drop(self.transformer.ln_e(x))
-        if in_bfloat16_on_gpu(x.device):
+        if matmul_dtype(x) == torch.bfloat16 and x.device.type not in FLOAT32_BETWEEN_BLOCKS:
             x = x.bfloat16()  # from block to block: half the bytes, and no loss that we saw (dev/LOG.md)
         rope = None
         if self.rope is not None:
             rope = self.rope[:, :T] if cache is None else self.rope[:, positions]  # (2, T, D/2)
         for block in self.transformer.h:
-            x = block(x, rope, cache, mask, near)
+            x = block(x, positions, rope, mask, cache)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
@@ -320,10 +496,6 @@ class GPT(nn.Module):
 
     def loss(self, x, targets, reduction='mean', return_logits=True):
         """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""
-        if self.loss_chunk_size:  # the same loss without the logits; train.py checks that it is
-            from support.chunked_loss import chunked_loss
-            return None, chunked_loss(x.flatten(0, 1), self.lm_head, targets, self.config.softcap, reduction,
-                                      self.loss_chunk_size)
         logits = self.logits(x)
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         flat = logits.float().view(-1, logits.size(-1))  # (B * T, V)
@@ -348,17 +520,20 @@ class GPT(nn.Module):
         from optim import create_optimizer
         return create_optimizer(self, learning_rate, weight_decay, betas, 1e-8)
 
-    def set_memory_saving(self, activation_checkpointing=False, loss_chunk_size=0):
-        """Recompute activations in backward; compute the loss loss_chunk_size tokens at a time (0: all at
-        once)."""
-        self.loss_chunk_size = loss_chunk_size
+    def set_activation_checkpointing(self, on):
+        """Whether blocks keep only their input, and compute the rest again in backward."""
         for block in self.transformer.h:
-            block.activation_checkpointing = activation_checkpointing
+            block.activation_checkpointing = on
 
     def crop_block_size(self, block_size):
         """Keep the first `block_size` positions."""
-        from support.crop_block_size import crop_block_size
-        crop_block_size(self, block_size)
+        assert block_size <= self.config.block_size
+        self.config.block_size = block_size
+        if self.config.positions == 'rope':
+            self.rope = self.rope[:, :block_size].clone()
+        if self.config.positions == 'learned':
+            wpe = self.transformer.wpe
+            wpe.weight, wpe.num_embeddings = nn.Parameter(wpe.weight[:block_size].clone()), block_size
 
     def get_num_params(self, non_embedding=True):
         """Number of parameters, by default without embeddings; a tied one stays, as in nanoGPT."""
@@ -369,29 +544,159 @@ class GPT(nn.Module):
         return n
 
     def flops_per_token(self):
-        """Forward and backward."""
-        from support.flops import flops_per_token
-        return flops_per_token(self)
+        """Forward and backward: 6 per weight of a matrix product, 12 L C T for attention (PaLM, appendix
+        B)."""
+        config = self.config
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return 6 * weights + 12 * config.n_layer * config.n_embd * config.block_size
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=None):
-        """Model FLOPs utilization of fwdbwd_per_iter sequences in dt seconds; nan if this device's peak is
-        unknown."""
-        if peak_flops is None and self.lm_head.weight.device.type != 'cuda':
+        """Model FLOPs utilization: the share of peak_flops (FLOP/s) that fwdbwd_per_iter sequences of
+        block_size tokens in dt seconds make; nan without it. support/devices.py has a table."""
+        if peak_flops is None:
             return math.nan
-        from support.flops import estimate_mfu
-        return estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops)
+        return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
-    def to_inference(self, device, dtype, **options):
-        """For generate() alone: the weights on `device` in `dtype`, a string. Returns self."""
-        from support.packed_linear import to_inference
-        return to_inference(self, device, dtype, **options)
+    @torch.no_grad()
+    @sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None,
+                 stop=None, generator=None, use_cache=True, static=False, on_token=None):
+        """
+        Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. Or a text, if the model
+        comes from load(). temperature 0 is greedy; ids from vocab_size on (padding) are never drawn. Ends
+        early when every row has drawn the id `stop`, or one of several, or when on_token, called with the new
+        ids (B, 1) of each step, returns True. FloatingPointError if logits were not finite: on a CPU with
+        on_token at once, else at the end, as a GPU would have to wait, and processes that share a model go in
+        step. When block_size ids are full, the last half of them is kept as context. The cache changes the
+        speed, not the text. static: shapes stay the same from step to step, for a compiled model.
+        """
+        # without cuDNN's attention (above), which plans for each new shape, half a second each
+        # (https://github.com/modelscope/FunASR/issues/3704; not measured by us)
+        if isinstance(idx, str):
+            return self.generate_text(idx, max_new_tokens, temperature, top_k, top_p, generator)
+        (B, T), block_size = idx.shape, self.config.block_size
+        cache = None
+        if use_cache:
+            size = -(-(T + max_new_tokens) // 128) * 128  # rounded: similar lengths share a compiled step
+            cache = KVCache(self, B, min(size, block_size), static)
+        stop = None if stop is None else torch.tensor(stop, device=idx.device)
+        done = torch.zeros(B, dtype=torch.bool, device=idx.device)
+        finite = torch.ones((), dtype=torch.bool, device=idx.device)
+        watched = on_token is not None and idx.device.type == 'cpu'
+        start = max(T - block_size, 0)  # where the context begins
+        for _ in range(max_new_tokens):
+            if idx.size(1) - start > block_size:
+                start = idx.size(1) - (block_size + 1) // 2
+                if cache:
+                    cache.end = 0
+            new = idx_next if cache and cache.end else idx[:, start:]  # the ids that are not in the cache yet
+            # other lengths are not worth compiling
+            step = self if static and new.size(1) == 1 else self.forward
+            logits, _ = step(new, cache=cache.advance(new.size(1)) if cache else None)
+            logits = logits[:, -1, :vocab_size].float()
+            finite &= torch.isfinite(logits.amax())
+            if watched and not finite:
+                break
+            idx_next = sample_next(logits, temperature, top_k, top_p, generator)  # (B, 1)
+            idx = torch.cat((idx, idx_next), dim=1)
+            if on_token is not None and on_token(idx_next):
+                break
+            if stop is not None:
+                done |= torch.isin(idx_next[:, 0], stop)
+                if done.all():
+                    break
+        if not finite:
+            raise FloatingPointError("the network's outputs (logits) are not finite")
+        return idx
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *more, **options):
-        """Continue idx (B, T) by max_new_tokens ids each; call model.eval() first. Or a text, if the model
-        comes from load(). See support/generation.py."""
-        from support import generation
-        generate = generation.generate_text if isinstance(idx, str) else generation.generate
-        return generate(self, idx, max_new_tokens, temperature, top_k, *more, **options)
+    def generate_text(self, text, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
+        """`text` with its continuation, which ends before <|endoftext|>."""
+        tokenizer = getattr(self, 'tokenizer', None)
+        if tokenizer is None:
+            raise TypeError("generate() wants token ids (B, T); a text only if load() made the model: "
+                            "model, tokenizer = load('out')")
+        ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # of no text: as documents begin
+        idx = torch.tensor([ids], device=self.lm_head.weight.device)
+        stop = tokenizer.stop_ids or ()
+        idx = self.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop or None,
+                            generator)
+        new = [i for i in idx[0, len(ids):].tolist() if i not in stop]
+        return text + tokenizer.decode(ids + new)[len(tokenizer.decode(ids)):]
+
+
+# -----------------------------------------------------------------------------
+# generating
+
+
+class KVCache:
+    """Keys and values (B, K, S, D) per layer of the first `end` positions of B texts, all allocated at once.
+    static: attention reads all S positions behind a mask, so that every step has the same shapes."""
+
+    def __init__(self, model, B, S, static=False):
+        config, weight = model.config, model.transformer.wte.weight
+        self.size, self.device, self.static, self.end = S, weight.device, static, 0
+        dtype = model.cache_dtype or matmul_dtype(weight)
+        shape = (B, config.n_kv_head, S, config.n_embd // config.n_head)
+        layers = range(len(model.transformer.h))
+        with_attention = layers[config.near_layers:]
+        self.k = {i: torch.zeros(shape, dtype=dtype, device=self.device) for i in with_attention}
+        self.v = {i: torch.zeros(shape, dtype=dtype, device=self.device) for i in with_attention}
+        self.ends = {}  # what stood last, for the modules that ask what was before
+        if config.near:
+            seen = (B, ShortConv.seen, config.n_embd)
+            self.ends = {i: torch.zeros(seen, dtype=weight.dtype, device=self.device) for i in layers}
+            self.ends['ids'] = torch.zeros(B, 1, dtype=torch.long, device=self.device)
+        if static:
+            # they are written to, for which CUDA graphs would be given up
+            for tensor in (*self.k.values(), *self.v.values(), *self.ends.values()):
+                torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def advance(self, T):
+        """Make room for T more positions, which the next forward pass fills. Returns self."""
+        self.positions = torch.arange(self.end, self.end + T, device=self.device)  # of the queries
+        self.end += T
+        self.visible = self.size if self.static else self.end
+        self.mask = None  # attention needs none for a whole text, or for one query that sees all keys
+        if T != self.visible and (T > 1 or self.static):
+            keys = torch.arange(self.visible, device=self.device)
+            self.mask = keys <= self.positions[:, None]  # (T, S)
+        return self
+
+    def before(self, name, x):
+        """What stood at the end of the pass before this one, (B, n, ...), zeros if there was none; keeps the
+        end of x (B, T, ...) for the next."""
+        end = self.ends[name]
+        before = end.masked_fill(self.positions[0] == 0, 0).to(x.dtype)
+        end.copy_(torch.cat((before, x), dim=1)[:, -end.size(1):])
+        return before
+
+    def update(self, layer, k, v):
+        """Store k, v (B, K, T, D) at their positions; returns all keys and values so far, (B, K, S, D)
+        each."""
+        # under autocast CUDA's norms return float32
+        self.k[layer].index_copy_(2, self.positions, k.to(self.k[layer].dtype))
+        self.v[layer].index_copy_(2, self.positions, v.to(self.v[layer].dtype))
+        return self.k[layer][:, :, :self.visible], self.v[layer][:, :, :self.visible]
+
+
+def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
+    """Draw the next ids (B, 1) from logits (B, V): among the top_k likeliest, among the likeliest that make
+    up top_p."""
+    if temperature < 1e-6:  # 0, or so small that the division below would overflow
+        return logits.argmax(dim=-1, keepdim=True)
+    ids = None
+    if top_k is not None or top_p is not None:
+        k = min(top_k or logits.size(-1), logits.size(-1))
+        logits, ids = logits.topk(k, dim=-1)  # both (B, k), likeliest first
+    probs = F.softmax(logits / temperature, dim=-1)
+    if top_p is not None:
+        probs = probs.masked_fill(probs.cumsum(-1) - probs > top_p, 0)  # the first one always stays
+    # the first id at which the cumulative probability passes a random number; torch.multinomial would make
+    # the host wait for a GPU
+    sums = probs.cumsum(-1)
+    threshold = torch.rand(logits.size(0), 1, generator=generator, device=logits.device) * sums[:, -1:]
+    drawn = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.size(-1) - 1)  # after nan: none
+    return drawn if ids is None else ids.gather(1, drawn)
 
 
 def load(source='out', dataset=None, data_dir=None):

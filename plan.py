@@ -30,7 +30,7 @@ from support import devices, planned_run
 from support.console import exit_on_broken_pipe, wrap
 from support.dataset_meta import bin_files
 from support.errors import end
-from support.peak_flops import peak_flops_of
+from support.devices import peak_flops_of
 
 elsewhere = world_size is not None or gpu_memory is not None
 is_distributed = 'RANK' in os.environ

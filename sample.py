@@ -45,7 +45,7 @@ exit_on_broken_pipe()
 
 import torch
 
-from support import devices, shared_cpu
+from support import cpu, devices
 from support.chat import Session, answer_file, talk
 from support.compiling import compile_model
 from support.errors import explain
@@ -82,7 +82,7 @@ else:
 # the model
 
 device, _ = devices.choose_device(device)
-shared_cpu.watch(device)
+cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 
@@ -103,7 +103,7 @@ def new_samples(text):
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
 n_texts = 1 if chat else min(len(samples) or num_samples, batch_size)  # at once
-model.to_inference(device, dtype, n_texts=n_texts, compiling=compiling)
+cpu.to_inference(model, device, dtype, n_texts=n_texts, compiling=compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
 # compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)

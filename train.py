@@ -110,7 +110,9 @@ import torch
 from dataset import DROPOUT, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
-from support import checkpoint, devices, evaluate, log, parallel, resume, setup
+from support import checkpoint, cpu, devices, evaluate, log, parallel, resume, setup
+from support.chunked_loss import use_chunked_loss
+from support.compiling import compile_for_training
 from support.guard import Guard
 from support.samples import samples_in_loop
 from support.signals import Stop
@@ -164,18 +166,21 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 torch.manual_seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
-model.set_memory_saving(activation_checkpointing, run.loss_chunk_size(model))  # 0: logits are small
+cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
+use_chunked_loss(model, run.loss_chunk_size(model))  # 0: logits are small
+model.set_activation_checkpointing(activation_checkpointing)
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)
+peak_flops = peak_flops or devices.peak_flops_of(dist.device)
 scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
+muon_dtype = 'bfloat16' if dtype != 'float32' and devices.has_bfloat16(dist.device) else 'float32'
 optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
-                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, dtype)
+                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, muon_dtype)
 if run.resuming:  # else only the weights are ckpt's, if there is one
     resume.restore_optimizer(run, optimizer, scaler)
 stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop
 ddp_model = dist.wrap(model)  # trains; `model`, inside it, is evaluated and saved
 if compile:  # tried on one step, gradients dropped; 'auto': off if it fails
-    from support.compiling import compile_for_training
     ddp_model = compile_for_training(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
 guard = Guard(optimizer, scaler, stop, dist, run)  # skips updates that are not finite
 

@@ -1,5 +1,5 @@
 # What stands just before a token, without attention: embeddings of pairs of tokens, a short convolution
-# before each MLP (support/near.py), and before the n_layer layers one that has no attention. Put it behind
+# before each MLP (model.py), and before the n_layer layers one that has no attention. Put it behind
 # the recipe:
 #   python train.py config/train_gpt2.py config/arch_modern.py config/arch_local.py
 #

@@ -60,8 +60,9 @@ from common import (
     REPO, after_each_update, check_peer, flags_of, machine, make_tokens, median_and_range, table)
 from model import GPT, GPTConfig
 from support.compiling import compile_model
+from support.cpu import to_inference
 from support.devices import choose_compile, choose_device, choose_dtype
-from support.peak_flops import peak_flops_of
+from support.devices import peak_flops_of
 
 SMALL = dict(vocab_size=65, learning_rate=1e-3)
 LARGE = dict(vocab_size=50304, block_size=1024, batch_size=8)
@@ -392,7 +393,7 @@ def samplers(net, B, dtype):
         with cast:
             net.generate(idx, number, 0.8, 200, use_cache=False, generator=generator)
     ways['ours, no cache'] = no_cache, False
-    small = copy.deepcopy(net).to_inference(device, dtype, n_texts=B, compiling=compiling)
+    small = to_inference(copy.deepcopy(net), device, dtype, n_texts=B, compiling=compiling)
     static = compiling and compile_model(
         small, lambda: small.generate(torch.zeros(B, 1, dtype=torch.long, device=device), 4, static=True),
         knobs['compile'], mode='reduce-overhead', dynamic=False) is None

@@ -1,17 +1,30 @@
 """The cross-entropy of a large vocabulary without ever holding all logits: a few tokens at a time."""
 
 import dataclasses
+import functools
 
 import torch
 from torch.nn import functional as F
 
 
-def soft_cap(logits, softcap):
-    return softcap * torch.tanh(logits.float() / softcap) if softcap else logits
+def use_chunked_loss(model, chunk_size):
+    """Let model.loss() hold the logits of chunk_size tokens at a time; 0: leave it as it is."""
+    if chunk_size:
+        model.loss = functools.partial(chunked_loss, model, chunk_size)
+
+
+def chunked_loss(model, chunk_size, x, targets, reduction='mean', return_logits=False):
+    """(None, loss) as GPT.loss defines it, for x (B, T, C), targets (B * T)."""
+    x = x.flatten(0, 1)
+    if reduction == 'mean' and torch.is_grad_enabled():
+        return None, ChunkedLoss.apply(x, model.lm_head.weight, targets, model.config.softcap, chunk_size)
+    losses = torch.cat([F.cross_entropy(model.logits(part).float(), target, ignore_index=-1, reduction='none')
+                        for part, target in zip(x.split(chunk_size), targets.split(chunk_size))])
+    return None, losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Mean cross-entropy of soft_cap(x W^T) for x (N, C), W (V, C), targets (N), chunk_size tokens at a time.
+    """Mean cross-entropy of the logits x W^T (within softcap) for x (N, C), W (V, C), targets (N), chunk_size tokens at a time.
     The gradients of a chunk are computed while its logits are there. https://arxiv.org/abs/2410.10989"""
 
     @staticmethod
@@ -24,7 +37,9 @@ class ChunkedLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for part, target, out in chunks:
                 part, keep, target = part.to(dtype), target >= 0, target.clamp(min=0)
-                logits = soft_cap(part @ w.mT, softcap)
+                logits = part @ w.mT
+                if softcap:
+                    logits = softcap * torch.tanh(logits.float() / softcap)
                 logp = F.log_softmax(logits.float(), dim=-1)  # (chunk_size, V)
                 total = total - (logp.gather(1, target) * keep).sum()
                 # the gradient of the logits: probabilities, less one for the target
@@ -50,18 +65,6 @@ class ChunkedLoss(torch.autograd.Function):
         return dx.mul_(grad / n), dw.mul_(grad / n), None, None, None
 
 
-def chunked_loss(x, head, targets, softcap, reduction, chunk_size):
-    """The loss as GPT.forward defines it, for x (N, C), head a Linear, targets (N)."""
-    if reduction == 'mean' and torch.is_grad_enabled():
-        return ChunkedLoss.apply(x, head.weight, targets, softcap, chunk_size)
-    losses = []
-    for part, target in zip(x.split(chunk_size), targets.split(chunk_size)):
-        logits = soft_cap(head(part), softcap).float()
-        losses.append(F.cross_entropy(logits, target, ignore_index=-1, reduction='none'))
-    losses = torch.cat(losses)
-    return losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
-
-
 def usable_on(model, dist):
     """Whether it is the loss that model.py computes; says so if not."""
     if same_as_forward(model):
@@ -83,7 +86,8 @@ def same_as_forward(model):
         idx = torch.randint(11, (2, 8))
         targets = torch.randint(-1, 11, (2, 8))
         found = []
-        for net.loss_chunk_size in (0, 3):
+        for chunk_size in (0, 3):
+            use_chunked_loss(net, chunk_size)
             loss = net(idx, targets)[1]
             gradient = torch.autograd.grad(loss, net.lm_head.weight)[0]
             found.append(torch.cat([loss.view(1), gradient.flatten()]))

@@ -5,6 +5,7 @@ import gc
 import time
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configurator import fail
 from support.errors import first_line
@@ -27,7 +28,7 @@ def compile_parts(model, **options):
 def uncompile(model, why):
     for module in model.modules():
         module._compiled_call_impl = None
-    vars(model).pop('loss', None)
+    model.loss = getattr(model.loss, '_torchdynamo_orig_callable', model.loss)
     return f'note: compile is off after all, {why}'
 
 
@@ -43,6 +44,11 @@ def uncompiled(model):
     finally:
         for module in compiled:
             module._compiled_call_impl = compiled[module]
+
+
+def varying_shapes():
+    """A context for scoring texts of any length: without cuDNN's attention, as in GPT.generate."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def compile_model(model, step, wish, **options):

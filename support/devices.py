@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
+import re
+import shutil
 import sys
 from contextlib import nullcontext
 
 import torch
 
 from configurator import fail
-from support import cpu_kernels
 
 if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9):
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
@@ -21,13 +22,41 @@ COMPILE_MODES = ('default', 'max-autotune-no-cudagraphs')
 def choose_device(device, local_rank=0, is_distributed=False):
     """(torch.device, why) for 'auto', 'cpu', 'cuda', 'cuda:1', 'mps'. Under torchrun each process takes its
     own GPU."""
-    if device == 'cpu':
-        return torch.device('cpu'), 'as asked'
-    mps = torch.backends.mps.is_available() and not is_distributed
-    if device == 'auto' and not torch.cuda.is_available() and not mps:
-        return torch.device('cpu'), 'no GPU was found'
-    from support.gpus import choose_gpu
-    return choose_gpu(device, local_rank, is_distributed)
+    why = 'as asked'
+    if device == 'auto':
+        device, why = 'cpu', 'no GPU was found'
+        if torch.backends.mps.is_available() and not is_distributed:
+            device, why = 'mps', 'an Apple GPU was found'
+        if torch.cuda.is_available():
+            device, why = 'cuda', 'a GPU was found'
+    try:
+        device = torch.device(device)
+        # torch knows names of devices that it was not built for
+        if device.type not in ('cpu', 'cuda', 'mps'):
+            torch.zeros(1, device=device).item()
+    except Exception:
+        fail(f"no such device ({device}). use --device=auto, cpu, cuda, cuda:1 or mps")
+    if device.type == 'cuda':
+        # torch.cuda.set_device wants a number
+        device = torch.device('cuda', local_rank if is_distributed else device.index or 0)
+        check_cuda(device, is_distributed)
+        torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
+    if device.type == 'mps' and is_distributed:
+        fail("device=mps under torchrun: processes cannot share an Apple GPU. use plain python, or "
+             "--device=cpu")
+    if device.type == 'mps' and not torch.backends.mps.is_available():
+        fail("device=mps, but this is not a Mac with an Apple GPU. use --device=cpu")
+    return device, why
+
+
+def check_cuda(device, is_distributed):
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        fail("device=cuda, but torch finds no GPU. use --device=cpu, or install a torch built for your "
+             "GPU's driver")
+    if device.index >= count:
+        remedy = f"--nproc_per_node={count}" if is_distributed else f"--device=cuda:{count - 1} or less"
+        fail(f"device=cuda:{device.index}, but there are {count} GPU(s) here. use {remedy}", everywhere=True)
 
 
 def has_bfloat16(device):
@@ -35,16 +64,24 @@ def has_bfloat16(device):
     torch.cuda.is_bf16_supported() says True."""
     if device.type == 'cuda':
         return torch.cuda.get_device_capability(device)[0] >= 8
-    if cpu_kernels.used_on(device):
+    if device.type == 'cpu':
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device.type == 'cpu'  # which stands for a GPU
+    return False
 
 
 def choose_dtype(dtype, device):
     """(name, why) of the dtype of matrix products."""
-    if dtype not in ('auto', 'float32'):
-        from support.dtype_checks import check_dtype
-        check_dtype(dtype, device)
+    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
+        fail(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
+    # https://github.com/pytorch/pytorch/issues/195910
+    if device.type == 'mps' and dtype not in ('auto', 'float32'):
+        fail(f"dtype={dtype}, but on Apple GPUs only float32 is right in every torch from 2.9 on. use "
+             "--dtype=float32")
+    if device.type == 'cpu' and dtype == 'float16':
+        fail("dtype=float16, but CPUs only emulate it. use --dtype=float32 or bfloat16")
+    if device.type == 'cuda' and dtype == 'bfloat16' and not has_bfloat16(device):
+        fail(f"dtype=bfloat16, but {torch.cuda.get_device_name(device)} lacks it. use --dtype=float16 or "
+             "float32")
     if dtype != 'auto':
         return dtype, 'as asked'
     if has_bfloat16(device):
@@ -66,8 +103,11 @@ def choose_compile(wish, device):
         return bool(wish), 'as asked'
     if device.type != 'cuda':
         return False, f'it seldom pays on {device.type}'
-    from support.gpus import can_compile
-    return can_compile()
+    if importlib.util.find_spec('triton') is None:
+        return False, 'Triton is not installed'
+    if not os.environ.get('CC') and not any(map(shutil.which, ('gcc', 'clang', 'cc'))):
+        return False, 'no C compiler was found'
+    return True, 'a GPU and Triton are there'
 
 
 def autocast(device, dtype):
@@ -83,9 +123,10 @@ def name_of(device):
 
 def memory_of(device):
     """Bytes of memory that the device has; for a CPU, the machine."""
-    if device.type != 'cpu':
-        from support.gpus import memory_of_gpu
-        return memory_of_gpu(device)
+    if device.type == 'mps':
+        return torch.mps.recommended_max_memory()
+    if device.type == 'cuda':
+        return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, 'sysconf'):  # Windows does not tell
         return 2**34
     return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
@@ -110,3 +151,28 @@ def choose_loss_chunk_size(device, tokens, vocab_size, memory):
     eighth of the memory, in float32 and with their gradient."""
     chunk_size = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)
     return chunk_size if 10 * tokens * vocab_size > memory / 8 and tokens > chunk_size else 0
+
+
+def peak_flops_of(device):
+    """FLOP/s of a device by the table below; None for one that it does not have."""
+    if device.type != 'cuda':
+        return None
+    # 'NVIDIA H100 80GB HBM3' -> nvidia, h100, 80gb, hbm3
+    words = set(re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower()))
+    if {'laptop', 'ti', 'super', 'd', 'max', 'mig'} & words:  # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
+        return None
+    return next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= words), None)
+
+
+# Dense bfloat16 matrix products (float16 where there is no bfloat16), by the makers' data sheets. The first
+# row whose words are all in the device's name counts. A float32 run is measured against the same number.
+PEAK_FLOPS = {
+    'gb300': 2.5e15, 'gb200': 2.5e15, 'b300': 2.25e15, 'b200': 2.25e15, 'b100': 1.75e15,
+    'h200 nvl': 835e12, 'h200': 989e12, 'h100 pcie': 756e12, 'h100 nvl': 835e12, 'h100': 989e12,
+    'h800': 989e12, 'h20': 148e12, 'gh200': 989e12, 'a100': 312e12, 'a800': 312e12, 'a10g': 70e12,
+    'a40': 149.7e12, 'a30': 165e12, 'a10': 125e12, 'l40s': 362e12, 'l40': 181e12, 'l4': 121e12,
+    'v100': 125e12, 't4': 65e12, 'rtx pro 6000': 503.8e12, 'rtx 5090': 209.5e12, 'rtx 4090': 165.2e12,
+    'rtx 4080': 97.5e12, 'rtx 3090': 71.2e12, 'rtx 3080': 59.5e12, 'rtx 6000 ada': 364.2e12,
+    'rtx a6000': 154.8e12,
+    'mi355x': 2516e12, 'mi350x': 2307e12, 'mi325x': 1307e12, 'mi300x': 1307e12, 'mi250x': 191.5e12,
+}

@@ -6,7 +6,7 @@ import dataclasses
 import torch
 
 from support.hf_names import preset_of
-from support.rope_table import rope_table
+from model import rope_table
 
 # our names, theirs; {} is the number of the layer
 NAMES = {

@@ -5,7 +5,6 @@ Three presets are architectures of transformers: GPT-2, Llama and NanoChat.
 
 import re
 
-from support.rope_table import parse_rope_scaling
 
 CLASSES = {'gpt2': 'GPT2LMHeadModel', 'llama': 'LlamaForCausalLM', 'modern': 'NanoChatForCausalLM'}
 PRESET_OF = {'gpt2': 'gpt2', 'llama': 'llama', 'nanochat': 'modern'}  # by model_type
@@ -143,7 +142,7 @@ def to_gpt2(config):
 def to_llama(config, arch):
     """What config.json says of a Llama, or of a NanoChat."""
     kind = config.rope_scaling.split(':')[0]
-    numbers = parse_rope_scaling(config.rope_scaling)
+    numbers = [float(number) for number in config.rope_scaling.split(':')[1:]]
     if kind == 'llama3':
         numbers[-1] = int(numbers[-1])
     scaling = None

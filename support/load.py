@@ -14,6 +14,7 @@ import torch
 import dataset
 from configurator import fail
 from model import GPT, GPTConfig
+from support import cpu
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import read_meta, read_tokenizer_state
 from support.errors import first_line
@@ -241,9 +242,6 @@ def build(ckpt, dropout=0.0, **changes):
         config.block_size = ckpt['model_args']['block_size']
     with torch.device('meta'):  # no time for random numbers that are overwritten at once
         model = GPT(config)
-    if model.rope is not None:  # checkpoints do not store it
-        from support.rope_table import rope_table
-        model.rope = rope_table(config)
     if any(buffer.is_meta for buffer in model.buffers()):  # a table that you added; no checkpoint brings it
         model = GPT(config)
     # the causal mask of nanoGPT's early days is no weight; copied, as the file may be replaced while it is
@@ -292,5 +290,6 @@ def model_and_tokenizer(source='out', dataset_name=None, data_dir=None):
     eval mode."""
     ckpt = read(find(source))
     model, tokenizer = build(ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    cpu.faster(model)
     model.tokenizer = tokenizer  # for model.generate('a text', 100)
     return model, tokenizer

@@ -14,7 +14,7 @@ import sys
 import time
 
 from configurator import fail, say, warn
-from support import console, devices, files, report, shared_cpu
+from support import console, devices, files, report
 from support.checkpoint import newest, resume_line
 from support.console import format_duration
 from support.errors import first_line
@@ -83,7 +83,6 @@ class Logger:
         self.row = {}  # of the present iteration: what was measured before its update
         self.average_ms = None  # per iteration, over the latest ones, for the time left
         self.losses = []  # logged ones, for overfit_batch
-        self.pace = shared_cpu.Pace()
         self.loss_sum = (run.ckpt.get('loss_sum') if run.continues else None) or [0.0, 0.0]  # and weight
         self.wandb, self.wandb_run_id = None, run.ckpt.get('wandb_run_id') if run.continues else None
         writes = dist.is_main and not self.knobs['eval_only']
@@ -119,8 +118,6 @@ class Logger:
                  'eta': self.time_left(it, ms)}
         smooth = smooth_loss(self.loss_sum, measured['loss'])
         self.print_iteration({name: part for name, part in parts.items() if part}, tokens, smooth)
-        if self.dist.device.type == 'cpu' and (note := self.pace.note(ms)):
-            self.dist.print(note)
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
             'mfu': mfu, 'loss_smooth': smooth, 'seconds': clock.seconds, 'tokens': tokens,

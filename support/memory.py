@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from model import GPT, GPTConfig
 from optim import create_optimizer
-from support import cpu_kernels, devices
+from support import devices
+from support.chunked_loss import use_chunked_loss
 from support.parallel import Distributed
 from support.gpu_on_cpu import GPUFunctions
 from support.guard import Guard
@@ -177,7 +178,7 @@ def run_micro_batches(setup, model, dist, meter):
 def fake_model(setup, meter):
     """(the model of one process, what stands for its process group)"""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    kernels = contextlib.nullcontext() if setup.device.type == 'cpu' else cpu_kernels.disabled()
+    kernels = contextlib.nullcontext()
     if setup.shard == 1:
         with fake, kernels:
             yield make_model(setup, meter), Distributed(CPU)
@@ -205,7 +206,8 @@ def fake_model(setup, meter):
 
 def make_model(setup, meter):
     model = GPT(setup.config)
-    model.set_memory_saving(setup.activation_checkpointing, setup.loss_chunk_size)
+    use_chunked_loss(model, setup.loss_chunk_size)
+    model.set_activation_checkpointing(setup.activation_checkpointing)
     meter.watch(model.transformer.h, setup.config.near_layers)
     return model
 

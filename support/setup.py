@@ -14,7 +14,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, devices, files, load, log, resume, shared_cpu
+from support import checkpoint, cpu, devices, files, load, log, resume
 from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
@@ -304,7 +304,7 @@ def choose_system(run):
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(dist.device)}
     if dist.device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
-        run.why['threads'] = shared_cpu.watch(dist.device)
+        run.why['threads'] = cpu.watch(dist.device)
     run.environment.update(processes=dist.world_size, dtype=knobs['dtype'], compile=knobs['compile'], batch_size=knobs['batch_size'])
 
 

@@ -39,10 +39,9 @@ from torch.nn import functional as F
 from configurator import fail
 from dataset import DATA_DIR
 from support.chat import chat_format
-from support.compiling import uncompiled
+from support.compiling import uncompiled, varying_shapes
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
-from support.varying_shapes import varying_shapes
 
 HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
 BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'

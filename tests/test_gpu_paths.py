@@ -3,7 +3,6 @@ What only GPUs run, as far as a CPU can tell: one graph and one more for evaluat
 for the device, FSDP at sizes that nobody has at home. dev/gpuless.py looks at what needs torch's CUDA build.
 """
 
-import contextlib
 import gc
 from types import SimpleNamespace
 
@@ -12,11 +11,12 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import model
 import optim
 from model import GPT, GPTConfig
-from support import compiling, cpu_kernels, devices, memory
+from support import compiling, devices
 from support import guard as guarding
-from support.chunked_loss import ChunkedLoss
+from support.chunked_loss import ChunkedLoss, use_chunked_loss
 from support.parallel import Distributed
 
 PRESETS = ('gpt2', 'llama', 'modern', 'local')
@@ -52,7 +52,8 @@ def evaluate(net, x, y):
 def test_training_is_one_graph_and_evaluating_another(arch, saves_memory):
     torch._dynamo.reset()
     net, counter = network(arch, dropout=0.1), CompileCounterWithBackend('eager')
-    net.set_memory_saving(saves_memory, 7 * saves_memory)
+    net.set_activation_checkpointing(saves_memory)
+    use_chunked_loss(net, 7 * saves_memory)
     net.compile(backend=counter, fullgraph=True)
     graphs = []
     for pass_ in (train_step, train_step, evaluate, train_step, evaluate):
@@ -251,24 +252,11 @@ def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
     assert counter.frame_count == 2 * n
 
 
-@pytest.mark.parametrize('world_size, shard', [(8, 0), (64, 8)])
-def test_an_iteration_of_many_processes_runs(world_size, shard):
-    config = GPTConfig(block_size=64, vocab_size=512, n_layer=2, n_head=8, n_embd=256, arch='llama')
-    setup = memory.Setup(config, 'bfloat16', batch_size=2, grad_accum_steps=2, world_size=world_size,
-                         shard=shard, matrix_optimizer='muon')
-    stages = memory.run_iteration(setup)
-    assert stages['update', 0]['weights'] == pytest.approx(4 * sum(setup.n_params) / 8, rel=0.02)
-
-
-def test_what_goes_from_block_to_block_is_bfloat16_on_gpus_only():
+def test_what_goes_from_block_to_block_is_bfloat16_on_gpus_only(monkeypatch):
     net, seen = network('modern'), []
     net.transformer.h[1].register_forward_pre_hook(lambda block, args: seen.append(args[0].dtype))
-    for stands_for_a_gpu, dtype in ((False, None), (False, torch.bfloat16), (True, torch.bfloat16),
-                                    (True, torch.float16), (True, None)):
-        with contextlib.ExitStack() as stack:
-            if stands_for_a_gpu:
-                stack.enter_context(cpu_kernels.disabled())
-            if dtype:
-                stack.enter_context(torch.autocast('cpu', dtype))
+    for stands_for_a_gpu, dtype in ((False, torch.bfloat16), (True, torch.bfloat16), (True, torch.float16)):
+        monkeypatch.setattr(model, 'FLOAT32_BETWEEN_BLOCKS', () if stands_for_a_gpu else ('cpu',))
+        with torch.autocast('cpu', dtype):
             net(*tokens())
-    assert seen == [torch.float32, torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    assert seen == [torch.float32, torch.bfloat16, torch.float32]

@@ -58,8 +58,7 @@ for command in sys.argv[1:]:
 # token
 ALIBI = '''
 import torch
-from model import GPT, GPTConfig
-from support.generation import KVCache
+from model import GPT, GPTConfig, KVCache
 
 for dtype, n_kv_head, tolerance in ((torch.float32, 4, 1e-4), (torch.bfloat16, 2, 0.1)):
     torch.manual_seed(0)
@@ -222,7 +221,7 @@ def edited(old, new):
 
 def all_logits(module, cached, dtype=torch.bfloat16):
     """Logits of one text by random weights, on the CPU."""
-    from support.generation import KVCache
+    from model import KVCache
     torch.manual_seed(1)
     config = module.GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32)
     model, idx = module.GPT(config).eval().to(dtype), torch.randint(11, (2, 9))

@@ -12,8 +12,8 @@ from conftest import REPO
 import optim
 from model import GPT, GPTConfig
 from support import guard as guarding
+from optim import zeropower_via_newtonschulz
 from support.parallel import Distributed
-from support.muon import zeropower_via_newtonschulz
 from support.resume import load_optimizer_state
 
 

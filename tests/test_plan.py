@@ -116,7 +116,7 @@ def test_nothing_in_the_model_is_patched():
 
 def test_the_speeds_of_common_cards_follow_from_peak_and_mfu():
     from model import GPT, GPTConfig
-    from support.peak_flops import PEAK_FLOPS
+    from support.devices import PEAK_FLOPS
     shakespeare = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
     with torch.device('meta'):
         flops = GPT(GPTConfig(vocab_size=50304)).flops_per_token()

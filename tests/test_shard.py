@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import RUN, Child, train
 
 from model import GPT, GPTConfig
+from support.chunked_loss import ChunkedLoss, use_chunked_loss
 from support import checkpoint
 
 
@@ -53,14 +54,14 @@ def same(found, loss, gradient):
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])  # tied and untied, with softcap and without
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
-        net.loss_chunk_size = 7  # 96 targets: the last chunk is a smaller one
+        use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
     found, net, (idx, targets) = with_and_without(dict(arch=arch), chunked)
     same(found, 2e-6, 2e-6)
     same(with_and_without(dict(arch=arch), chunked, torch.bfloat16)[0], 2e-5, 2e-2)
     with torch.no_grad():
         each = net(idx, targets, reduction='none')[1]
         mean = net(idx, targets)[1]
-        net.loss_chunk_size = 0
+        del net.loss
         torch.testing.assert_close(each, net(idx, targets, reduction='none')[1])
         torch.testing.assert_close(mean, net(idx, targets)[1])
 
@@ -69,8 +70,6 @@ def test_the_chunked_loss_never_holds_all_logits():
     V, N, C = 4001, 512, 16
     x, w, largest = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True), []
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    from support.chunked_loss import ChunkedLoss
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

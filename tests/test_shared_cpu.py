@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import REPO
 
-from support import shared_cpu
+from support import cpu
 
 CPU = torch.device('cpu')
 # prints the threads, the CPU time of waits and the bits: alone, in company, alone again
@@ -17,7 +17,7 @@ TWO_THREADS = """
 import glob, hashlib, json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
-from support import shared_cpu
+from support import cpu
 torch.set_num_threads(2)
 w = torch.linspace(-1, 1, 2**16).reshape(256, 256).requires_grad_()
 
@@ -32,7 +32,7 @@ def measure():
 
 measure()
 found = [measure()]
-until = shared_cpu.sleep_instead_of_spinning(2)
+until = cpu.sleep_instead_of_spinning(2)
 time.sleep(0.2)
 found.append(measure())
 until.set()
@@ -41,7 +41,7 @@ print(json.dumps([*found, measure()]))
 """
 
 
-@pytest.mark.skipif(not shared_cpu.uses_libgomp(), reason="the threads are not GNU's")
+@pytest.mark.skipif(not cpu.uses_libgomp(), reason="the threads are not GNU's")
 def test_threads_sleep_in_company_with_the_same_bits_and_spin_again_when_it_has_left():
     command = [sys.executable, '-c', TWO_THREADS, str(REPO)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -52,37 +52,37 @@ def test_threads_sleep_in_company_with_the_same_bits_and_spin_again_when_it_has_
 
 
 def test_company_is_noticed_at_once_and_its_end_after_a_while(monkeypatch):
-    monkeypatch.setattr(shared_cpu, 'sleep_instead_of_spinning', lambda n: threading.Event())
-    watch, states = shared_cpu.Watch(2), []
-    for share in (0.01, 0.08, 0.3, 0.01, 0.01, 0.01, 0.2, 0.01, 0.01, 0.01, 0.01, 0.08):
-        watch.look(share)
-        states.append(watch.company_left is not None)
-    assert states == [False] * 2 + [True] * 8 + [False] * 2
+    shares, states, left = iter([0.01, 0.08, 0.3, 0.01, 0.01, 0.01, 0.2, 0.01, 0.01, 0.01, 0.01, 0.08]), [], []
+    ran, waited = 0.0, 0.0
+
+    def times():
+        nonlocal ran, waited
+        states.append(bool(left) and not left[-1].is_set())
+        share = next(shares)
+        ran, waited = ran + 1e9 * (1 - share), waited + 1e9 * share
+        return torch.tensor([ran, waited], dtype=torch.float64)
+
+    monkeypatch.setattr(cpu, 'times_of_threads', times)
+    monkeypatch.setattr(cpu, 'sleep_instead_of_spinning', lambda n: left.append(threading.Event()) or left[-1])
+    with pytest.raises(StopIteration):
+        cpu.look(2, seconds=0)
+    assert states == [False] * 3 + [True] * 8 + [False] * 2
 
 
 def test_a_user_s_own_setting_wins_and_one_thread_waits_for_nobody(monkeypatch):
     started = []
-    monkeypatch.setattr(shared_cpu.threading.Thread, 'start', lambda self: started.append(self))
+    monkeypatch.setattr(cpu.threading.Thread, 'start', lambda self: started.append(self))
     monkeypatch.delenv('GOMP_SPINCOUNT', raising=False)
     monkeypatch.delenv('OMP_WAIT_POLICY', raising=False)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
-    assert shared_cpu.watch(CPU) == '1 thread' and not started
+    assert cpu.watch(CPU) == '1 thread' and not started
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
-    monkeypatch.setattr(shared_cpu, 'uses_libgomp', lambda: False)
-    assert shared_cpu.watch(CPU) == '2 threads' and not started
-    monkeypatch.setattr(shared_cpu, 'uses_libgomp', lambda: True)
-    monkeypatch.setattr(shared_cpu, 'seconds_of_threads', lambda: (1.0, 0.1))
-    assert 'spin only while no other program' in shared_cpu.watch(CPU) and len(started) == 1
+    monkeypatch.setattr(cpu, 'uses_libgomp', lambda: False)
+    assert cpu.watch(CPU) == '2 threads' and not started
+    monkeypatch.setattr(cpu, 'uses_libgomp', lambda: True)
+    assert 'spin only while no other program' in cpu.watch(CPU) and len(started) == 1
     monkeypatch.setenv('GOMP_SPINCOUNT', '1000')
-    assert 'as GOMP_SPINCOUNT says' in shared_cpu.watch(CPU) and len(started) == 1
-
-
-def test_a_run_tells_once_that_its_iterations_take_many_times_as_long_as_they_could():
-    pace = shared_cpu.Pace(patience=0)
-    alone = [30.0] * 20 + [900.0] + [31.0] * 20
-    assert not any(map(pace.note, alone)), 'one slow iteration says nothing'
-    notes = [note for note in map(pace.note, [120.0] * 20) if note]
-    assert len(notes) == 1 and 'take 4.0 times as long' in notes[0] and 'other programs' in notes[0]
+    assert 'as GOMP_SPINCOUNT says' in cpu.watch(CPU) and len(started) == 1
 
 
 def test_the_plan_tells_how_many_threads_compute(script, tiny):

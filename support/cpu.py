@@ -1,0 +1,217 @@
+"""
+What makes a network faster on a CPU: kernels in place of torch's own, which are slow for small networks;
+weights for generating in the layouts that its libraries read fastest; and threads that wait well beside other
+programs. Nothing here changes model.py: faster() and to_inference() replace parts of one model.
+"""
+
+import contextlib
+import glob
+import math
+import os
+import threading
+import time
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+# -----------------------------------------------------------------------------
+# kernels: each is a drop-in for torch's, and steps aside on other devices
+
+
+def faster(model):
+    """Replace the norms and the attention of `model`, a GPT. An edit of the line that calls them counts."""
+    for module in model.modules():
+        if type(module) is nn.RMSNorm:
+            module.__class__ = RMSNorm
+        if hasattr(module, 'scaled_dot_product_attention'):
+            module.scaled_dot_product_attention = scaled_dot_product_attention
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's own is a chain of small steps on a CPU. This one has a backward pass of its own there: 2 to 5
+    times as fast."""
+
+    def forward(self, x):
+        if x.device.type != 'cpu' or x.dtype == torch.float64 or torch.compiler.is_compiling():
+            return super().forward(x)
+        y = PlainRMSNorm.apply(x, self.eps) if torch.is_grad_enabled() else plain_rmsnorm(x, self.eps)[0]
+        return y if self.weight is None else y * self.weight.to(y.dtype)
+
+
+def plain_rmsnorm(x, eps):
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = (length.square() / x.size(-1) + eps).rsqrt()  # stays float32: rounding it would shift a whole row
+    return (x * scale).to(x.dtype), scale
+
+
+class PlainRMSNorm(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, x, eps):
+        y, scale = plain_rmsnorm(x, eps)
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        y, scale = ctx.saved_tensors
+        along = (grad * y).mean(dim=-1, keepdim=True)  # what points along y changes nothing
+        return (torch.addcmul(grad, y, along, value=-1) * scale).to(grad.dtype), None
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
+                                 scale=None, enable_gqa=False):
+    """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""
+    dtype, T, S = query.dtype, query.size(2), key.size(2)
+    short = is_causal and attn_mask is None and scale is None and T == S <= 512
+    if not short or query.device.type != 'cpu' or not query.dtype == key.dtype == torch.bfloat16:
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(key.dtype)
+        # the cache may have another dtype: see to_inference
+        return F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
+                                              scale=scale, enable_gqa=enable_gqa).to(dtype)
+    # the definition itself: on short sequences torch's fused kernel takes up to seven times as long
+    # (dev/LOG.md)
+    heads_per_key = query.size(1) // key.size(1)
+    key = key.repeat_interleave(heads_per_key, dim=1)
+    value = value.repeat_interleave(heads_per_key, dim=1)
+    future = torch.full((T, T), -math.inf, dtype=dtype).triu(1)
+    scale = query.size(-1) ** -0.5
+    scores = torch.baddbmm(future, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=scale)  # (B * H, T, T)
+    return F.dropout(scores.softmax(dim=-1), dropout_p).view(*query.shape[:2], T, T) @ value
+
+
+# -----------------------------------------------------------------------------
+# weights for generating
+
+
+def to_inference(model, device, dtype, n_texts=None, compiling=False):
+    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. n_texts: how many at
+    once, if that is known. compiling: torch.compile follows, which cannot take packed matrices."""
+    device = torch.device(device)
+    for p in model.parameters():  # not the table of rotations
+        p.data = p.data.to(device, getattr(torch, dtype))
+    if device.type == 'cpu':
+        faster(model)
+        # bfloat16 takes attention up to eight times as long there (dev/LOG.md)
+        model.cache_dtype = torch.float32
+        if not compiling and dtype != 'float16' and torch.backends.mkldnn.is_available():
+            replace_linears(model, OneRowLinear if n_texts == 1 and dtype == 'bfloat16' else PackedLinear)
+    return model.to(device)
+
+
+def replace_linears(model, kind):
+    """Replace every Linear of a model by one of another kind, if this CPU can."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                try:
+                    setattr(module, name, kind(child))
+                except RuntimeError:  # a CPU without the instructions
+                    return
+
+
+class PackedLinear(nn.Module):
+    """A Linear for inference, its weights in oneDNN's own layout: for few rows F.linear needs 1.3 to 2 times
+    as long (dev/LOG.md). Neither function has a public name; torch.compile uses both."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1)
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
+
+
+class OneRowLinear(nn.Module):
+    """A Linear for inference, in bfloat16 for one text at a time: for a single row torch's own product needs
+    0.5 to 0.8 of the time of oneDNN's, packed or not (dev/LOG.md); for the rows of a prompt it is slow."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x):
+        before = torch.backends.mkldnn.enabled
+        torch.backends.mkldnn.enabled = before and x.numel() > x.size(-1)
+        try:
+            return F.linear(x, self.weight, self.bias)
+        finally:
+            torch.backends.mkldnn.enabled = before
+
+
+# -----------------------------------------------------------------------------
+# threads. OpenMP divides each operation among threads, and one that is done spins until the others are: it
+# keeps its core busy. Alone that is the fastest way to wait. Beside other programs a thread spins on the core
+# that the late one needs, and an iteration takes many times as long (dev/records/shared_cpu.md).
+
+CROWDED, ALONE = 0.12, 0.06  # share of the time in which threads that could run wait for a core
+CALM = 4  # looks without company before threads spin again
+
+
+def watch(device):
+    """From now on waiting threads sleep while other programs use the cores, and spin while not; this changes
+    no bit of a result. Returns a few words for the run plan."""
+    n = torch.get_num_threads()
+    if device.type != 'cpu' or n == 1:
+        return '1 thread'
+    # read by OpenMP while torch is loaded: whoever sets them has chosen how threads wait
+    chosen = [name for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT') if name in os.environ]
+    if chosen:
+        return f"{n} threads (waiting as {' and '.join(chosen)} says)"
+    if not uses_libgomp():
+        return f'{n} threads'
+    threading.Thread(target=look, args=(n,), daemon=True).start()
+    return f'{n} threads (they spin only while no other program uses the cores)'
+
+
+def uses_libgomp():
+    """Whether the threads are those of GNU's OpenMP, as in torch's wheels for Linux."""
+    if not os.path.exists('/proc/self/maps'):
+        return False
+    with open('/proc/self/maps') as f:
+        maps = f.read()
+    return 'libgomp' in maps and 'libomp' not in maps and 'libiomp' not in maps
+
+
+def times_of_threads():
+    """Nanoseconds in which the threads of this process (ran, waited for a core), as Linux counts them."""
+    times = []
+    for path in glob.glob('/proc/self/task/*/schedstat'):
+        with contextlib.suppress(OSError), open(path) as f:  # the thread may have ended
+            times.append([int(number) for number in f.read().split()[:2]])
+    return torch.tensor(times).sum(dim=0)
+
+
+def look(n_threads, seconds=0.5):
+    """Look twice a second whether this process has company."""
+    company_left, calm, before = None, 0, times_of_threads()  # an event, while there is company
+    while True:
+        time.sleep(seconds)
+        now = times_of_threads()
+        ran, waited = (now - before).tolist()
+        share, before = waited / max(ran + waited, 1), now
+        calm = calm + 1 if share < ALONE else 0
+        if company_left is None and share > CROWDED:
+            company_left = sleep_instead_of_spinning(n_threads)
+        elif company_left is not None and calm >= CALM:
+            company_left.set()
+            company_left = None
+
+
+def sleep_instead_of_spinning(n_threads):
+    """Until the event that this returns is set. libgomp's threads spin 300,000 times before they sleep, but
+    only 100 times while the process has more of them than there are cores (libgomp's wait.h: do_spin). So
+    have more, which do nothing: each thread that begins a parallel operation gets a team of its own."""
+    until = threading.Event()
+
+    def have_a_team():
+        torch.ones(2**17)  # large enough to be divided
+        until.wait()  # the team ends with its thread
+    cores = len(os.sched_getaffinity(0))
+    for _ in range((cores - n_threads) // (n_threads - 1) + 1):
+        threading.Thread(target=have_a_team, daemon=True).start()
+    return until
