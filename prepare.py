@@ -49,7 +49,6 @@ import codecs
 import contextlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -108,8 +107,8 @@ def encode_files():
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
     if not draft.resume():
         tok = choose_tokenizer(tokenizer, files, documents)
-        if not overwrite:
-            check_replacement(folder, tok, same_bytes=as_nanogpt)
+        if not overwrite and not as_nanogpt:
+            check_replacement(folder, tok)
         draft.start(tok)
     return complete(draft, encode(draft), source)
 
@@ -185,7 +184,7 @@ def make_conversations():
     # the tokenizer of the model which is to be finetuned: there is no text here whose size could choose one
     tok = make_tokenizer(with_chat_tokens(choose_tokenizer(tokenizer or 'gpt2', [], documents).state()))
     if not overwrite:
-        check_replacement(folder, tok, same_bytes=False)
+        check_replacement(folder, tok)
     rows = ((f'{file.path}:{number + 1}', row) for file in read_text.find_files(sources)
             for number, row, _ in read_text.rows(file.path))
     talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
@@ -196,9 +195,8 @@ def make_conversations():
     if 'train' not in splits:
         fail(f"no conversation in {', '.join(sources)} to train on. give it more of them, or a smaller "
              "--val_fraction")
-    meta = write_tokenizer(unfinished, tok, dtype)
-    meta.update(splits=splits, chat=chat_format(tok).template, source=', '.join(sources),
-                command=command)
+    meta = {**write_tokenizer(unfinished, tok, dtype), 'splits': splits, 'chat': chat_format(tok).template,
+            'source': ', '.join(sources), 'command': command}
     move_into_place(folder, unfinished, meta, {'chat': command})
     return meta
 
@@ -217,11 +215,7 @@ def check_knobs():
     if (name == 'pystdlib' or chat and name in KNOWN) and input is not None:
         problems.append(f"{name} is not made of --input. give your dataset a name: python prepare.py NAME "
                         "--input=...")
-    size = re.fullmatch(r'bpe:(\d{1,7})', tokenizer or 'bpe:257')
-    if tokenizer and tokenizer.startswith('bpe:') and not (size and int(size[1]) >= 257):
-        problems.append(f"no such size of a vocabulary ({tokenizer}). write bpe:N with 257 or more, say "
-                        "--tokenizer=bpe:8192")
-    if chat and tokenizer and (tokenizer == 'char' or tokenizer.startswith('bpe:')):
+    if chat and tokenizer and tokenizer.startswith(('char', 'bpe:')):
         problems.append(f"--chat learns no tokenizer ({tokenizer}), it takes that of the model to finetune. "
                         "use --tokenizer=data/NAME, its dataset, or byte, gpt2, hf:OWNER/NAME")
     if sources and len(sources) > 1 and (as_nanogpt or 'hf:' in str(input)):

@@ -33,8 +33,12 @@ def choose_tokenizer(name, files, documents):
             chars.update(*pieces)
         return make_tokenizer({'kind': 'char', 'chars': ''.join(sorted(chars))})
     if name.startswith('bpe:'):
-        print(f"learning {name[4:]} tokens", flush=True)
-        return learn_bpe(int(name[4:]), sample(documents, files))
+        n_vocab = int(name[4:]) if name[4:].isdecimal() else 0
+        if not 257 <= n_vocab < 10**7:
+            fail(f"no such size of a vocabulary ({name}). write bpe:N with 257 or more, say "
+                 "--tokenizer=bpe:8192")
+        print(f"learning {n_vocab} tokens", flush=True)
+        return learn_bpe(n_vocab, sample(documents, files))
     if name.startswith('hf:') or '/' in name or os.sep in name or name.endswith('.json'):
         return make_tokenizer(state_at(name.removeprefix('hf:')))
     return make_tokenizer({'kind': 'byte'} if name == 'byte' else {'kind': 'tiktoken', 'name': name})
@@ -110,18 +114,16 @@ def sample(documents, files):
                 break
 
 
-def check_replacement(folder, tokenizer, same_bytes):
+def check_replacement(folder, tokenizer):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
-    made elsewhere and perhaps cannot be made again. same_bytes: it would be replaced by itself."""
-    meta = read_json(os.path.join(folder, 'meta.json'))
-    elsewhere = not os.path.exists(os.path.join(folder, 'meta.json'))
-    if not bin_files(folder, 'train') or not elsewhere and not isinstance(meta.get('tokenizer'), dict):
+    made elsewhere and perhaps cannot be made again."""
+    path = os.path.join(folder, 'meta.json')
+    ours, meta = os.path.exists(path), read_json(path)
+    if not bin_files(folder, 'train') or ours and not isinstance(meta.get('tokenizer'), dict):
         return  # nothing, or damaged, or not finished
-    states = (read_meta(folder) if elsewhere else meta)['tokenizer'], tokenizer.state()
+    states = (meta if ours else read_meta(folder))['tokenizer'], tokenizer.state()
     old, new = (state.get('name', state.get('kind')) for state in states)
-    if old != new:
-        fail(f"{folder} holds a dataset with another tokenizer ({old}, not {new}). give this one another "
-             f"name, or the same --tokenizer={old}, or replace that one with --overwrite")
-    if elsewhere and not same_bytes:
-        fail(f"{folder} holds a dataset that prepare.py did not make ({bin_files(folder, 'train')[0]}). give "
-             "this one another name, or replace that one with --overwrite")
+    if old != new or not ours:
+        made = f"with another tokenizer ({old}, not {new})" if old != new else "that prepare.py did not make"
+        fail(f"{folder} holds a dataset {made}. give this one another name, or the same --tokenizer={old}, "
+             "or replace that one with --overwrite")

@@ -173,15 +173,14 @@ def text_size(name, data_dir=None):
     None, as where a config file is looked at by itself. Ends with status 2 if there is no such dataset."""
     if name is None:
         return 10**6, 10**6
-    folder = folder_of(name, data_dir and os.path.expanduser(data_dir))
-    paths = bin_files(folder, 'train')
+    folder = folder_of(name, data_dir)
+    paths, meta = bin_files(folder, 'train'), read_meta(folder)
     if not paths:
         fail(missing(folder))
-    meta = read_meta(folder)
-    tokens = sum(map(os.path.getsize, paths)) // (4 if meta['dtype'] == 'uint32' else 2)
+    tokens = sum(map(os.path.getsize, paths)) // np.dtype(meta['dtype']).itemsize
     # nanoGPT's folders do not say: a token of GPT-2 has about four bytes
     guess = tokens * (4 if meta['vocab_size'] > 10_000 else 1)
-    return tokens, meta['splits'].get('train', {}).get('bytes') or guess
+    return tokens, meta['splits'].get('train', {}).get('bytes', guess)
 
 
 # -----------------------------------------------------------------------------

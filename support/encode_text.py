@@ -18,8 +18,7 @@ import threading
 import numpy as np
 
 from configurator import fail
-from support.errors import first_line
-from support.read_text import kind_of
+from support.read_text import explain_errors, kind_of
 from support.tokenizer import END_OF_TEXT
 
 PORTION = 1 << 20  # characters
@@ -204,15 +203,12 @@ def read_npy(files, encoder, start):
     """What encode_in_order() yields, from files of ids: those with val in their name are the validation
     split."""
     for i, file in enumerate(files[start[0]:], start[0]):
-        try:
-            ids = np.load(file.path, mmap_mode='r', allow_pickle=False)
-            if ids.ndim != 1 or ids.dtype.kind not in 'ui':
-                raise ValueError(f"{ids.dtype} of the shape {ids.shape}, not a row of token ids")
-            if ids.min() < 0 or ids.max() >= encoder.tokenizer.n_vocab:
-                raise ValueError(f"the tokenizer has {encoder.tokenizer.n_vocab} ids, not the id {ids.max()}")
-        except (ValueError, OSError, EOFError) as e:
-            fail(f"{file.path} cannot be read ({first_line(e)}). save it with numpy.save as "
-                 "uint16 or uint32, or name the right --tokenizer")
+        with explain_errors(file.path):
+            ids = np.load(file.path, mmap_mode='r')
+            n = encoder.tokenizer.n_vocab
+            if ids.ndim != 1 or ids.dtype.kind not in 'ui' or ids.min() < 0 or ids.max() >= n:
+                raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary: its "
+                                 f"largest is {ids.max()}, of {ids.dtype}, and its shape {ids.shape}")
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
         for at in range(start[2] if i == start[0] else 0, len(ids), IDS):
             block = ids[at:at + IDS].astype(encoder.dtype)

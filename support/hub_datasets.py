@@ -50,8 +50,7 @@ def explain(e, kind, what, remedy):
     errors, endpoint = hub().errors, hub().constants.ENDPOINT
     status = getattr(getattr(e, 'response', None), 'status_code', None)
     if isinstance(e, errors.GatedRepoError):
-        problem = f"{what} is open only to those who accepted its terms at {endpoint}"
-        remedy = "accept them, then: hf auth login"
+        problem, remedy = f"{what} wants its terms accepted at {endpoint}", "accept them, then: hf auth login"
     elif isinstance(e, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError,
                         errors.HFValidationError)):
         problem = f"no such {kind} at {endpoint} ({what})"

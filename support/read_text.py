@@ -94,13 +94,12 @@ def find(source):
         every = [source] if os.path.exists(source) else every
         paths = [path for path in every if not re.search(NOT_READABLE, path, re.I)]
     if not paths:
-        remedy = "name your text with --input"
-        if every:
-            folder, file = os.path.split(every[0])
-            remedy = REMEDIES.get(kind_of(file), "unpack or convert it").replace('FILE', file)
-            remedy += f"; a pattern reads other kinds as plain text: --input='{folder}/*.tex'"
+        folder, file = os.path.split(every[0] if every else '')
+        remedy = REMEDIES.get(kind_of(file), "convert it, or name your text with --input")
+        remedy = remedy.replace('FILE', file)
         there = kinds(every) or 'nothing there'
-        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}")
+        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}; a "
+             f"pattern reads other kinds as plain text: --input='{folder}/*.tex'")
     return paths, sorted(set(every) - set(paths))
 
 

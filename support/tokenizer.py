@@ -16,7 +16,6 @@ Tokenizers. Each one has
 import base64
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import tempfile
@@ -259,9 +258,9 @@ def full_state_if_cached(state):
 def token_bytes(state, vocab_size):
     """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
     tokenizer's package is not installed or its files are not at hand."""
-    package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'])
-    at_hand = not package or importlib.util.find_spec(package) and ('ranks' in state or 'json' in state)
-    if state['kind'] == 'ids' or not at_hand:
+    package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'], 'numpy')
+    named_only = package == 'tiktoken' and 'ranks' not in state
+    if state['kind'] == 'ids' or named_only or not importlib.util.find_spec(package):
         return None
     found = make_tokenizer(state).token_bytes()[:vocab_size]
     return np.pad(found, (0, vocab_size - len(found)))
@@ -271,19 +270,17 @@ def same_tokenizer(a, b):
     """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
     if a is None or b is None or a == b:
         return True
-    if a['kind'] == b['kind'] == 'char':  # nanoGPT's meta.pkl has a list, ours may have a string
+    kinds = {a['kind'], b['kind']}
+    if kinds == {'char'}:  # nanoGPT's meta.pkl has a list, ours may have a string
         return list(a['chars']) == list(b['chars'])
-    if a['kind'] == b['kind'] == 'tiktoken' and not ('ranks' in a and 'ranks' in b):
-        return a.get('name') == b.get('name')
-    if a['kind'] == b['kind'] != 'hf' or 'ids' in (a['kind'], b['kind']):
+    if kinds == {'tiktoken'}:
+        return a['name'] == b['name'] and not ('ranks' in a and 'ranks' in b)
+    if 'ids' in kinds or kinds == {'byte'}:
         return False
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: compare what they make of a text
-    chars = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), None)
+    texts = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), [PROBE])
     try:
-        if a['kind'] == b['kind'] and json.loads(a['json']) == json.loads(b['json']):
-            return True
         a, b = make_tokenizer(a), make_tokenizer(b)
-        texts = [PROBE] if chars is None else chars
         return all(np.array_equal(a.encode(text), b.encode(text)) for text in texts)
     except ValueError:  # a character that one of them lacks
         return False

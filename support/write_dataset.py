@@ -6,6 +6,7 @@ places at the end.
 
 import contextlib
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -113,18 +114,17 @@ class Draft:
             with open(os.path.join(self.folder, 'progress.json')) as f:
                 saved = json.load(f)
             if saved['made_with'] != self.settings or saved['read'] != self.read_so_far(saved['place']):
-                print(f"note: an earlier run with other settings or files left {self.folder}; starting anew")
-                return False
+                raise EOFError
             self.meta = saved['meta']
-            state = read_files(self.folder, self.meta)
-            self.encoder = Encoder(make_tokenizer(state), self.mark_documents)
+            self.encoder = Encoder(make_tokenizer(read_files(self.folder, self.meta)), self.mark_documents)
             self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
             self.place, self.complete = saved['place'], saved['whole']
             self.look_alikes = saved['look_alikes']
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError):
-            print(f"note: what an earlier run left in {self.folder} is damaged; starting anew")
+        except Exception:  # a file may say anything
+            print(f"note: an earlier run with other settings or files left {self.folder}, or it is damaged; "
+                  "starting anew")
             return False
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True
@@ -179,11 +179,10 @@ def with_progress(results, draft, max_tokens):
     """The results, which the caller adds to the draft, while it is told how far that is: by tqdm's bar on a
     terminal, elsewhere by a line every ten seconds."""
     sizes = [0, *itertools.accumulate(file.size for file in draft.files)]
-    bar, shown, total = None, time.time(), max_tokens or max(1, sizes[-1])
-    if sys.stderr.isatty():
-        with contextlib.suppress(ImportError):
-            from tqdm import tqdm
-            bar = tqdm(total=total, unit=' tokens' if max_tokens else 'B', unit_scale=True)
+    total, shown, bar = max_tokens or sizes[-1] or 1, time.time(), None
+    if sys.stderr.isatty() and importlib.util.find_spec('tqdm'):
+        import tqdm
+        bar = tqdm.tqdm(total=total, unit=' tokens' if max_tokens else 'B', unit_scale=True)
     for *result, bytes_read in results:
         yield result
         done = draft.splits['train'].tokens if max_tokens else sizes[draft.place[0]] + bytes_read
@@ -192,8 +191,6 @@ def with_progress(results, draft, max_tokens):
         elif time.time() > shown + 10:
             shown = time.time()
             print(f"{draft.tokens():,} tokens, {done / total:.0%}", flush=True)
-    if bar is not None:
-        bar.close()
 
 
 # -----------------------------------------------------------------------------
