@@ -45,8 +45,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     first = json.loads((out / 'run.json').read_text())
     stopped_at, session = first['iterations'], first['sessions'][0]
     assert first['outcome'] == 'stopped by SIGTERM' and 0 < stopped_at < 6
-    assert first['knobs']['n_embd'] == 32 and first['knobs']['lr_decay_iters'] == 6
-    assert first['dataset']['name'] == 'tiny' and session['torch']
+    assert first['knobs']['lr_decay_iters'] == 6 and first['dataset']['name'] == 'tiny'
     assert re.fullmatch('[0-9a-f]{40}', session['commit'] or '0' * 40)
     begin = f'# out\n\n**Stopped by SIGTERM** after {stopped_at} of 6 iterations, '
     assert (out / 'report.md').read_text().startswith(begin)
@@ -59,7 +58,6 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     assert run['outcome'] == 'done' and run['sessions'][1]['from_iter'] == stopped_at
     assert [s['outcome'] for s in run['sessions']] == ['stopped by SIGTERM', 'done']
     assert '**Done** after 6 of 6' in text and '![The loss](loss.png)' in text
-    assert f"{float(rows(out)[-1]['val_loss']):.4f}" in text and '--init_from=resume' in text
     assert 'gpt2, 2 layers, 2 heads, 32 channels' in text and text.count(': stopped by SIGTERM\n') == 1
     assert (out / 'loss.png').read_bytes().startswith(b'\x89PNG')
     # its table, the console and log.csv agree to the last digit
@@ -104,19 +102,15 @@ def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
     assert [int(row['tokens_total']) - int(row['tokens']) for row in log] == [6 * 64] * 6
 
 
-def test_a_log_of_before_these_columns_is_taken_up(script, tiny, tmp_path):
+def test_a_log_of_other_columns_is_taken_up(script, tiny, tmp_path):
     script('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
     log = rows(tmp_path / 'out')
-    old = ('iter', 'loss', 'train_loss', 'val_loss', 'lr', 'grad_norm', 'tokens', 'epoch', 'ms',
-           'tokens_per_second', 'mfu', 'seconds')
-    with open(tmp_path / 'out' / 'log.csv', 'w', newline='') as f:
-        writer = csv.DictWriter(f, old, extrasaction='ignore')
-        writer.writeheader()
-        writer.writerows(log)
+    lines = [f"{row['iter']},{row['loss']},7" for row in log]
+    (tmp_path / 'out' / 'log.csv').write_text('\n'.join(['iter,loss,own', *lines, '']))
     assert script('train.py', *tiny, '--init_from=resume').status == 0
     new = rows(tmp_path / 'out')
     assert [row['iter'] for row in new] == [str(i) for i in range(7)]
-    assert new[1]['loss'] == log[1]['loss'] and not new[1]['progress'] and new[4]['progress']
+    assert new[1]['loss'] == log[1]['loss'] and new[1]['own'] == '7' and new[4]['progress'] and not new[1]['progress']
 
 
 def falling(i):

@@ -55,7 +55,11 @@ def test_the_checkpoint_alone_is_enough(script, trained):
     a, b = samples(result)
     assert a.startswith('7 times') and len(a) == len('7 times') + 40 + 1 and a != b
     assert 'times' in a[7:] or 'is' in a[7:], 'it has learned something'
-    assert script('sample.py', *trained, '--dtype=float32', '--start=7 times').out == result.out, 'the same seed, the same text'
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    again = script('sample.py', *trained, '--dtype=float32', '--start=7 times').out
+    assert again == result.out, 'the same seed, the same text'
+    assert torch.equal(torch.get_rng_state(), state), 'nothing else that is random is touched'
     assert script('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
 
 
@@ -132,17 +136,10 @@ def test_logits_that_are_not_finite_are_one_line_and_status_3(script, run_folder
 
 def test_it_does_not_guess_a_tokenizer(script, tmp_path):
     args = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, bias=False, vocab_size=23, dropout=0.0)
-    for name in ('gone', '../../etc', '/etc'):
+    for name in ('gone', '../../etc'):
         save_weights(tmp_path / 'x.pt', args, GPT(GPTConfig(**args)).state_dict(), config={'dataset': name})
         result = script('sample.py', f"--init_from={tmp_path / 'x.pt'}", '--device=cpu')
         assert result.status == 2 and '--dataset' in result.err
-
-
-def test_a_closed_pipe_is_no_traceback(trained, tmp_path):
-    p = Process('sample.py', *trained[:2], '--num_samples=50', '--max_new_tokens=40')
-    p.stdout.close()
-    status, err = p.wait()
-    assert status == -signal.SIGPIPE and 'Traceback' not in err
 
 
 def test_prompts_of_a_file_give_the_greedy_texts_that_they_give_one_by_one(script, trained, tmp_path):
@@ -156,10 +153,6 @@ def test_prompts_of_a_file_give_the_greedy_texts_that_they_give_one_by_one(scrip
                   for text in samples(script('sample.py', *greedy, f'--start={prompt}'))]
     assert together == one_by_one and len(together) == 14 and len(set(together)) == 7
     assert samples(script('sample.py', *from_file, '--batch_size=1')) == together
-    twice = [prompt for prompt in prompts if prompt for _ in range(2)]
-    stopped = [prompt + text[len(prompt):].rstrip('\n').split('.')[0] + '\n'
-               for prompt, text in zip(twice, together)]
-    assert samples(script('sample.py', *from_file, '--stop=.')) == stopped
 
 
 def test_batches_hold_as_many_samples_as_asked_and_equal_lengths(script, trained, tmp_path, monkeypatch):
@@ -176,16 +169,6 @@ def test_batches_hold_as_many_samples_as_asked_and_equal_lengths(script, trained
     shapes.clear()
     script('sample.py', *trained, '--num_samples=10')
     assert shapes == [(10, 1)]
-
-
-def test_nothing_else_that_is_random_is_touched(script, trained):
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    trained = [*trained, '--dtype=float32']
-    first = script('sample.py', *trained).out
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(6)
-    assert script('sample.py', *trained).out == first
 
 
 def test_too_little_memory_is_one_line(script, trained, monkeypatch):
@@ -217,11 +200,10 @@ def reciter(tmp_path):
 
 
 def test_a_character_is_never_cut_but_at_the_end(script, reciter):
-    for number in (1, 2):  # as it is made, and in a batch
-        for n in (*range(1, 10), 39):
-            text = (LINE.encode() * 5)[:n + 1].decode('utf-8', 'replace')
-            flags = [f'--num_samples={number}', '--start=a', f'--max_new_tokens={n}']
-            assert samples(script('sample.py', *reciter, *flags)) == [text + '\n'] * number
+    for number, n in ((1, 3), (2, 4), (1, 39), (2, 39)):  # as it is made, and in a batch
+        text = (LINE.encode() * 5)[:n + 1].decode('utf-8', 'replace')
+        flags = [f'--num_samples={number}', '--start=a', f'--max_new_tokens={n}']
+        assert samples(script('sample.py', *reciter, *flags)) == [text + '\n'] * number
     ids = list((LINE * 5).encode())
     for n in range(1, 40):
         sample = Sample(ids[:1], 0, make_tokenizer({'kind': 'byte'}))
@@ -297,53 +279,26 @@ def test_a_prompt_may_come_from_standard_input(script, reciter):
     assert result.err.count('\n') == 1
 
 
-class Terminal:
-    """sample.py at a terminal, asking for prompts line by line."""
+def test_at_a_terminal_lines_are_answered_ctrl_c_ends_an_answer_and_ctrl_d_the_script(reciter):
+    fd, theirs = pty.openpty()
+    process = Process('sample.py', *reciter, '--num_samples=1', '--start=-', '--max_new_tokens=100000000', terminal=theirs)
+    os.close(theirs)
+    seen = b''
 
-    def __init__(self, *flags):
-        self.fd, theirs = pty.openpty()
-        self.process = Process('sample.py', *flags, '--num_samples=1', '--start=-', terminal=theirs)
-        os.close(theirs)
-        self.seen = b''
-
-    def write(self, line):
-        os.write(self.fd, line)
-
-    def until(self, words, n=1):
-        """Read until there are n times `words`."""
+    def until(words, n=1):
+        nonlocal seen
         end = time.time() + 60
-        while self.seen.count(words) < n:
-            assert time.time() < end and select.select([self.fd], [], [], 60)[0], self.seen[-300:]
-            self.seen += os.read(self.fd, 65536)
-
-    def close(self):
-        """Type Ctrl-D. Returns the exit status and the errors."""
-        self.write(b'\x04')
-        ended = self.process.wait()
-        os.close(self.fd)
-        return ended
-
-
-def test_at_a_terminal_lines_are_answered_and_control_characters_are_escaped(reciter):
-    terminal = Terminal(*reciter, '--max_new_tokens=12')
-    terminal.until(b'> ')
-    terminal.write(b'x a\n')
-    terminal.until(b'> ', 2)
-    terminal.write(b'b\n')
-    terminal.until(b'> ', 3)
-    seen = terminal.seen.decode()
-    assert seen.count(r'\x1b') == 2 and '\x1b' not in seen
-    assert 'x a\u00e9\u4e16\U0001f600\\x1b[b' in seen and seen.count('---------------') == 2
-    assert terminal.close() == (0, '')
-
-
-def test_ctrl_c_at_a_terminal_ends_the_answer_and_asks_again(reciter):
-    terminal = Terminal(*reciter, '--max_new_tokens=100000000')
-    terminal.until(b'> ')
-    terminal.write(b'a\n')
-    terminal.until(b'a\xc3\xa9')
-    terminal.until(b'[b\r\na')
-    terminal.process.interrupt()
-    terminal.until(b'---------------\r\n> ')
-    status, err = terminal.close()
-    assert status in (0, 130) and err == ''
+        while seen.count(words) < n:
+            assert time.time() < end and select.select([fd], [], [], 60)[0], seen[-300:]
+            seen += os.read(fd, 65536)
+    for n in (1, 2):
+        until(b'> ', n)
+        os.write(fd, b'x a\n')
+        until('x a\u00e9\u4e16\U0001f600\\x1b[b'.encode(), n)
+        process.interrupt()
+        until(b'---------------', n)
+    until(b'> ', 3)
+    assert b'\x1b' not in seen, 'control characters are escaped'
+    os.write(fd, b'\x04')
+    assert process.wait() == (128 + signal.SIGINT, ''), 'as the last answer ended'
+    os.close(fd)
