@@ -155,7 +155,8 @@ def save():
         before = {}
     merged = {**before, **result}
     for key in ('texts', 'tasks'):
-        merged[key] = {**before.get(key, {}), **result[key]}
+        earlier = before.get(key)
+        merged[key] = {**(earlier if isinstance(earlier, dict) else {}), **result[key]}  # a file may say anything
     try:
         os.makedirs(to, exist_ok=True)
         write_json(file, merged)

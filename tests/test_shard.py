@@ -96,8 +96,6 @@ def test_activation_checkpointing_changes_no_bit(arch):
     (2, ['--shard=3'], 'shard=3 does not divide 2 processes'),
     (1, ['--shard=-1'], 'shard is out of range (-1)'),
     (1, ['--shard=full'], 'shard takes a whole number'),
-    (1, ['--shard_size=2'], 'it is gone; use --shard=N'),
-    (1, ['--chunked_loss'], 'it is gone; use nothing: it is chosen where it saves memory'),
 ])
 def test_sharding_that_cannot_be_is_one_line(tiny, tmp_path, n, flags, says):
     child = Child(*tiny, '--gradient_accumulation_steps=2', *flags, out=tmp_path / 'out', ranks=n)
