@@ -41,7 +41,7 @@ try:
         print(f"written: {to}")
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
-except ValueError as e:
+except (KeyError, ValueError) as e:
     fail(f"nothing to draw ({e}). columns that log.csv has: {', '.join(read_log(runs[0]))}")
 except OSError as e:
     fail(f"cannot be written ({e.filename or to}: {e.strerror}). name another file with --to")
