@@ -71,14 +71,10 @@ def save(out_dir, state, links, keep):
     not take it. Returns what failed once it was in place: {what: error}."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
-        with files.removed_on_error(path + '.tmp'):
-            # a file, not a path: with a path torch hides the system's error
-            with files.create(path + '.tmp') as f:
-                torch.save(state, f)
-                f.flush()
-                os.fsync(f.fileno())
-            verify_records(path + '.tmp')  # what cannot be read back must not replace what can
-            os.replace(path + '.tmp', path)
+        with files.replacing(path) as f:
+            torch.save(state, f)  # not to a path: then torch hides the system's error
+            f.flush()
+            verify_records(f.name)  # what cannot be read back must not replace what can
     except (OSError, RuntimeError, Damaged) as e:
         # torch hides the system's error behind its own
         error = e.__context__ if isinstance(e, RuntimeError) else e
@@ -128,14 +124,14 @@ def link(path, name):
     """Let `name` be another name of the file `path`, or a copy where the file system has no hard links."""
     if os.path.exists(name) and os.path.samefile(path, name):
         return
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(name + '.tmp')
-    with files.removed_on_error(name + '.tmp'):
-        try:
-            os.link(path, name + '.tmp')
-        except OSError:
-            shutil.copyfile(path, name + '.tmp')
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(name + '.tmp')
+        os.link(path, name + '.tmp')
         os.replace(name + '.tmp', name)
+    except OSError:
+        with files.replacing(name) as copy, open(path, 'rb') as f:
+            shutil.copyfileobj(f, copy)
 
 
 class Writer:

@@ -10,33 +10,28 @@ from configurator import fail, say
 
 
 def write_whole(path, content):
-    """Write `content` (bytes) to `path`, whole or not at all: a temporary file, flushed to the disk, then
-    renamed."""
+    """Write `content` (bytes) to `path`, whole or not at all."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with removed_on_error(path + '.tmp'):
-        with create(path + '.tmp') as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + '.tmp', path)
+    with replacing(path) as f:
+        f.write(content)
     sync_folder(os.path.dirname(path) or '.')
 
 
-def create(path, mode='xb', **kwargs):
-    """A new file, open: not one that is there, which may be a link to anywhere."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-    return open(path, mode, **kwargs)
-
-
 @contextlib.contextmanager
-def removed_on_error(path):
-    """Remove the file `path`, half written, if this block fails; the error goes on."""
+def replacing(path):
+    """A file, open, that takes the place of `path` once this block has written it, flushed to the disk, and
+    is removed if the block fails."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path + '.tmp')  # which may be a link to anywhere
     try:
-        yield
+        with open(path + '.tmp', 'xb') as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(path + '.tmp', path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.remove(path)
+            os.remove(path + '.tmp')
         raise
 
 

@@ -283,10 +283,8 @@ class CsvLog:
 
     def rewrite(self, rows, columns):
         content = as_csv(columns, dict(zip(columns, columns)), *rows)
-        with files.removed_on_error(self.path + '.tmp'):
-            with files.create(self.path + '.tmp') as f:
-                f.write(content)
-            os.replace(self.path + '.tmp', self.path)
+        with files.replacing(self.path) as f:
+            f.write(content)
         self.columns = columns
         self.file = open(self.path, 'ab', buffering=0)  # so that it is known what the disk has taken
 

@@ -103,15 +103,15 @@ def test_without_hard_links_and_with_little_room_older_ones_go_first_and_nothing
 
     def no_room(source, to):
         seen.append(names(tmp_path))
-        open(to, 'wb').write(b'half')
+        to.write(b'half')
         raise OSError(errno.ENOSPC, 'No space left on device')
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, 'copyfile', no_room)
+        patch.setattr(shutil, 'copyfileobj', no_room)
         writer = checkpoint.Writer(lambda: pytest.fail('it was saved'), in_thread=False)
         for it in (2, 3):
             writer.start(str(tmp_path), some_state(it), ['ckpt.pt', 'ckpt_best.pt'], 1)
             assert writer.finish() == checkpoint.NOT_BEST
-    assert seen[0] == ['ckpt.pt', 'ckpt_00000002.pt'] and names(tmp_path) == ['ckpt.pt', 'ckpt_00000003.pt']
+    assert seen[0] == ['ckpt.pt', 'ckpt.pt.tmp', 'ckpt_00000002.pt'] and names(tmp_path) == ['ckpt.pt', 'ckpt_00000003.pt']
     err = capsys.readouterr().err
     assert err.count('the checkpoint is saved, but it was not possible to renew ckpt.pt (No space') == 1, err
     saved(tmp_path, 4, 4.0)  # room again
