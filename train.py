@@ -124,7 +124,6 @@ from support.tasks import tasks_in_loop
 dist = parallel.init(device, backend, ddp_timeout)
 run = setup.resolve(knobs, given, dist)
 globals().update(run.knobs)  # the last time that knobs are set: no more 'auto'
-dist.print(run.plan)
 
 data, config = run.data, run.config  # a Dataset, a GPTConfig
 ckpt, start_iter = run.ckpt, run.start_iter  # the checkpoint to start from, or None

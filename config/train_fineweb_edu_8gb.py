@@ -4,7 +4,7 @@
 #   data     python prepare.py fineweb_edu --max_tokens=2e9         (a download; then 4 GB on disk)
 #   launch   python train.py config/train_fineweb_edu_8gb.py config/arch_modern.py --init_from=auto
 #            (the same line again goes on after an interruption)
-#   batch    2 sequences x 1,024 tokens x 256 micro-batches = 524,288 tokens per iteration; 7.4 GB by
+#   batch    2 sequences x 1,024 tokens x 256 micro-batches = 524,288 tokens per iteration; 7.3 GB by
 #            plan.py
 #   budget   3,250 iterations = 1.7 billion tokens, so that none is seen twice
 #   cost     1.7e9 tokens x 0.85 GFLOP = 1.5e18 FLOP: 38 hours on an RTX 4060, 28 on an RTX 3070, at 35% of

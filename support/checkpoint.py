@@ -268,7 +268,7 @@ class Saver:
     def begins_branch(self, it):
         """A run that branches off another one saves its beginning, so that it can be resumed, whatever
         comes."""
-        return self.run.branching and it == self.run.start_iter
+        return self.run.start == 'branch' and it == self.run.start_iter
 
     def save(self, it, metrics, last):
         """Save if the validation loss improved, or it is time for it. To be called by all processes."""

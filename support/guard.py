@@ -18,7 +18,7 @@ class Guard:
         self.optimizer, self.scaler, self.stop, self.dist, self.run = optimizer, scaler, stop, dist, run
         self.it = -1  # of the last step
         # knobs that are changed on a resume may be the cure: they get all ten attempts
-        in_a_row = run.ckpt.get('bad_steps', 0) if run.resuming and not run.changed else 0
+        in_a_row = run.ckpt.get('bad_steps', 0) if run.resuming else 0
         self.in_a_row = torch.tensor(float(in_a_row), device=dist.device)
         # how many since the report; iteration, loss, norm of the first
         self.seen = torch.zeros(4, device=dist.device)

@@ -34,8 +34,7 @@ def find(source, hub=True):
     if os.path.isfile(source) or (hub and is_hub_name(source)):
         return source
     if not os.path.isdir(source):
-        fail(f"no checkpoint at {source}{runs()}. train first, or name a checkpoint, a run's folder, or a "
-             "Hugging Face folder or name (gpt2, OWNER/NAME)")
+        no_checkpoint(source)
     path = os.path.join(source, 'ckpt.pt')
     if os.path.exists(path):
         return path
@@ -46,21 +45,23 @@ def find(source, hub=True):
         from support import foreign
         path = foreign.newest(source)
     if path is None:
-        fail(f"no checkpoint in {source}{runs()}. train first, or name another folder with --out_dir or "
-             "--init_from")
+        no_checkpoint(source)
     return path
 
 
-def runs():
-    """The folders here that hold checkpoints, the newest first; '' or 'there is: ...'."""
+def no_checkpoint(path):
+    """Say so, and name the folders here that hold checkpoints, the newest first."""
     found = {}
-    for path in glob.glob(os.path.join('*', 'ckpt*.pt')):
-        if os.path.exists(path):  # a link's target may be gone
-            folder = os.path.dirname(path)
-            found[folder] = max(found.get(folder, 0), os.path.getmtime(path))
+    for file in glob.glob(os.path.join('*', 'ckpt*.pt')):
+        if os.path.exists(file):  # a link's target may be gone
+            folder = os.path.dirname(file)
+            found[folder] = max(found.get(folder, 0), os.path.getmtime(file))
     names = sorted(found, key=found.get, reverse=True)
-    more = f' and {len(names) - 8} more' if len(names) > 8 else ''
-    return f" (there is: {', '.join(names[:8])}{more})" if names else ' (no folder here has one)'
+    there = f"there is: {', '.join(names[:8])}" if names else 'no folder here has one'
+    where = 'in' if os.path.isdir(path) else 'at'
+    fail(f"no checkpoint {where} {path} ({there}). train first (--init_from=auto), or name another with "
+         "--out_dir or --init_from: a run's folder, a file such as out/ckpt_00001000.pt (resume:PATH), or a "
+         "Hugging Face folder or name (gpt2, OWNER/NAME)")
 
 
 def candidates(out_dir):
@@ -91,6 +92,8 @@ def newest_whole(out_dir, tell=print):
         for what in damaged:
             tell(f"note: {what}. it is left out")
         return path
+    if not damaged:
+        no_checkpoint(out_dir)
     fail(f"no checkpoint in {out_dir} is whole ({'; '.join(damaged)}). bring one back from a copy, or start "
          "anew with --init_from=scratch --overwrite")
 

@@ -125,7 +125,7 @@ class Logger:
             'data': 100 * clock.data_wait, 'memory_gb': devices.peak_memory(self.dist.device)})
         self.flush()
         self.losses.append(measured['loss'])
-        if it == 0 and run.from_scratch:
+        if it == 0 and run.start == 'scratch':
             self.check_first_loss(measured['loss'])
 
     def print_iteration(self, parts, tokens, smooth):

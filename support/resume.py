@@ -15,16 +15,14 @@ FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 ARCHITECTURE = [name for name in FIELDS if name not in ('vocab_size', 'dropout')]
 
 
-def take_over(run):
+def take_over(run, kinds):
     """Knobs of the run that is resumed, the network of any checkpoint. Given ones win where they may."""
     ckpt = run.ckpt
     before = load.model_config(ckpt)
     if run.resuming:
         check_fields(ckpt)
-        run.start_iter, run.best_val_loss = ckpt['iter_num'], ckpt['best_val_loss']
-        if run.branching:  # a run of its own, with a best loss of its own
-            run.best_val_loss = float('inf')
-        inherit_knobs(run)
+        run.start_iter = ckpt['iter_num']
+        inherit_knobs(run, kinds)
     free = free_fields(run)
     if not run.resuming:
         check_block_size(run, before, free)
@@ -39,21 +37,24 @@ def take_over(run):
     run.tokens_before = ckpt.get('tokens')  # completed by data_problems()
 
 
-def inherit_knobs(run):
+def inherit_knobs(run, kinds):
     """The run's own knobs hold, unless they are given now."""
+    k, given, saved = run.knobs, run.given, run.ckpt['config']
     never = {'init_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE}
     # some say the same thing: with --budget given, the run's max_iters is void
     for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):
-        if any(name in run.given for name in alternatives):
-            never.update(name for name in alternatives if name not in run.given)
-    if 'lr_schedule' in run.given and 'decay_lr' not in run.given:
+        if any(name in given for name in alternatives):
+            never.update(name for name in alternatives if name not in given)
+    if 'lr_schedule' in given and 'decay_lr' not in given:
         never.add('decay_lr')
-    if run.branching and ('max_iters' in run.given or 'budget' in run.given):
+    if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
         never.add('lr_decay_iters')  # the branch has an end of its own
-    run.changed = inherit(run.knobs, run.kinds, run.given, run.ckpt['config'], never)
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
-    for name, (old, new) in run.changed.items():
+    if gone := [name for name in saved if name not in kinds]:
+        run.dist.print(f"note: the checkpoint has knobs that are gone: {', '.join(map(str, gone))}")
+    for name, (old, new) in inherit(k, kinds, given, saved, never).items():
         run.dist.print(f"  {name}: {old} -> {new}")
+        run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
 
 
 def inherit(knobs, kinds, given, saved, never=()):
@@ -151,11 +152,6 @@ def tell_what_changed(run):
                        f"rounding: {', '.join(changed)}")
 
 
-def last_evaluation(ckpt):
-    found = ckpt.get('evaluation', {})
-    return found if 'metrics' in found else {}  # without: of before the first release
-
-
 def model_of_checkpoint(run):
     """Its GPT, with room for the tokens that the dataset has added."""
     changes = {name: run.knobs[name] for name in free_fields(run)}
@@ -177,6 +173,10 @@ def restore_optimizer(run, optimizer, scaler):
              f"checkpoint, or start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
 
 
+def is_plain(value):
+    return value is None or type(value) in (int, float, bool) or (type(value) is str and len(value) < 1000)
+
+
 def is_count(value):
     return type(value) is int and 0 <= value < 2**62
 
@@ -185,38 +185,25 @@ def is_time(value):
     return type(value) in (int, float) and 0 <= value < 1e12
 
 
-def is_word(value):
-    return isinstance(value, str) and len(value) < 1000
-
-
-def is_plain(value):
-    return value is None or is_word(value) or type(value) in (int, float, bool)
-
-
-def all_are(test):
-    return lambda value: isinstance(value, dict) and len(value) < 1000 and all(map(test, value.values()))
-
-
-def is_evaluation(value):
-    """Evaluator's memory, or that of version 1."""
-    it, names, metrics = value.get('iter'), value.get('names', []), value.get('metrics', value)
-    return (it is None or is_count(it)) and all(map(is_word, metrics)) and (
-        isinstance(names, list) and all(map(is_word, names)) and all_are(is_plain)(metrics))
-
-
-CHECKED = {'seconds': is_time, 'spent': all_are(is_time), 'tokens': is_count, 'bad_steps': is_count,
-          'evaluation': is_evaluation, 'trained_on': all_are(is_plain), 'environment': all_are(is_plain),
-          'wandb_run_id': is_word}
+def all_are(test, values):
+    return isinstance(values, dict) and len(values) < 1000 and all(map(test, values.values()))
 
 
 def check_fields(ckpt):
-    """End with a line if one of them cannot be."""
-    for name, test in CHECKED.items():
-        try:
-            fine = name not in ckpt or test(ckpt[name])
-        except (AttributeError, TypeError):
-            fine = False
-        if not fine:
+    """End with a line if what a checkpoint says of its run cannot be: a file may say anything."""
+    evaluation = ckpt.get('evaluation', {})
+    names, metrics = evaluation.get('names', []), evaluation.get('metrics', {})
+    fine = {'seconds': is_time(ckpt.get('seconds', 0)),
+            'spent': all_are(is_time, ckpt.get('spent', {})),
+            'tokens': is_count(ckpt.get('tokens', 0)),
+            'bad_steps': is_count(ckpt.get('bad_steps', 0)),
+            'wandb_run_id': is_plain(ckpt.get('wandb_run_id')),
+            'trained_on': all_are(is_plain, ckpt.get('trained_on', {})),
+            'environment': all_are(is_plain, ckpt.get('environment', {})),
+            'evaluation': is_plain(evaluation.get('iter')) and all_are(is_plain, metrics)
+            and isinstance(names, list) and all(type(name) is str for name in [*names, *metrics])}
+    for name in fine:
+        if not fine[name]:
             path = ckpt['path']
             fail(f"{path} says what cannot be ({name} is {ckpt[name]!r:.80}). take an older checkpoint, or "
                  f"start a new run from its weights: --init_from={path} --out_dir=ANOTHER")

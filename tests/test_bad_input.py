@@ -314,8 +314,8 @@ row('--init_from=auto', 'done: 6', status=0)
 row('--init_from={place}/data', 'no checkpoint in')
 row("--init_from=resume:", 'resume:PATH')
 row('--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
-row('--init_from=auto:{place}/data', 'no checkpoint at')
-row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=auto', '--overwrite', given=trained)
+row('--init_from=auto:{place}/data', 'no checkpoint in')
+row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=resume', '--overwrite', given=trained)
 row('--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained)
 for write in (Path.mkdir, Path.touch, lambda p: p.write_text('hello world\n' * 100), lambda p: zipfile.ZipFile(p, 'w').writestr('x', 'y'),
               lambda p: p.write_bytes((2).to_bytes(8, 'little') + b'{}'), lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]), lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))):

@@ -548,9 +548,7 @@ def test_out_of_memory_names_the_setting_that_gives_the_same_batch(tiny):
         pytest.skip('limits memory as Linux does')
     done = subprocess.run([sys.executable, '-c', code.format(repo=str(REPO), argv=argv, path=str(REPO / 'train.py'))], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2 and done.stderr.startswith('error: out of memory') and done.stderr.count('\n') == 1, done.stderr[-2000:]
-    assert '--batch_size=15000 --total_batch_size=480000' in done.stderr
-    done = own_process('train.py', *tiny, '--batch_size=2', '--total_batch_size=64', '--max_iters=3')
-    assert done.status == 0 and '64 tokens per iteration = 2 sequences x 16 tokens x 2 micro-batches' in done.out, 'the form of the remedy works'
+    assert 'half the --batch_size' in done.stderr
 
 
 def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
@@ -572,15 +570,12 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
     assert asked == [None, None, 'save']
 
 
-def test_iterations_and_a_budget_the_later_one_wins(script, tiny, tmp_path):
+def test_of_iterations_and_a_budget_the_given_one_wins(script, tiny, tmp_path):
     """A short try of a config whose length is a budget; and the resume knows which one it was."""
-    config = tmp_path / 'long.py'
-    config.write_text("budget = '640 tokens'\n")
-    flags = [flag for flag in tiny if not flag.startswith(('--max_iters', '--out_dir'))]
-    for order, n in ((['config', '--max_iters=3'], 3), (['--max_iters=3', 'config'], 10)):
-        out = tmp_path / str(n)
-        words = [str(config) if word == 'config' else word for word in order]
-        done = script('train.py', *flags, *words, f'--out_dir={out}', '--warmup_iters=1')
+    (tmp_path / 'long.py').write_text("budget = '640 tokens'\n")
+    flags = [flag for flag in tiny if not flag.startswith('--max_iters')]
+    for words, n in ((['--max_iters=3'], 3), ([], 10)):
+        done = script('train.py', *flags, *words, tmp_path / 'long.py', '--overwrite', '--warmup_iters=1')
         assert f'budget    {n} iterations' in done.out, done.out + done.err
-        again = script('train.py', f'--out_dir={out}', '--init_from=resume', *[f for f in tiny if f.startswith('--data_dir')])
+        again = script('train.py', *[f for f in tiny if '_dir' in f], '--init_from=resume')
         assert f'budget    {n} iterations' in again.out, again.out + again.err
