@@ -14,7 +14,6 @@ import torch
 from model import GPT
 from support.console import format_duration
 from support.devices import choose_loss_chunk_size
-from support.parallel import fits_beside_model
 
 MARGIN = 2e9, 0.05  # bytes for CUDA, NCCL and libraries, and the share lost to fragmentation: assumed
 MFU = 0.4  # share of the peak FLOP/s, assumed
@@ -75,14 +74,15 @@ def peak(run, n_blocks, memory):
     # the logits, what the softmax gives, and their gradients
     loss = tokens * V * (16 if c.softcap else 12)
     if size := min(tokens, choose_loss_chunk_size(run.dist.device, tokens, V, memory)):
-        each = 8 + width + (4 if c.softcap else 0) + (6 if tokens >= 2 * size else 0)  # 6: of the chunk before
+        each = 8 + width + (4 if c.softcap else 0)
+        each += 6 if tokens >= 2 * size else 0  # what is left of the chunk before
         loss = size * V * each + 4 * C * (V + tokens)
 
     # gradients: those kept between micro-batches. DDP's are buckets, which stay
     several, gathered, whole = run.grad_accum_steps > 1, 0, 0
     between = everything if several or (run.dist.world_size > 1 and k['shard'] == 1) else 0
     if n > 1:  # whole weights while they are needed, whole gradients until they are sent
-        if not fits_beside_model(everything, memory):
+        if everything > memory / 8:  # else whole ones are kept: has_room_for_gradients in parallel.py
             between /= n
         gathered, whole = others + 2 * width * block, others + 4 * block
     at_end = max(everything / n, between)
