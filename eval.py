@@ -44,6 +44,7 @@ import time
 import torch
 
 from dataset import DATA_DIR
+from model import GPT
 from support import cpu, devices, load, parallel, report, samples
 from support.compiling import compile_model
 from support.conversations import open_dataset
@@ -78,7 +79,7 @@ path = load.find(out_dir, hub=False) if init_from == 'resume' else load.find(ini
 if to is None and os.path.isfile(path):
     to = os.path.dirname(path) or '.'
 state = load.read(path)
-config = load.model_config(state)
+config = load.model_config(GPT, state)
 if block_size is None:
     block_size = config.block_size
 if config.positions == 'learned' and block_size > config.block_size:
@@ -131,7 +132,7 @@ loaded = [load_task(part, folder, tokenizer, block_size, max_per_task) for part 
 # the model
 
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
-model = load.build(state, block_size=block_size).to(device).eval()
+model = load.build(GPT, state, block_size=block_size).to(device).eval()
 cpu.faster(model)
 iter_num = state['iter_num']
 state = None  # frees its memory

@@ -513,7 +513,7 @@ class GPT(nn.Module):
         """The GPT of a Hugging Face name ('gpt2', 'OWNER/NAME') or folder, a checkpoint or a run's folder, on
         the CPU. override_args: {'dropout': 0.1} and the like, as in nanoGPT."""
         from support import load as loading
-        return loading.build(loading.read(loading.find(source)), **(override_args or {}))
+        return loading.build(cls, loading.read(loading.find(source)), **(override_args or {}))
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type=None):
         """nanoGPT's AdamW; train.py calls create_optimizer itself."""
@@ -703,4 +703,4 @@ def load(source='out', dataset=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     from support import load as loading
-    return loading.model_and_tokenizer(source, dataset, data_dir)
+    return loading.model_and_tokenizer(GPT, source, dataset, data_dir)

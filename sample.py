@@ -45,6 +45,7 @@ exit_on_broken_pipe()
 
 import torch
 
+from model import GPT
 from support import cpu, devices
 from support.chat import Session, answer_file, talk
 from support.compiling import compile_model
@@ -86,8 +87,8 @@ cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 
-model, tokenizer = model_and_tokenizer(find(out_dir, hub=False) if init_from == 'resume' else init_from,
-                                       dataset, data_dir)
+source = find(out_dir, hub=False) if init_from == 'resume' else init_from
+model, tokenizer = model_and_tokenizer(GPT, source, dataset, data_dir)
 stop_ids, stop_text = [], stop
 if stop == END_OF_TEXT and tokenizer.stop_ids:
     stop_ids, stop_text = tokenizer.stop_ids, None

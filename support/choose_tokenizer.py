@@ -8,7 +8,7 @@ from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
 from support.encode_text import after_letter, are_ids, cut_up
 from support.files import read_json
-from support.hf_export_tokenizer import oniguruma
+from support.hf_export import oniguruma
 from support.hf_tokenizer import bytes_to_unicode
 from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
 

@@ -1,7 +1,10 @@
-"""How a checkpoint is read: ours, nanoGPT's or a Hugging Face folder. Nothing in it is executed, everything
-is checked."""
+"""
+How a checkpoint is read: ours, nanoGPT's, build-nanogpt's or a Hugging Face folder. Nothing in it is
+executed, everything is checked. `cls` is the class of the network, model.GPT, whose settings are cls.Config.
+"""
 
 import contextlib
+import functools
 import glob
 import os
 import pickle
@@ -11,21 +14,23 @@ import warnings
 
 import torch
 
-import dataset
 from configurator import fail
-from model import GPT, GPTConfig
-from support import cpu
+from support import cpu, huggingface
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
-from support.dataset_meta import read_meta, read_tokenizer_state
+from support.dataset_meta import folder_of, read_meta, read_tokenizer_state
 from support.errors import first_line
 from support.hub_datasets import is_folder, is_hub_name
-from support.tokenizer import make_tokenizer
-from support.tokenizer import check_tokenizer_state
+from support.tokenizer import check_tokenizer_state, make_tokenizer
 
 # the types of what may be missing from a checkpoint, as from nanoGPT's
 OPTIONAL = {'optimizer': dict, 'scaler': dict, 'tokenizer': dict, 'evaluation': dict, 'trained_on': dict,
             'environment': dict, 'seconds': float, 'bad_steps': int, 'wandb_run_id': str, 'version': int,
             'optimizer_class': str, 'loss_sum': list}
+BUILD_NANOGPT = {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias'}  # its config
+
+
+# -----------------------------------------------------------------------------
+# which file
 
 
 def find(source, hub=True):
@@ -38,12 +43,8 @@ def find(source, hub=True):
     path = os.path.join(source, 'ckpt.pt')
     if os.path.exists(path):
         return path
-    path = newest(source)
-    if path is None and is_folder(source):
-        return source
-    if path is None:
-        from support import foreign
-        path = foreign.newest(source)
+    build_nanogpts = sorted(glob.glob(os.path.join(glob.escape(source), 'model_*[0-9].pt')))
+    path = newest(source) or (source if is_folder(source) else None) or (build_nanogpts or [None])[-1]
     if path is None:
         no_checkpoint(source)
     return path
@@ -67,16 +68,14 @@ def no_checkpoint(path):
 def candidates(out_dir):
     """What a resume may start from, best first: the numbered ones, newest first, then ckpt.pt and
     ckpt_best.pt if they are other files."""
-    paths, seen = [], set()
+    found = {}
     links = [os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt_best.pt')]
     for path in numbered(out_dir)[::-1] + links:
         # another run, which lock() will tell of, may be removing it
         with contextlib.suppress(FileNotFoundError):
             stat = os.stat(path)
-            if (stat.st_dev, stat.st_ino or path) not in seen:
-                seen.add((stat.st_dev, stat.st_ino or path))
-                paths.append(path)
-    return paths
+            found.setdefault((stat.st_dev, stat.st_ino or path), path)
+    return list(found.values())
 
 
 def newest_whole(out_dir, tell=print):
@@ -98,24 +97,26 @@ def newest_whole(out_dir, tell=print):
          "anew with --init_from=scratch --overwrite")
 
 
+# -----------------------------------------------------------------------------
+# what is in it
+
+
 def unpack(path, verify=True):
     """What the checkpoint file `path` holds, its checksums verified. Nothing in it is executed. Raises
     Damaged."""
     # a run may replace it meanwhile, and torch opens it twice: once for the table of contents, once for the
     # numbers. Those of two files give weights that are wrong, and finite
     for _ in range(100):
-        before, found, damaged = identity(path), None, None
+        before = identity(path)
         try:
             found = unpack_once(path, verify)
-        except Damaged as e:
-            damaged = e
-        if identity(path) == before:
-            break
-    else:
-        damaged = Damaged('is replaced faster than it can be read')
-    if damaged:
-        raise damaged
-    return found
+        except Damaged:
+            if identity(path) == before:
+                raise
+        else:
+            if identity(path) == before:
+                return found
+    raise Damaged('is replaced faster than it can be read')
 
 
 def identity(path):
@@ -127,44 +128,43 @@ def identity(path):
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
+class Settings:
+    """Stands for build-nanogpt's GPTConfig: it takes the attributes, and has no code."""
+
+
 def unpack_once(path, verify):
     if not os.path.isfile(path):
         raise Damaged('is no file')
     try:
         with open(path, 'rb') as f:
-            magic = f.read(4)
+            zipped = f.read(4) == b'PK\3\4'  # older ones of torch are not, and have no checksums
     except OSError as e:
         raise Damaged(f"cannot be read ({e.strerror})") from e
-    if not magic:
-        raise Damaged('is damaged (it is empty)')
-    zipped = magic == b'PK\3\4'  # older ones of torch are not, and have no checksums
     if zipped:
         verify_records(path, checksums=verify)
+    load = functools.partial(torch.load, path, map_location='cpu', weights_only=True, mmap=zipped)
     try:
         with warnings.catch_warnings(action='ignore'):  # about files that are refused below
-            return torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
+            return load()
     except pickle.UnpicklingError as e:
-        wants = re.search(r'GLOBAL ([\w.]+)', str(e))
-        if zipped and wants and wants[1].endswith('Config'):
-            from support import foreign
-            if (found := foreign.unpack(path)) is not None:
-                return found
+        wants = re.findall(r'GLOBAL ([\w.]+)', str(e))
+        if zipped and wants:
+            wants = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if all(re.fullmatch(r'[\w.]*Config', name) for name in wants):
+                with torch.serialization.safe_globals([(Settings, name) for name in wants]):
+                    return load()
         if zipped or wants:
-            fail(f"{path} holds more than tensors and plain "
-                 f"values{f' (it wants {wants[1]})' if wants else ''}; refused, as loading it would run "
-                 "code. save it again with plain dicts only")
+            fail(f"{path} holds more than tensors and plain values ({', '.join(wants)}); refused, as loading "
+                 "it would run code. save it again with plain dicts only")
         raise Damaged('is damaged (it is not even the beginning of a checkpoint)') from e
     except Exception as e:  # as a pickle, a text may be any nonsense
-        why = 'it is not even the beginning of a checkpoint'
-        if zipped:
-            why = first_line(e)
+        why = first_line(e) if zipped else 'it is not even the beginning of a checkpoint'
         raise Damaged(f"is damaged ({why})") from e
 
 
 def read(path, verify=True):
     """The checkpoint at `path` (see find) as a dict on the CPU, with 'path' in it."""
     if not os.path.isfile(path):
-        from support import huggingface
         return huggingface.read(path)
     if path.endswith(('.safetensors', '.json')):
         fail(f"{path} is part of a Hugging Face folder. name the folder: {os.path.dirname(path) or '.'}")
@@ -173,32 +173,43 @@ def read(path, verify=True):
     except Damaged as e:
         others = [p for p in candidates(os.path.dirname(path) or '.') if not os.path.samefile(p, path)]
         fail(f"{path} {e}. take an older checkpoint{f': {others[0]}' if others else ', if there is one'}")
-    version = ckpt.get('version') if isinstance(ckpt, dict) else None
-    if isinstance(version, int) and version > VERSION:
-        fail(f"{path} was written by a newer flatgpt (version {version}, this one reads {VERSION}). update "
-             "this one")
-    try:
-        if isinstance(ckpt, dict) and 'model_args' not in ckpt:
-            from support import foreign
-            ckpt = foreign.as_ours(ckpt, path)
+    with explained(path):
+        assert ckpt.get('version', VERSION) <= VERSION, 'a newer flatgpt wrote it: update this one'
         return checked(ckpt, path)
+
+
+@contextlib.contextmanager
+def explained(path):
+    try:
+        yield
     except Exception as e:  # a file may say anything
-        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {e}). take one that "
-             "train.py wrote")
+        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {first_line(e)}). take one "
+             "that train.py wrote")
 
 
 def checked(ckpt, path):
     """The checkpoint's dict with what older versions lack; an exception of some kind if it says what cannot
     be."""
-    assert isinstance(ckpt, dict), 'it is not a dict'
+    if isinstance(ckpt.get('config'), Settings):
+        sizes = vars(ckpt['config'])
+        assert sizes.keys() <= BUILD_NANOGPT, f'not build-nanogpt: {", ".join(sizes.keys() - BUILD_NANOGPT)}'
+        ckpt = {'model': ckpt['model'], 'iter_num': ckpt.get('step', 0), 'config': {},
+                'best_val_loss': ckpt.get('val_loss', float('inf')),
+                # a network with its five fields has biases and the tanh approximation
+                'model_args': {'bias': True, 'mlp': 'gelu_tanh', **sizes}}
     # nanoGPT saves the names of the compiled model
     weights = {name.removeprefix('_orig_mod.').removeprefix('module.'): p
                for name, p in ckpt['model'].items()}
-    args = ckpt['model_args']
-    args.setdefault('bias', 'transformer.ln_f.bias' in weights)  # older than that flag, or than the next ones
-    args.setdefault('dropout', 0.0)
-    args.setdefault('near_layers', 0)
-    check_model_args(args, weights)
+    for name, p in weights.items():
+        plain = torch.is_tensor(p) and p.is_floating_point() and p.layout is torch.strided
+        # a view may say that it is larger than any memory
+        if not plain or p.device.type != 'cpu' or p.numel() * p.element_size() > p.untyped_storage().nbytes():
+            raise ValueError(f'{name} is no plain tensor of floats')
+    # older than that flag, or than the next ones
+    bias = 'transformer.ln_f.bias' in weights
+    args = {'bias': bias, 'dropout': 0.0, 'near_layers': 0, **ckpt['model_args']}
+    n_layers = len({name.split('.')[2] for name in weights if name.startswith('transformer.h.')})
+    assert args['n_layer'] + args['near_layers'] == n_layers, f"n_layer is {args['n_layer']}, not {n_layers}"
     ckpt = {name: value for name, value in ckpt.items() if value is not None or name not in OPTIONAL}
     for name in OPTIONAL.keys() & ckpt.keys():
         assert isinstance(ckpt[name], OPTIONAL[name]), f'{name} is {reprlib.repr(ckpt[name])[:60]}'
@@ -206,47 +217,34 @@ def checked(ckpt, path):
         check_tokenizer_state(ckpt['tokenizer'])
     it = int(ckpt.get('iter_num', 0))
     assert 0 <= it < 10**12, f"iter_num is {it}"
-    best = float(ckpt.get('best_val_loss', 'inf'))
-    return {**ckpt, 'model': weights, 'iter_num': it, 'best_val_loss': best,
-            'config': dict(ckpt.get('config', {})), 'path': path}
+    return {**ckpt, 'model': weights, 'model_args': args, 'iter_num': it, 'path': path,
+            'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': dict(ckpt.get('config', {}))}
 
 
-def check_model_args(args, weights):
-    """Raise ValueError if model_args are not what the weights have: a model is built from them, however large
-    they say."""
-    if problems := GPTConfig(**args).problems():
-        raise ValueError(problems[0])
-    for name, p in weights.items():
-        plain = torch.is_tensor(p) and p.is_floating_point() and p.layout is torch.strided
-        # a view may say that it is larger than any memory
-        if not plain or p.device.type != 'cpu' or p.numel() * p.element_size() > p.untyped_storage().nbytes():
-            raise ValueError(f'{name} is no plain tensor of floats')
-    vocab_size, n_embd = weights['transformer.wte.weight'].shape
-    layers = {name.split('.')[2] for name in weights if name.startswith('transformer.h.')}
-    have = dict(vocab_size=vocab_size, n_embd=n_embd, n_layer=len(layers) - args['near_layers'])
-    if 'transformer.wpe.weight' in weights:
-        have['block_size'] = weights['transformer.wpe.weight'].shape[0]
-    for name, value in have.items():
-        if args[name] != value:
-            raise ValueError(f"{name} is {args[name]}, its weights have {value}")
+# -----------------------------------------------------------------------------
+# what becomes of it
 
 
-def model_config(ckpt, **changes):
-    """The GPTConfig of a checkpoint, with changes."""
-    return GPTConfig(**{**ckpt['model_args'], **changes})
+def model_config(cls, ckpt, **changes):
+    """The cls.Config of a checkpoint, with changes."""
+    with explained(ckpt['path']):
+        config = cls.Config(**ckpt['model_args'])
+        problems = config.problems()
+        assert not problems, problems
+    return cls.Config(**{**ckpt['model_args'], **changes})
 
 
-def build(ckpt, dropout=0.0, **changes):
-    """The GPT of a checkpoint, with its weights, on the CPU. changes: a smaller block_size; with rotary
+def build(cls, ckpt, dropout=0.0, **changes):
+    """The network of a checkpoint, with its weights, on the CPU. changes: a smaller block_size; with rotary
     positions any block_size, rope_theta and rope_scaling, as no weights depend on them."""
-    config = model_config(ckpt, dropout=dropout, **changes)
+    config = model_config(cls, ckpt, dropout=dropout, **changes)
     block_size = config.block_size
     if config.positions == 'learned':
         config.block_size = ckpt['model_args']['block_size']
     with torch.device('meta'):  # no time for random numbers that are overwritten at once
-        model = GPT(config)
-    if any(buffer.is_meta for buffer in model.buffers()):  # a table that you added; no checkpoint brings it
-        model = GPT(config)
+        model = cls(config)
+    if any(buffer.is_meta for buffer in model.buffers()):  # a table of yours, which no checkpoint brings
+        model = cls(config)
     # the causal mask of nanoGPT's early days is no weight; copied, as the file may be replaced while it is
     # mapped
     weights = {name: p.to(torch.float32, copy=True) for name, p in ckpt['model'].items()
@@ -271,28 +269,25 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
         return ckpt['tokenizer']
     vocab_size = ckpt['model_args']['vocab_size']
     name = dataset_name or str(ckpt['config'].get('dataset', ''))
-    folder = os.path.join(data_dir or dataset.DATA_DIR, name)
     # a name, never a path: the file may be a stranger's
-    if name == os.path.basename(name) and name not in ('', '.', '..') and os.path.isdir(folder):
+    known = name == os.path.basename(name) and name not in ('', '.', '..')
+    if known and os.path.isdir(folder := folder_of(name, data_dir)):
         meta = read_meta(folder)
         if meta['vocab_size'] <= vocab_size < meta['vocab_size'] + 64:
             return read_tokenizer_state(folder, meta)
         fail(f"dataset {name} has {meta['vocab_size']} tokens, the checkpoint {vocab_size}. name the one it "
              "was trained on with --dataset=NAME")
-    if dataset_name:
-        fail(f"no dataset {dataset_name} in {data_dir or dataset.DATA_DIR}. name the one that the checkpoint "
-             "was trained on")
-    if vocab_size in (50257, 50304):  # as nanoGPT assumes
+    if vocab_size in (50257, 50304) and not dataset_name:  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
-    fail(f"the checkpoint does not tell its tokenizer and data/{name or '?'} is not there. name its dataset "
-         "with --dataset=NAME")
+    fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name or '?'}. name the one it "
+         "was trained on with --dataset=NAME")
 
 
-def model_and_tokenizer(source='out', dataset_name=None, data_dir=None):
+def model_and_tokenizer(cls, source='out', dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     ckpt = read(find(source))
-    model, tokenizer = build(ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    model, tokenizer = build(cls, ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
     cpu.faster(model)
     model.tokenizer = tokenizer  # for model.generate('a text', 100)
     return model, tokenizer

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from configurator import check, fail
-from model import GPTConfig
+from model import GPT, GPTConfig
 from support import load
 from support.chat import without_chat_tokens
 from support.checkpoint import LAUNCH
@@ -18,7 +18,7 @@ ARCHITECTURE = [name for name in FIELDS if name not in ('vocab_size', 'dropout')
 def take_over(run, kinds):
     """Knobs of the run that is resumed, the network of any checkpoint. Given ones win where they may."""
     ckpt = run.ckpt
-    before = load.model_config(ckpt)
+    before = load.model_config(GPT, ckpt)
     if run.resuming:
         check_fields(ckpt)
         run.start_iter = ckpt['iter_num']
@@ -80,7 +80,7 @@ def free_fields(run):
     checkpoint."""
     if run.resuming:
         return ()
-    if load.model_config(run.ckpt).positions == 'rope':
+    if load.model_config(GPT, run.ckpt).positions == 'rope':
         return ('block_size', 'rope_theta', 'rope_scaling')
     return ('block_size',)
 
@@ -155,7 +155,7 @@ def tell_what_changed(run):
 def model_of_checkpoint(run):
     """Its GPT, with room for the tokens that the dataset has added."""
     changes = {name: run.knobs[name] for name in free_fields(run)}
-    model = load.build(run.ckpt, run.knobs['dropout'], **changes)
+    model = load.build(GPT, run.ckpt, run.knobs['dropout'], **changes)
     if run.config.vocab_size > model.config.vocab_size:
         grow_vocabulary(model, run.config.vocab_size, run.knobs['seed'])
     return model

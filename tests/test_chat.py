@@ -337,7 +337,7 @@ def test_a_template_that_fails_is_told(hf_folder):
 @pytest.mark.parametrize('kind', STATES)
 def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, tmp_path):
     transformers = pytest.importorskip('transformers')
-    from support.hf_export_tokenizer import to_tokenizer_json
+    from support.hf_export import to_tokenizer_json
     tokenizer = chat_tokenizer(kind)
     content, settings = to_tokenizer_json(tokenizer, 128)
     (tmp_path / 'tokenizer.json').write_text(content)
@@ -353,7 +353,7 @@ def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, t
 
 def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     pytest.importorskip('tokenizers')
-    from support.gguf_tokenizer import CONTROL, vocabulary
+    from support.gguf import CONTROL, vocabulary
     tokenizer = chat_tokenizer('byte')
     keys = vocabulary(tokenizer.state(), tokenizer.n_vocab)
     roles = tokenizer.special_ids()

@@ -1,10 +1,9 @@
-"""Checkpoints of build-nanogpt and nanochat, written here as they write them: the same network, and nothing
-in them is executed."""
+"""Checkpoints of build-nanogpt, written here as it writes them: the same network, and nothing in them is
+executed."""
 
 import dataclasses
 import json
 import os
-import pickle
 import sys
 import types
 
@@ -14,22 +13,15 @@ from conftest import make_dataset
 from test_huggingface import assert_refused
 from torch.nn import functional as F
 
+from model import GPT
 from support import load
 
-SIZES = dict(vocab_size=257, n_layer=2, n_head=4, n_embd=32)
 FLAGS = ['--device=cpu', '--dtype=float32']
 
 
 def random_weights(shapes):
     generator = torch.Generator().manual_seed(5)
     return {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
-
-
-def logits_of(path):
-    model, _ = load.model_and_tokenizer(str(path))
-    idx = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(6))
-    with torch.no_grad():
-        return model(idx, full_logits=True)[0], idx
 
 
 # -----------------------------------------------------------------------------
@@ -132,7 +124,7 @@ def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(
     path, weights = build_nanogpt
     state = load.read(str(path))
     assert state['iter_num'] == 250 and state['best_val_loss'] == 3.25
-    net, idx = load.build(state).eval(), torch.randint(257, (2, 24))
+    net, idx = load.build(GPT, state).eval(), torch.randint(257, (2, 24))
     with torch.no_grad():
         torch.testing.assert_close(
             net(idx, full_logits=True)[0], build_nanogpt_logits(weights, idx), atol=1e-5, rtol=1e-5
@@ -211,155 +203,9 @@ def test_a_config_of_another_network_or_of_other_sizes_is_refused(tmp_path, thei
     for config, word in (
         (other, 'n_experts'),
         (GPTConfig(n_layer=3), 'n_layer is 3'),
-        (GPTConfig(block_size=64), 'block_size'),
+        (GPTConfig(block_size=64), 'transformer.wpe'),
     ):
         torch.save({'model': weights, 'config': config, 'step': 1}, path)
         with pytest.raises(SystemExit):
-            load.read(str(path))
+            load.build(GPT, load.read(str(path)))
         assert word in capsys.readouterr().err
-
-
-# -----------------------------------------------------------------------------
-# nanochat
-
-
-def nanochat_weights(n_kv_head=2, rows=320):
-    C, KV = 32, 8 * n_kv_head
-    shapes = {'transformer.wte.weight': (rows, C), 'lm_head.weight': (rows, C)}
-    for i in range(2):
-        h = f'transformer.h.{i}.'
-        shapes.update(
-            {
-                h + 'attn.c_q.weight': (C, C),
-                h + 'attn.c_k.weight': (KV, C),
-                h + 'attn.c_v.weight': (KV, C),
-                h + 'attn.c_proj.weight': (C, C),
-                h + 'mlp.c_fc.weight': (4 * C, C),
-                h + 'mlp.c_proj.weight': (C, 4 * C),
-            }
-        )
-    return random_weights(shapes)
-
-
-def nanochat_logits(w, idx):
-    """Its network of October 2025, written down once more."""
-
-    def norm(x):
-        return F.rms_norm(x, (x.size(-1),))
-
-    def rotate(x, cos, sin):  # (B, T, H, D)
-        a, b = x.chunk(2, dim=3)
-        return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=3)
-
-    B, T = idx.shape
-    angles = torch.outer(torch.arange(T).float(), 1.0 / 10000 ** (torch.arange(0, 8, 2).float() / 8))
-    cos, sin = angles.cos()[None, :, None], angles.sin()[None, :, None]
-    x = norm(w['transformer.wte.weight'][idx])
-    for i in range(2):
-        h, n = f'transformer.h.{i}.', norm(x)
-        q, k, v = (F.linear(n, w[f'{h}attn.c_{name}.weight']).view(B, T, -1, 8) for name in 'qkv')
-        q, k = norm(rotate(q, cos, sin)), norm(rotate(k, cos, sin))
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y = (
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            .transpose(1, 2)
-            .reshape(B, T, 32)
-        )
-        x = x + F.linear(y, w[h + 'attn.c_proj.weight'])
-        x = x + F.linear(
-            F.relu(F.linear(norm(x), w[h + 'mlp.c_fc.weight'])).square(), w[h + 'mlp.c_proj.weight']
-        )
-    return 15 * torch.tanh(F.linear(norm(x), w['lm_head.weight']) / 15)
-
-
-def write_nanochat(base, weights, tokenizer=True, **config):
-    """base_checkpoints/d2/model_000050.pt and its companions, tokenizer/tokenizer.pkl; returns d2."""
-    folder = base / 'base_checkpoints' / 'd2'
-    folder.mkdir(parents=True)
-    torch.save({'_orig_mod.' + name: p for name, p in weights.items()}, folder / 'model_000050.pt')
-    torch.save({'state': {}}, folder / 'optim_000050_rank0.pt')
-    sizes = dict(sequence_len=32, vocab_size=265, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **config)
-    (folder / 'meta_000050.json').write_text(
-        json.dumps({'step': 50, 'val_bpb': 1.5, 'model_config': sizes})
-    )
-    if tokenizer:
-        import tiktoken
-
-        special = {
-            name: 256 + i
-            for i, name in enumerate(['<|bos|>', '<|user_start|>', *(f'<|{i}|>' for i in range(7))])
-        }
-        encoding = tiktoken.Encoding(
-            'rustbpe',
-            pat_str=r'\w+|\W',
-            mergeable_ranks={bytes([i]): i for i in range(256)},
-            special_tokens=special,
-        )
-        (base / 'tokenizer').mkdir()
-        (base / 'tokenizer' / 'tokenizer.pkl').write_bytes(pickle.dumps(encoding))
-    return folder
-
-
-def test_nanochats_checkpoint_is_sampled_evaluated_finetuned_and_exported(tmp_path, script):
-    pytest.importorskip('tiktoken')
-    weights = nanochat_weights()
-    folder = write_nanochat(tmp_path / 'nanochat', weights)
-    logits, idx = logits_of(folder / 'model_000050.pt')
-    torch.testing.assert_close(logits, nanochat_logits(weights, idx), atol=1e-4, rtol=1e-4)
-    _, tokenizer = load.model_and_tokenizer(str(folder))
-    assert tokenizer.end_of_text == 256 and tokenizer.encode_prompt('<|bos|>a') == [256, 97]
-    assert tokenizer.encode('<|bos|>').tolist() == list(b'<|bos|>'), 'in a corpus it is text'
-    done = script('sample.py', f'--init_from={folder}', *FLAGS, '--max_new_tokens=4', '--num_samples=1')
-    assert done.status == 0, done.err
-    to = tmp_path / 'hf'
-    assert script('export.py', f'--init_from={folder}', f'--to={to}').status == 0
-    text = tmp_path / 'text.txt'
-    text.write_text('some text\n' * 300)
-    data = [f"--data_dir={tmp_path / 'data'}"]
-    assert script('prepare.py', 'mine', f'--input={text}', f'--tokenizer=hf:{to}', *data).status == 0
-    train = [
-        *FLAGS,
-        *data,
-        '--dataset=mine',
-        '--max_iters=2',
-        '--warmup_iters=0',
-        '--batch_size=2',
-        '--block_size=16',
-        '--gradient_accumulation_steps=1',
-        '--eval_iters=1',
-        '--learning_rate=1e-3',
-    ]
-    done = script('train.py', f'--init_from={folder}', f"--out_dir={tmp_path / 'out'}", *train)
-    assert done.status == 0 and 'modern, 2 layers' in done.out, done.err
-    done = script(
-        'eval.py', f'--init_from={folder}', *FLAGS, *data, '--dataset=mine', f"--to={tmp_path / 'eval'}"
-    )
-    assert done.status == 0 and 'after 50 iterations: modern' in done.out, done.err
-
-
-def test_a_nanochat_that_cannot_be_read_is_one_line(tmp_path, script):
-    pytest.importorskip('tiktoken')
-    later = {
-        'resid_lambdas': torch.ones(2),
-        'value_embeds.1.weight': torch.ones(320, 16),
-        'transformer.h.1.attn.ve_gate.weight': torch.ones(2, 12),
-    }
-
-    def sample(folder):
-        return script('sample.py', f'--init_from={folder}', *FLAGS, '--max_new_tokens=2')
-
-    folder = write_nanochat(tmp_path / 'a', {**nanochat_weights(), **later}, window_pattern='SSSL')
-    assert_refused(
-        sample(folder),
-        ['resid_lambdas, value_embeds, ve_gate, window_pattern=SSSL', 'before January 2026'],
-    )
-    folder = write_nanochat(tmp_path / 'b', nanochat_weights())
-    (folder / 'meta_000050.json').unlink()
-    assert_refused(sample(folder), ['meta_000050.json'])
-    folder = write_nanochat(tmp_path / 'c', nanochat_weights())
-    made = str(tmp_path / 'made')
-    (tmp_path / 'c' / 'tokenizer' / 'tokenizer.pkl').write_bytes(pickle.dumps({'name': Evil(made)}))
-    assert_refused(sample(folder), ['tokenizer.pkl', 'wants to run', 'mkdir'])
-    assert not os.path.exists(made)
-    folder = write_nanochat(tmp_path / 'd', nanochat_weights(), tokenizer=False)
-    assert_refused(sample(folder), ['does not tell its tokenizer', '--dataset=NAME'])

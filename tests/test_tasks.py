@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from support import huggingface, tasks
+from support import hf_export, tasks
 from support.tokenizer import make_tokenizer
 
 
@@ -189,7 +189,7 @@ def compare(folder, name, net, theirs, tokenizer, batch_tokens, limit=None):
 
 def export(net, tokenizer_state, folder):
     transformers = pytest.importorskip('transformers')
-    huggingface.write(str(folder), net.state_dict(), net.config, tokenizer_state)
+    hf_export.write(str(folder), net.state_dict(), net.config, tokenizer_state)
     load = transformers.AutoModelForCausalLM.from_pretrained
     return load(folder, dtype='auto', attn_implementation='eager').eval()
 

@@ -431,7 +431,7 @@ def test_nanogpts_own_files_work_as_they_are(script, tmp_path):
     place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
     result = script('sample.py', *place, '--start=1 times', '--num_samples=2', '--max_new_tokens=20', '--temperature=0')
     assert result.status == 0 and result.out.count('1 times') == 2
-    loaded, tokenizer = load.model_and_tokenizer(str(out), data_dir=str(tmp_path / 'data'))
+    loaded, tokenizer = load.model_and_tokenizer(GPT, str(out), data_dir=str(tmp_path / 'data'))
     assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
     result = script('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
     assert result.status == 0 and list(result.losses()) == [1, 2], result.err

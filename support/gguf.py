@@ -1,0 +1,235 @@
+"""
+A GGUF file: one file with weights, sizes and tokenizer, which llama.cpp and what is built on it open. It has
+two of the presets, GPT-2 and Llama, and of tokenizers byte-level BPE, where it splits a text only by the
+regular expressions that it knows by name, and RWKV's. Another tokenizer is refused: it would give other ids.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import torch
+
+from model import rope_table
+from support.chat import chat_format
+from support.hf_export import oniguruma, to_tokenizer_json
+from support.huggingface import TABLES, preset_of
+from support.tokenizer import PATTERN, make_tokenizer
+
+FILE_TYPES = {'f32': 0, 'f16': 1, 'q8_0': 7, 'bf16': 32}  # llama.cpp's LLAMA_FTYPE_*
+GELU_NOTE = ("note: llama.cpp's GPT-2 computes the tanh approximation of GELU, this network the exact one "
+             "(mlp=gelu): the logits differ by about 1e-3. train with --mlp=gelu_tanh to avoid it")
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+                  r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# The pattern, as tokenizer.json has it, and llama.cpp's name for it. Ours (GPT-4's) differs from Llama 3's in
+# one thing: it takes white space at the end of the text as one piece, also if a new line is inside.
+PRE = {oniguruma(GPT2_PATTERN): 'gpt-2', oniguruma(PATTERN): 'llama-bpe', LLAMA3_PATTERN: 'llama-bpe'}
+WHOLE_WORDS = ('llama-bpe',)  # of those, the ones that look for a whole word in the vocabulary first
+# a list of merges must not be empty; this one cannot occur, as letters are merged one by one
+NO_MERGES = ['<|no <|merges']
+
+
+def write(path, weights, config, tokenizer_state, dtype, name):
+    """Write a model (our weights, its GPTConfig, its tokenizer's state) to `path` and read it back. dtype: of
+    the matrices; vectors and learned positions stay float32, as with llama.cpp's own converter. ValueError if
+    llama.cpp has no such network or tokenizer, or if the file does not hold what was meant."""
+    import gguf
+    arch = arch_of(config)
+    keys = {**sizes(config, arch), 'general.name': name, 'general.file_type': FILE_TYPES[dtype],
+            **vocabulary(tokenizer_state, config.vocab_size)}
+    if dtype == 'q8_0':
+        keys['general.quantization_version'] = gguf.GGML_QUANT_VERSION
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool)  # llama.cpp wants them unsigned
+        kind = gguf.GGUFValueType.UINT32 if is_number else gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, kind)
+    written = {}
+    for tensor_name, p in tensors(weights, config, arch):
+        kind = dtype.upper()
+        if p.dim() == 1 or tensor_name.startswith('position_embd'):
+            kind = 'F32'
+        elif dtype == 'q8_0' and p.shape[1] % 32:  # a quantized row has blocks of 32 numbers
+            kind = 'F16'
+        kind = gguf.GGMLQuantizationType[kind]
+        with np.errstate(over='ignore'):  # told below
+            written[tensor_name] = gguf.quants.quantize(p.contiguous().numpy(), kind)
+        if not np.isfinite(gguf.quants.dequantize(written[tensor_name], kind)).all():
+            raise ValueError(f"{tensor_name} has numbers that are too large for {kind.name}. use "
+                             "--gguf_dtype=bf16")
+        writer.add_tensor(tensor_name, written[tensor_name], raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    compare(gguf.GGUFReader(path), keys, written)
+    return arch
+
+
+def compare(reader, keys, written):
+    """Raise ValueError unless a file says `keys` and holds the tensors {name: array}."""
+    different = [key for key, value in keys.items() if reader.fields[key].contents()
+                 != (np.float32(value) if isinstance(value, float) else value)]
+    found = {tensor.name: tensor.data.tobytes() for tensor in reader.tensors}
+    different += [name for name in found.keys() | written.keys()
+                  if name not in written or found.get(name) != written[name].tobytes()]
+    if different:
+        raise ValueError(f"{', '.join(different)} came out different. please report this")
+
+
+# -----------------------------------------------------------------------------
+# the network
+
+
+def arch_of(config):
+    """The preset that llama.cpp has for a GPTConfig; ValueError if there is none."""
+    arch = preset_of(config)
+    if arch == 'modern' or config.mlp == 'relu2':
+        raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write a "
+                         "folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
+                         "--mlp=gelu_tanh")
+    return arch
+
+
+def sizes(config, arch):
+    """The keys of a GGUF file that describe the network, {key: value}."""
+    keys = {
+        'context_length': config.block_size,
+        'embedding_length': config.n_embd,
+        'block_count': config.n_layer,
+        'feed_forward_length': config.mlp_width,
+        'attention.head_count': config.n_head,
+        'attention.head_count_kv': config.n_kv_head,
+        'vocab_size': config.vocab_size,
+    }
+    if arch == 'gpt2':
+        keys['attention.layer_norm_epsilon'] = float(config.norm_eps)
+    else:
+        keys['attention.layer_norm_rms_epsilon'] = float(config.norm_eps)
+        keys['rope.dimension_count'] = config.n_embd // config.n_head
+        keys['rope.freq_base'] = float(config.rope_theta)
+        kind, *numbers = config.rope_scaling.split(':')
+        if kind == 'linear':
+            keys.update({'rope.scaling.type': 'linear', 'rope.scaling.factor': float(numbers[0])})
+    return {f'{arch}.{name}': value for name, value in keys.items()}
+
+
+def tensors(weights, config, arch):
+    """Yield (their name, float32 tensor) for our weights, a state_dict."""
+    import gguf
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.n_layer)
+    D = config.n_embd // config.n_head
+    for ours, theirs in TABLES[arch].items():
+        for i in range(config.n_layer if '{}' in ours else 1):
+            name = ours.format(i)
+            if name + '.weight' not in weights or (config.tie and ours == 'lm_head'):
+                continue
+            their_name, p = names.get_name(theirs.format(i)), weights[name + '.weight'].float()
+            if name.endswith(('.c_q', '.c_k')):
+                # its Llama rotates channels 2i and 2i + 1 of a head, where we rotate i and i + D/2
+                p = p.view(-1, 2, D // 2, config.n_embd).transpose(1, 2).reshape(p.shape)
+            yield their_name + '.weight', p
+            if name + '.bias' in weights:
+                yield their_name + '.bias', weights[name + '.bias'].float()
+            elif arch == 'gpt2' and ours not in ('transformer.wte', 'transformer.wpe', 'lm_head'):
+                yield their_name + '.bias', torch.zeros(p.shape[0])  # its GPT-2 always has biases
+    if config.rope_scaling.startswith('llama3'):
+        yield 'rope_freqs.weight', rope_factors(config)
+
+
+def rope_factors(config):
+    """By what rope_scaling divides each frequency, (D/2)."""
+    inv_freq = []
+    for scaling in ('none', config.rope_scaling):
+        cos, sin = rope_table(dataclasses.replace(config, block_size=2, rope_scaling=scaling))
+        inv_freq.append(torch.atan2(sin[1], cos[1]))  # the angle at position 1
+    return inv_freq[0] / inv_freq[1]
+
+
+# -----------------------------------------------------------------------------
+# the tokenizer
+
+
+def vocabulary(state, vocab_size):
+    """{key: value} for the tokenizer with this state, by its tokenizer.json, and a network with vocab_size
+    ids. ValueError if llama.cpp has no such tokenizer."""
+    tokenizer = make_tokenizer(state)
+    content = json.loads(to_tokenizer_json(tokenizer, 0)[0])
+    model, first = content['model'], content.get('pre_tokenizer') or {}
+    steps, added = first.get('pretokenizers', [first]), content.get('added_tokens') or []
+    if model.get('type') == 'WordLevel' and pattern_of(steps[0]) == r'[\s\S]':  # our characters
+        if any(token['special'] for token in added):
+            raise ValueError("llama.cpp's vocabulary of characters has no tokens for a conversation's roles. "
+                             "train and finetune with --tokenizer=byte, gpt2 or bpe:N")
+        return characters(sorted(model['vocab'], key=model['vocab'].get), vocab_size)
+    pre = pre_tokenizer_name(steps)
+    if model.get('type') != 'BPE' or content.get('normalizer') or pre is None:
+        raise ValueError(f"its tokenizer ({state.get('name')}) is not one that we can describe to llama.cpp. "
+                         "write a folder, --to=FOLDER, and try llama.cpp's convert_hf_to_gguf.py")
+    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges') or []]
+    if model.get('ignore_merges') and pre not in WHOLE_WORDS:
+        single = {id for token, id in model['vocab'].items() if len(token) == 1}
+        if len(model['vocab']) > len(single) + len(pairs) + len(added):
+            raise ValueError(f"some tokens of {state.get('name')} are not made of two others, which llama.cpp's "
+                             f"{pre} needs. use another tokenizer")
+    words = {id: (token, NORMAL) for token, id in model['vocab'].items()}
+    for token in added:
+        words[token['id']] = (token['content'], CONTROL if token.get('special') else USER_DEFINED)
+    words = {i: words.get(i, (f'[PAD{i}]', UNUSED)) for i in range(vocab_size)}
+    keys = {
+        'tokenizer.ggml.model': 'gpt2',
+        'tokenizer.ggml.pre': pre,
+        **tokens(words),
+        'tokenizer.ggml.merges': [' '.join(pair) for pair in pairs] or NO_MERGES,
+        'tokenizer.ggml.add_bos_token': tokenizer.encode_prompt('a')[:1] == [tokenizer.end_of_text],
+    }
+    if tokenizer.end_of_text is not None:
+        keys['tokenizer.ggml.bos_token_id'] = tokenizer.end_of_text
+        keys['tokenizer.ggml.eos_token_id'] = tokenizer.stop_ids[0]
+    if form := chat_format(tokenizer):
+        keys['tokenizer.chat_template'] = form.template
+    return keys
+
+
+def pattern_of(step):
+    """The regular expression of a Split in a tokenizer.json, or None."""
+    return (step.get('pattern') or {}).get('Regex')
+
+
+def pre_tokenizer_name(steps):
+    """llama.cpp's name for the steps of a tokenizer.json that split a text, or None."""
+    *first, last = steps
+    if last.get('type') != 'ByteLevel' or last.get('add_prefix_space') or len(first) > 1:
+        return None
+    if not first:  # without a regular expression our bytes: there is nothing to merge
+        return 'gpt-2'
+    if not last.get('use_regex', True):
+        return PRE.get(pattern_of(first[0]))
+    return 'smollm' if first[0].get('type') == 'Digits' and first[0].get('individual_digits') else None
+
+
+def characters(chars, vocab_size):
+    """The keys of one id per character: RWKV's tokenizer, which takes the longest token that fits, and is the
+    only one for which llama.cpp does not insist on an id that ends a text."""
+    words = {i: (''.join(map(escape, char)), NORMAL) for i, char in enumerate(chars)}
+    # no text has the byte \xff
+    words.update({i: (rf'\xff{i}', UNUSED) for i in range(len(chars), vocab_size)})
+    return {'tokenizer.ggml.model': 'rwkv', **tokens(words)}
+
+
+def escape(c):
+    """A character as it stands in RWKV's vocabulary: as it is, or its bytes in hexadecimal digits."""
+    if c.isascii() and c.isprintable() and c != '\\':
+        return c
+    return ''.join(rf'\x{byte:02x}' for byte in c.encode('utf-8', 'surrogatepass'))
+
+
+def tokens(words):
+    keys = {'tokenizer.ggml.tokens': [text for text, _ in words.values()],
+            'tokenizer.ggml.token_type': [kind for _, kind in words.values()]}
+    unused = [i for i, (_, kind) in words.items() if kind == UNUSED]
+    if unused:
+        keys['tokenizer.ggml.suppress_tokens'] = unused  # never generated, by what knows this key
+    return keys
