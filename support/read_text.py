@@ -180,9 +180,9 @@ def explain_errors(path, encoding='utf-8'):
         if not encoding.startswith('utf-8'):
             fail(f"{path} is not {encoding} ({getattr(e, 'reason', e)}). name another --encoding, or use "
                  "--encoding_errors=replace")
-        at, around = first_not_utf8(path)
-        likely, file = likely_encoding(around), shlex.quote(path)
-        fail(f"{path} is not UTF-8 (byte {at}). if it is text, it looks like {likely}: read it so with "
+        likely, file = likely_encoding(around(e)), shlex.quote(path)
+        where = e.object[max(0, e.start - 20):e.start + 20]
+        fail(f"{path} is not UTF-8 ({where!r}). if it is text, it looks like {likely}: read it so with "
              f"--encoding={likely}, or convert it: iconv -f {likely} -t utf-8 {file} > new.txt; or use "
              "--encoding_errors=replace")
     except ImportError as e:
@@ -216,34 +216,29 @@ def likely_encoding(content):
     return found.encoding.replace('_', '-') if found else 'cp1252'
 
 
-def first_not_utf8(path):
-    """(the offset of the first byte of a file that is not UTF-8, some bytes around it); None if all is."""
-    decoder, offset = codecs.getincrementaldecoder('utf-8')(), 0
-    content, raw = open_bytes(path)
-    with raw:
-        while True:
-            block = content.read(PIECE)
-            kept = len(decoder.getstate()[0])  # the beginning of a character from the block before
-            try:
-                decoder.decode(block, final=not block)
-            except UnicodeDecodeError as e:
-                at = e.start - kept
-                begin = max(0, at - 100) & ~1  # even: in UTF-16 a character has two bytes
-                return offset + at, block[begin:begin + (1 << 16)]
-            if not block:
-                return None
-            offset += len(block)
+def around(error):
+    """Some of the bytes at which a UnicodeDecodeError occurred."""
+    begin = max(0, error.start - 100) & ~1  # even: in UTF-16 a character has two bytes
+    return error.object[begin:begin + (1 << 16)]
 
 
 def choose_encoding(path, encoding, content):
     """The encoding to read a file in, whose decompressed bytes `content` has. A mark at its start decides,
     which is not part of the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
     mark = marked(content.peek(4))
-    found = first_not_utf8(path) if encoding == 'auto' and not mark else None
-    if found:
-        encoding = likely_encoding(found[1])
+    if mark or encoding != 'auto':
+        return mark or encoding
+    decoder, (content, raw) = codecs.getincrementaldecoder('utf-8')(), open_bytes(path)
+    try:
+        with raw:
+            while block := content.read(PIECE):
+                decoder.decode(block)
+            decoder.decode(b'', final=True)
+        return 'utf-8'
+    except UnicodeDecodeError as e:
+        encoding = likely_encoding(around(e))
         print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
-    return mark or encoding.replace('auto', 'utf-8')
+        return encoding
 
 
 # -----------------------------------------------------------------------------

@@ -106,9 +106,6 @@ def test_every_tokenizer_format_and_number_of_workers_agree(script, tmp_path, bo
         text = tok.decode([i for i in ids if i != tok.end_of_text])
         training = [text for text in books if encode_text.split_by_hash(text, 0.1) == 'train']
         assert 'llama' in tokenizer or ''.join(training).startswith(text), tokenizer
-        if tokenizer == 'gpt2':
-            want = sum(([gpt2.eot_token] + gpt2.encode_ordinary(text) for text in training), [])
-            assert want[:len(ids)] == ids and len(want) - len(ids) in (0, int(0.1 * len(want)))
 
 
 def test_a_large_txt_is_encoded_as_a_whole(script, tmp_path, test_data, gpt2, monkeypatch):
@@ -132,7 +129,6 @@ def test_a_large_txt_is_encoded_as_a_whole(script, tmp_path, test_data, gpt2, mo
         assert got[0] == encoding.eot_token and got[1:].tolist() == encoding.encode_ordinary(text)
         data = Dataset(name, tmp_path / 'data')
         assert data.meta['dtype'] == dtype and data.vocab_size % 64 == 0
-        assert data.tokenizer().decode(got[1:].tolist()) == text
         assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.encode())
 
 
