@@ -99,7 +99,7 @@ def new_samples(text):
     try:
         return [begin(text, tokenizer, stop_ids, stop_text) for _ in range(num_samples)]
     except ValueError as e:
-        fail(f"the prompt cannot be encoded: {e}. use --{'prompts' if prompts else 'start'} with other characters")
+        fail(f"a prompt cannot be encoded: {e}. use --{'prompts' if prompts else 'start'} with other ones")
 
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]

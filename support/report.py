@@ -119,8 +119,8 @@ def remarks_on_leaps(log):
         yield (f"The loss leapt from about {usual[i]:.3f} to {losses[20 + i]:.3f} at iteration "
                f"{its[20 + i]:,.0f}.")
     if leaps:
-        yield (f"Leaps of the loss: {len(leaps)}. If they come often, or the loss does not come back at once, "
-               "use a smaller learning rate, a longer warmup or a smaller `grad_clip`.")
+        yield (f"Leaps of the loss: {len(leaps)}. If they come often, or the loss does not come back, use a "
+               "smaller learning rate, a longer warmup or a smaller `grad_clip`.")
 
 
 def remarks_on_validation(log):
@@ -173,7 +173,8 @@ def draw(runs, path, x='tokens', y='loss', title=None):
     if not shown:
         raise ValueError(f"no {y} in {', '.join(runs)}")
     margin = 0.12 * (max(shown) - min(shown)) or 1
-    ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y), ylim=(min(shown) - margin, max(shown) + margin))
+    ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
+    ax.set_ylim(min(shown) - margin, max(shown) + margin)
     as_time = x == 'seconds'
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
     ax.legend(frameon=False, fontsize=9)
@@ -281,7 +282,8 @@ def evaluations(log):
     tokens, seconds = at_start(log, 'tokens'), at_start(log, 'seconds')
     for i in rows:
         measured = [f"{log[name][i]:,.4f}" if np.isfinite(log[name][i]) else '' for name in columns]
-        yield table_row([f"{log['iter'][i]:,.0f}", f"{tokens[i]:,.0f}", *measured, format_duration(seconds[i])])
+        before = [f"{log['iter'][i]:,.0f}", f"{tokens[i]:,.0f}"]
+        yield table_row([*before, *measured, format_duration(seconds[i])])
     yield ''
 
 

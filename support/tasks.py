@@ -58,8 +58,9 @@ class Task:
     delimiter: str = ' '  # between context and answer
     # filled by load_task()
     tokenizer: object = None
-    answers: list = dataclasses.field(default_factory=list)  # per example: the right alternative, a number, or the text
-    groups: list = dataclasses.field(default_factory=list)  # per example: the one it is reported with, or None
+    # per example: the number of the right alternative, or the text; the group it is reported with, or None
+    answers: list = dataclasses.field(default_factory=list)
+    groups: list = dataclasses.field(default_factory=list)
     rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
     truncated: int = 0  # examples that are too long for the model
 
@@ -153,8 +154,8 @@ def bundle(folder):
         fail("the evaluation bundle's core.yaml needs a package that is not installed (yaml). pip install "
              "pyyaml")
     except Exception as e:  # a file may say anything
-        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). download "
-             f"{BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder")
+        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). "
+             f"download {BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder")
     return {task.name: task for task in tasks}
 
 
@@ -193,14 +194,14 @@ def render(task, example, shots):
     rows = [first + encode(prompt + text) for text in texts(task, example)]
     longest = min(map(len, rows)) - 1  # every answer keeps at least one token
     if task.kind == 'schema':
-        shared = min(n_shared([row[::-1] for row in rows]), longest)
+        shared = min(len(os.path.commonprefix([row[::-1] for row in rows])), longest)
         return [(row, len(row) - shared) for row in rows]
     beginnings = rows
     if task.kind == 'language_modeling':
         # without the space before the answer: it belongs to the answer's first token
         context = (prompt + example['context'].strip() + task.delimiter).strip()
         beginnings = [*rows, first + encode(context)]
-    shared = min(n_shared(beginnings), longest)
+    shared = min(len(os.path.commonprefix(beginnings)), longest)
     return [(row, shared) for row in rows]
 
 
@@ -211,16 +212,6 @@ def texts(task, example):
     if task.kind == 'schema':
         return [context + task.delimiter + example['continuation'] for context in example['context_options']]
     return [example['context'].strip() + task.delimiter + example['continuation']]
-
-
-def n_shared(rows):
-    """How many ids all rows have in common at their beginning."""
-    n = 0
-    for ids in zip(*rows):
-        if len(set(ids)) > 1:
-            break
-        n += 1
-    return n
 
 
 # -----------------------------------------------------------------------------
@@ -326,7 +317,8 @@ def accuracy(task, scores):
         correct = likeliest[starts] == count[starts]
     else:
         correct = chosen(nats / count)
-    result = {**share_of(correct.tolist(), task.chance, task.shots, task.truncated), 'correct': correct.tolist()}
+    correct = correct.tolist()
+    result = {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
     if task.kind == 'hellaswag':  # by the loss of the whole ending, which favors short ones
         result['accuracy_sum'] = float(chosen(nats).mean())
     return result
@@ -347,6 +339,7 @@ def tasks_in_loop(run, model, dist, autocast, stop):
     500, of HellaSwag all."""
     folder, tokenizer = run.knobs['data_dir'] or DATA_DIR, run.data.tokenizer()
     block_size = model.config.block_size
+    batch_tokens = run.knobs['batch_size'] * block_size
     tasks = {}
     for named in split_names(run.knobs['tasks']):
         name, limit = with_limit(named)
@@ -356,8 +349,7 @@ def tasks_in_loop(run, model, dist, autocast, stop):
     def evaluate_tasks(it):
         metrics = {}
         for name, parts in tasks.items():
-            found = [measure(model, task, run.knobs['batch_size'] * block_size, dist, autocast, stop.asks_to_stop)
-                     for task in parts]
+            found = [measure(model, task, batch_tokens, dist, autocast, stop.asks_to_stop) for task in parts]
             if name == 'core':
                 metrics[name] = core_metric(found)
                 dist.print(f"step {it}: CORE {metrics[name]:.4f} over {len(found)} tasks (chance: 0)")

@@ -207,7 +207,6 @@ def test_the_minimal_loop_is_short_and_learns(capsys, monkeypatch):
     source = path.read_text(encoding='utf-8')
     assert len(source.splitlines()) < 40
     for long, short in (('range(401)', 'range(31)'), ('% 50', '% 10'), ('prompt, 300', 'prompt, 10')):
-        assert source.count(long) == 1
         source = source.replace(long, short)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     exec(compile(source, path, 'exec'), {'__file__': str(path)})
