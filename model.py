@@ -127,11 +127,11 @@ def field_problem(field, value):
     if value not in WORDS.get(name, [value]):
         return f"no such {name} ({value}). use {', '.join(WORDS[name])}"
     if kind in (int, float):
-        too_small = (name in ABOVE_ZERO and value <= 0) or (name in FROM_ZERO and value < 0)
-        if too_small or not abs(value) < BELOW.get(name, 1e30):  # nan is out of range as well
-            below = f" and below {BELOW[name]:,}" if name in BELOW else ''
+        too_small = value < 0 if name in FROM_ZERO else value <= 0 and name in ABOVE_ZERO
+        below = BELOW.get(name, 1e30)
+        if too_small or not abs(value) < below:  # nan is out of range as well
             above = '0 or more' if name in FROM_ZERO else 'a number above 0'
-            return f"{name} is out of range ({value}). use {above}{below}"
+            return f"{name} is out of range ({value}). use {above}, and below {below:,}"
     return None
 
 
@@ -304,27 +304,17 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
-        self.act = {'gelu': F.gelu, 'gelu_tanh': gelu_tanh, 'relu2': relu2}[config.mlp]
-        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
+        C, width, bias = config.n_embd, config.mlp_width, config.bias
+        self.act = {'gelu': F.gelu, 'gelu_tanh': gelu_tanh, 'relu2': relu2, 'swiglu': F.silu}[config.mlp]
+        # swiglu: https://arxiv.org/abs/2002.05202
+        self.c_gate = nn.Linear(C, width, bias=bias) if config.mlp == 'swiglu' else None
+        self.c_fc = nn.Linear(C, width, bias=bias)
+        self.c_proj = nn.Linear(width, C, bias=bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
-
-
-class SwiGLU(nn.Module):
-    """https://arxiv.org/abs/2002.05202"""
-
-    def __init__(self, config):
-        super().__init__()
-        self.c_gate = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
-        self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
-        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x):
-        return self.dropout(self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x)))
+        x = self.act(self.c_gate(x)) * self.c_fc(x) if self.c_gate else self.act(self.c_fc(x))
+        return self.dropout(self.c_proj(x))
 
 
 class BigramEmbedding(nn.Embedding):
@@ -377,7 +367,7 @@ class Block(nn.Module):
         if attention:
             self.ln_1, self.attn = make_norm(config), CausalSelfAttention(config, layer_idx)
         self.ln_2 = make_norm(config)
-        self.mlp = SwiGLU(config) if config.mlp == 'swiglu' else MLP(config)
+        self.mlp = MLP(config)
         if config.near:
             self.conv = ShortConv(config.n_embd, layer_idx)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
@@ -638,9 +628,8 @@ class KVCache:
         dtype = model.cache_dtype or matmul_dtype(weight)
         shape = (B, config.n_kv_head, S, config.n_embd // config.n_head)
         layers = range(len(model.transformer.h))
-        with_attention = layers[config.near_layers:]
-        self.k = {i: torch.zeros(shape, dtype=dtype, device=self.device) for i in with_attention}
-        self.v = {i: torch.zeros(shape, dtype=dtype, device=self.device) for i in with_attention}
+        self.k, self.v = ({i: torch.zeros(shape, dtype=dtype, device=self.device)
+                           for i in layers[config.near_layers:]} for _ in 'kv')
         self.ends = {}  # what stood last, for the modules that ask what was before
         if config.near:
             seen = (B, ShortConv.seen, config.n_embd)
@@ -648,8 +637,9 @@ class KVCache:
             self.ends['ids'] = torch.zeros(B, 1, dtype=torch.long, device=self.device)
         if static:
             # they are written to, for which CUDA graphs would be given up
-            for tensor in (*self.k.values(), *self.v.values(), *self.ends.values()):
-                torch._dynamo.mark_static_address(tensor, guard=False)
+            for tensors in (self.k, self.v, self.ends):
+                for tensor in tensors.values():
+                    torch._dynamo.mark_static_address(tensor, guard=False)
 
     def advance(self, T):
         """Make room for T more positions, which the next forward pass fills. Returns self."""
