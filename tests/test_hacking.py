@@ -27,6 +27,7 @@ CHANGES = {
     'sgd': (1, ['--learning_rate=0.1']),
     'lion': (2, ['--learning_rate=1e-3']),
     'alibi': (4, ['--positions=alibi']),
+    'minp': (2, []),
     'mixture': (2, ['--second_dataset=other']),
     'number': (1, []),
     'evaluation': (2, []),
@@ -84,6 +85,18 @@ for dtype, n_kv_head, tolerance in ((torch.float32, 4, 1e-4), (torch.bfloat16, 2
     assert not any('wpe' in name for name, _ in model.named_parameters())
     print('alibi agrees in', dtype)
 '''
+# min_p=0.5 leaves what is at least half as likely as the likeliest
+MINP = '''
+import torch
+from model import GPT, GPTConfig, sample_next
+
+logits = torch.tensor([[2.0, 1.5, 0.0, -1.0]]).repeat(200, 1)
+assert set(sample_next(logits, 1.0, min_p=0.5)[:, 0].tolist()) == {0, 1}
+model = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=1, n_head=2, n_embd=16)).eval()
+idx = torch.zeros(1, 2, dtype=torch.long)
+assert torch.equal(model.generate(idx, 9, min_p=1.0), model.generate(idx, 9, temperature=0))
+print('min_p agrees')
+'''
 
 
 @pytest.fixture(scope='session')
@@ -104,11 +117,12 @@ def copies(tmp_path_factory):
         make_dataset(folder / 'data')
         make_dataset(folder / 'data', 'other', TEXT[::-1])
         diff = DIFFS[list(CHANGES).index(name)].encode()
-        done = subprocess.run(['git', 'apply', '-'], input=diff, cwd=folder, env=env,
+        done = subprocess.run(['git', 'apply', '--recount', '-'], input=diff, cwd=folder, env=env,
                               capture_output=True)
         assert done.returncode == 0, f"docs/hacking.md, {name}: {done.stderr.decode()}make its diff again"
         (folder / 'driver.py').write_text(DRIVER)
         (folder / 'alibi.py').write_text(ALIBI)
+        (folder / 'minp.py').write_text(MINP)
         made[name] = folder
         return folder
 
@@ -147,7 +161,7 @@ def same(a, b):
 
 def test_the_page_has_each_change_once():
     assert len(DIFFS) == len(CHANGES)
-    assert len(re.findall(r'(?m)^## \d\. ', PAGE)) == 8
+    assert len(re.findall(r'(?m)^## \d\. ', PAGE)) == 9
     assert all(len(line) <= 111 for diff in DIFFS for line in diff.splitlines() if line[0:1] == '+')
 
 
@@ -164,7 +178,8 @@ def test_a_change_needs_few_edits_trains_resumes_reports_and_samples(name, copie
     assert 'iter 19: ' in out and 'iter 11: ' in out.split('iter 19: ')[1], out
     # a fresh process needs no flag but where it is
     sample = ['sample.py', '--out_dir=killed', '--device=cpu', '--num_samples=2', '--max_new_tokens=30']
-    more = {'number': [['plot.py', 'killed', '--y=weight_norm', '--to=norm.png']], 'alibi': [['alibi.py']]}
+    more = {'number': [['plot.py', 'killed', '--y=weight_norm', '--to=norm.png']], 'alibi': [['alibi.py']],
+            'minp': [['minp.py']]}
     status, out = run(folder, ['train.py', '--out_dir=killed', '--init_from=resume', *HERE], sample,
                       *more.get(name, []))
     assert status == 0, out
@@ -191,6 +206,8 @@ def check_that_it_did_something(name, folder, ckpt, out):
         assert kept == (ckpt['optimizer_class'], *ckpt['optimizer']['state'][0])
     if name == 'alibi':
         assert 'transformer.wpe.weight' not in ckpt['model'] and out.count('alibi agrees') == 2
+    if name == 'minp':
+        assert 'min_p agrees' in out
     if name == 'number':
         assert (folder / 'norm.png').stat().st_size > 10_000 and 'weight_norm' in log
     if name == 'evaluation':
@@ -220,11 +237,14 @@ def edited(old, new):
 def all_logits(module, cached, dtype=torch.bfloat16):
     """Logits of one text by random weights, on the CPU."""
     from model import KVCache
+    from support import cpu
     torch.manual_seed(1)
     config = module.GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32)
     model, idx = module.GPT(config).eval().to(dtype), torch.randint(11, (2, 9))
     for block in model.transformer.h:
         block.attn.c_attn.weight.data *= 20
+    if dtype == torch.bfloat16:
+        cpu.faster(model)
     with torch.no_grad():
         if not cached:
             return model(idx, full_logits=True)[0].float()
@@ -252,21 +272,15 @@ def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_wit
     ('return logits, F.cross_entropy(', 'return logits, x.square().mean() + F.cross_entropy('),
     ('flat = logits.float()', 'flat = 2 * logits.float()'),
 ])
-def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new, monkeypatch):
+def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new):
     import model
-    from support import devices
-    from support.chunked_loss import same_as_forward
-    from support.setup import Run
-    monkeypatch.setattr(devices, 'choose_loss_chunk_size', lambda *_: 5)
+    from support.chunked_loss import usable_on
     config = dict(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32, arch='llama')
     notes = []
-    dist = types.SimpleNamespace(device=torch.device('cpu'), print=notes.append)
-    run = Run(knobs={'batch_size': 4, 'block_size': 16}, kinds={}, asked={}, given={}, dist=dist,
-              config=model.GPTConfig(**config))
+    dist = types.SimpleNamespace(print=notes.append)
     plain, change = model.GPT(model.GPTConfig(**config)), edited(old, new)
-    assert same_as_forward(plain) and run.loss_chunk_size(plain) == 5 and not notes
-    theirs = change.GPT(change.GPTConfig(**config))
-    assert not same_as_forward(theirs) and run.loss_chunk_size(theirs) == 0
+    assert usable_on(plain, dist) and not notes
+    assert not usable_on(change.GPT(change.GPTConfig(**config)), dist)
     assert len(notes) == 1 and notes[0].startswith('note: the loss in model.py is not the one in')
 
 
@@ -332,3 +346,39 @@ def test_a_changed_knob_that_was_none_is_listed_on_resume(script, tiny):
     assert result.status == 0
     for line in ('  max_iters: 6 -> 8', '  min_lr: None -> 0.001', '  eval_iters: 2 -> 64 tokens'):
         assert line in result.out.splitlines()
+
+
+ALONE = '''
+import sys
+import torch
+from model import GPT, GPTConfig, PRESETS
+from optim import create_optimizer
+
+for arch in PRESETS:
+    model = GPT(GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32, arch=arch))
+    muon = 'adamw' if arch == 'gpt2' else 'muon'
+    optimizer = create_optimizer(model, 1e-2, 0.1, (0.9, 0.95), 1e-8, muon)
+    idx = torch.randint(11, (4, 17))
+    losses = []
+    for _ in range(10):
+        loss = model(idx[:, :-1], idx[:, 1:])[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0], losses
+    model.eval()
+    texts = [model.generate(idx[:, :3], 20, temperature=0, use_cache=cached) for cached in (True, False)]
+    assert torch.equal(*texts) and texts[0].shape == (4, 23)
+    model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), 'cpu')
+assert not [name for name in sys.modules if name.startswith(('support', 'configurator', 'dataset'))]
+'''
+
+
+def test_the_network_and_the_optimizer_work_alone_in_an_empty_folder(tmp_path):
+    for name in ('model.py', 'optim.py'):
+        shutil.copy2(REPO / name, tmp_path)
+    (tmp_path / 'alone.py').write_text(ALONE)
+    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    done = subprocess.run([sys.executable, 'alone.py'], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
