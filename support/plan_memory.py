@@ -157,9 +157,9 @@ def trial(train_py, given, run):
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
     ms = min(float(row['ms']) for row in rows)  # what else the machine does is not ours
-    gigabytes, max_iters = max(row['memory_gb'] for row in rows), run.knobs['max_iters']
+    taken, max_iters = 1e9 * float(rows[-1]['memory_gb'] or 'nan'), run.knobs['max_iters']
     return [line for line in done.stdout.splitlines() if line.startswith('note:')] + [
-        f"measured  {gigabytes} GB at the most in each process, on a CPU with torch itself",
+        f"measured  {gb(taken)} at the most in each process, on a CPU with torch itself",
         f"speed     {ms:.2f} ms per iteration, {1000 * run.tokens_per_iter / ms:,.0f} tokens/s",
         f"time      {format_duration(max_iters * ms / 1000)} for {max_iters:,} iterations, without "
         "evaluating and saving"]

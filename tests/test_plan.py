@@ -88,27 +88,6 @@ def test_what_cannot_be_planned_is_one_line(script, tiny, flags, word):
 # docs/gpus.md
 
 
-def test_the_speeds_of_common_cards_follow_from_peak_and_mfu():
-    from model import GPT, GPTConfig
-    from support.devices import PEAK_FLOPS
-    shakespeare = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
-    with torch.device('meta'):
-        flops = GPT(GPTConfig(vocab_size=50304)).flops_per_token()
-        small = GPT(GPTConfig(**shakespeare)).flops_per_token()
-    # evaluations: both splits, the forward pass alone
-    whole = small * 16384 * (5000 + 21 * 2 * 200 / 3)
-    rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in GPUS.splitlines()
-            if line.endswith('| estimated |')]
-    assert len(rows) == 12, 'each says whether it was measured'
-    for name, peak, _, mfu, speed, _, small_mfu, minutes, _ in rows:
-        word = re.sub('^rtx 3060.*|^apple.*', '', name.lower()).split(',')[0].removesuffix(' sxm')
-        assert not word or PEAK_FLOPS[word] == float(peak) * 1e12, name
-        per_second = float(peak) * 1e12 * float(mfu.strip('%')) / 100
-        assert float(speed.replace(',', '')) == pytest.approx(per_second / flops, rel=0.02), name
-        per_second = float(peak) * 1e12 * float(small_mfu.strip('%')) / 100
-        assert float(minutes) == pytest.approx(whole / per_second / 60, rel=0.12), name
-
-
 @pytest.mark.parametrize('card, memory', [('RTX 3060, 12 GB', 12), ('A100, 80 GB', 80)])
 def test_the_micro_batches_of_common_cards_fit(script, card, memory):
     cells = re.search(rf'^\| {card} \|(.*)', GPUS, re.M)[1].split('|')
