@@ -14,6 +14,8 @@ import pytest
 import torch
 from conftest import REPO, TEXT, make_dataset, own_process
 
+from model import GPT, GPTConfig
+from optim import create_optimizer
 from support import checkpoint, devices, load, signals, log
 from support.parallel import Distributed
 
@@ -317,8 +319,6 @@ def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny, flags, re
 
 def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
     """A checkpoint as nanoGPT writes it: six keys, the compiled model's names, a loss that is a tensor."""
-    from model import GPT, GPTConfig
-    from optim import create_optimizer
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
     torch.manual_seed(3)
     model = GPT(GPTConfig(**args))
