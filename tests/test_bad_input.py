@@ -154,6 +154,12 @@ def environment(**variables):
     return set
 
 
+def out_of_memory(place, monkeypatch):
+    def forward(*args, **how):
+        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nof')
+    monkeypatch.setattr('model.GPT.forward', forward)
+
+
 def no_compiler(place, monkeypatch):
     def compile(model, **how):
         def call(*args):
@@ -185,6 +191,7 @@ row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', W
 for steps in (1, 6):
     row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', '4 or 8', given=processes(4))
 row('--total_batch_size=640', '4 x 16 x 4 = 256', '512 or 768', given=processes(4))
+row('', 'out of memory (tried to allocate 2.00 GiB). half the --batch_size with twice', given=out_of_memory, writes=True)
 row('--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=no_compiler)
 
 # -----------------------------------------------------------------------------

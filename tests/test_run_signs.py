@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,21 +41,11 @@ def test_the_first_loss_of_a_wide_network_is_within_what_is_expected(arch):
     model = GPT(GPTConfig(block_size=32, arch=arch, n_embd=1024, n_head=8, n_layer=1, vocab_size=1000))
     idx = torch.randint(1000, (4, 32), generator=torch.Generator().manual_seed(1))
     said = []
-
-    class Stub:
-        def __getattr__(self, name):
-            return self
-    logger = Logger.__new__(Logger)
-    logger.knobs, logger.run, logger.dist = {'n_embd': 1024}, Stub(), Stub()
-    logger.run.data = Stub()
-    logger.run.data.meta = {'vocab_size': 1000}
-    logger.dist.print = said.append
-    logger.check_first_loss(model(idx, idx.roll(1))[1].item())
-    assert not said
-    logger.check_first_loss(math.nan)
-    assert not said
-    logger.check_first_loss(30.0)
-    assert len(said) == 1
+    logger = SimpleNamespace(knobs={'n_embd': 1024}, run=SimpleNamespace(data=SimpleNamespace(meta={'vocab_size': 1000})),
+                             dist=SimpleNamespace(print=said.append))
+    for loss in (model(idx, idx.roll(1))[1].item(), math.nan, 30.0):
+        Logger.check_first_loss(logger, loss)
+    assert len(said) == 1 and '30.00' in said[0]
 
 
 def test_one_batch_is_learned_by_heart_or_the_run_says_that_it_was_not(script, tiny):
