@@ -24,8 +24,9 @@ def chunked_loss(model, chunk_size, x, targets, reduction='mean', return_logits=
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Mean cross-entropy of the logits x W^T (within softcap) for x (N, C), W (V, C), targets (N), chunk_size tokens at a time.
-    The gradients of a chunk are computed while its logits are there. https://arxiv.org/abs/2410.10989"""
+    """Mean cross-entropy of the logits x W^T (within softcap) for x (N, C), W (V, C), targets (N), chunk_size
+    tokens at a time. The gradients of a chunk are computed while its logits are there.
+    https://arxiv.org/abs/2410.10989"""
 
     @staticmethod
     def forward(ctx, x, weight, targets, softcap, chunk_size):

@@ -70,8 +70,9 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(key.dtype)
         # the cache may have another dtype: see to_inference
-        return F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
-                                              scale=scale, enable_gqa=enable_gqa).to(dtype)
+        y = F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
+                                           scale=scale, enable_gqa=enable_gqa)
+        return y.to(dtype)
     # the definition itself: on short sequences torch's fused kernel takes up to seven times as long
     # (dev/LOG.md)
     heads_per_key = query.size(1) // key.size(1)

@@ -41,11 +41,9 @@ def choose_device(device, local_rank=0, is_distributed=False):
         device = torch.device('cuda', local_rank if is_distributed else device.index or 0)
         check_cuda(device, is_distributed)
         torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
-    if device.type == 'mps' and is_distributed:
-        fail("device=mps under torchrun: processes cannot share an Apple GPU. use plain python, or "
+    if device.type == 'mps' and (is_distributed or not torch.backends.mps.is_available()):
+        fail("device=mps is for one process on a Mac with an Apple GPU. use plain python there, or "
              "--device=cpu")
-    if device.type == 'mps' and not torch.backends.mps.is_available():
-        fail("device=mps, but this is not a Mac with an Apple GPU. use --device=cpu")
     return device, why
 
 
