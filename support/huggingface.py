@@ -242,7 +242,8 @@ def read_weights(source, args):
     load.build() converts."""
     from safetensors import safe_open
     arch, weights = args['arch'], {}
-    names = {theirs: ours for ours, theirs in weight_names(arch, args['n_layer']).items()}
+    n_layer = min(args['n_layer'], 10_000)  # load.build() refuses more, and a file may say anything
+    names = {theirs: ours for ours, theirs in weight_names(arch, n_layer).items()}
     for path in weight_files(source):
         with safe_open(path, framework='pt') as f:
             for name in f.keys():
