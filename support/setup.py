@@ -27,8 +27,7 @@ from support.samples import parse_style
 MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
-              'n_kv_head keep_checkpoints save_interval lr_decay_iters '
-              'adam_eps peak_flops max_minutes')
+              'n_kv_head keep_checkpoints save_interval lr_decay_iters adam_eps peak_flops max_minutes')
 RATES = 'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay'
 FROM_ZERO = 'seed max_iters warmup_iters eval_interval tasks_interval log_interval grad_clip shard ' + RATES
 BELOW_ONE = 'dropout beta1 beta2 momentum'
@@ -40,8 +39,7 @@ class Run:
     knobs: dict  # settled: no 'auto', and None only where it means something
     given: dict  # those that were set by a config file or a flag
     dist: object
-    # 'scratch'; 'weights' of a checkpoint; 'resume': its run is continued; 'branch': so it is, in another
-    # folder, as a run of its own
+    # 'weights': of a checkpoint; 'resume': its run goes on; 'branch': in another folder, as a run of its own
     start: str = 'scratch'
     ckpt: dict = None  # the checkpoint to start from
     asked: dict = None  # the knobs as they were asked for, with their 'auto'; goes into checkpoints
@@ -162,10 +160,6 @@ def stop_if(problems):
         fail(*problems)
 
 
-# -----------------------------------------------------------------------------
-# where a run starts
-
-
 def find_start(run):
     """Reads the checkpoint that init_from means. One process chooses it, as a folder may look different to
     another for a moment; all of them read."""
@@ -193,8 +187,7 @@ def choose_start(k, tell):
     """(the path of a checkpoint or None, what Run.start says of it)"""
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
-    goes_on = word in ('resume', 'auto') and here and not (word == 'resume' and source)
-    if goes_on:
+    if word in ('resume', 'auto') and here and not (word == 'resume' and source):
         return load.newest_whole(k.out_dir, tell), 'resume'
     if here and not k.overwrite and not k.eval_only:
         fail(f"{k.out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
@@ -215,10 +208,6 @@ def choose_start(k, tell):
         fail(f"--overwrite would delete the checkpoint to start from, which lies in out_dir itself ({path}). "
              "name another --out_dir")
     return path, start
-
-
-# -----------------------------------------------------------------------------
-# what follows, and what cannot be
 
 
 def check_knobs(run):
@@ -290,8 +279,7 @@ def settle_data(run):
     # plan.py needs no data
     run.data = run.data or open_dataset(k.dataset, k.data_dir, k.seed, k.document_mask,
                                         run.ckpt and run.ckpt['model_args']['vocab_size'])
-    problems = [tokens.problem(k.block_size) for tokens in run.data.splits.values()]
-    problems = [problem for problem in problems if problem]
+    problems = list(filter(None, (tokens.problem(k.block_size) for tokens in run.data.splits.values())))
     run.samples_per_epoch = run.data.train.samples_per_epoch(k.block_size)
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
@@ -368,15 +356,10 @@ def settle_system(run):
     return why
 
 
-# -----------------------------------------------------------------------------
-# the plan that is printed
-
-
 def overview(run, why):
     """Lines about dataset, model, batch, budget, schedule, system. why: settle_system()'s"""
     k = SimpleNamespace(**run.knobs)
-    threads = f", {why['threads']}" if 'threads' in why else ''
-    size = run.checkpoint_bytes
+    threads, size = f", {why['threads']}" if 'threads' in why else '', run.checkpoint_bytes
     size = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
     expect = f"checkpoints of {size} in {k.out_dir}"
     if not run.ckpt:
@@ -418,8 +401,7 @@ def shape_lines(run):
         share = f'{k.warmup_iters / max(1, k.max_iters):.1%}'
     line = f"schedule  {k.lr_schedule}, {k.learning_rate:g}" + (f" ({lrs})" if lrs else '')
     line += f" after {k.warmup_iters:,} iterations of warm-up ({share})"
-    if k.lr_schedule == 'wsd':
-        line += f" until {run.decay_start:,}"
+    line += f" until {run.decay_start:,}" if k.lr_schedule == 'wsd' else ''
     if k.lr_schedule != 'constant':
         line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
         line += ', which is after the end' if k.lr_decay_iters > k.max_iters else ''
