@@ -114,13 +114,11 @@ def remarks_on_leaps(log):
     usual = np.median(recent, axis=1)
     deviation = np.median(abs(recent - usual[:, None]), axis=1)
     high = np.flatnonzero(losses[20:] - usual > np.maximum(0.25, 12 * deviation))
-    leaps = [i for i, before in zip(high, [-9, *high]) if i > before + 3]  # else it is the same leap
-    for i in leaps[:5]:
+    leaps = high[np.diff(high, prepend=-9) > 3]  # else it is the same leap
+    for i in leaps[:1]:
         yield (f"The loss leapt from about {usual[i]:.3f} to {losses[20 + i]:.3f} at iteration "
-               f"{its[20 + i]:,.0f}.")
-    if leaps:
-        yield (f"Leaps of the loss: {len(leaps)}. If they come often, or the loss does not come back, use a "
-               "smaller learning rate, a longer warmup or a smaller `grad_clip`.")
+               f"{its[20 + i]:,.0f} (the first of {len(leaps)}). If leaps come often, or the loss does not come "
+               "back at once, use a smaller learning rate, a longer warmup or a smaller `grad_clip`.")
 
 
 def remarks_on_validation(log):

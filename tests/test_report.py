@@ -149,7 +149,7 @@ def rising(i):
 @pytest.mark.parametrize('run, want', [
     ({}, []),
     ({'loss': lambda i: 7.0 if i in (120, 121) else falling(i) + 0.05 * math.sin(i)},
-     ['to 7.000 at iteration 120.', 'Leaps of the loss: 1. .* smaller learning rate']),
+     [r'to 7.000 at iteration 120 \(the first of 1\). .* smaller learning rate']),
     ({'val': lambda i: 2 + abs(i - 80) / 100}, ['validation loss rose from 2.0000 at iteration 80 to 3.2000 at 200: .* overfits']),
     ({'data': (1, lambda i: 40)}, ['40% of the time was spent waiting for data']),
     ({'loss': rising, 'val': rising}, ['The validation loss rose from 1.2308 at iteration 120 to 2.7429 .* diverged']),

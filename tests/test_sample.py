@@ -100,11 +100,7 @@ def test_bad_requests_are_one_line(script, trained, tmp_path):
     (tmp_path / 'odd').write_text('7 times\n\u00e9\n')
     empty, latin, odd = (f"--prompts={tmp_path / name}" for name in ('empty', 'latin', 'odd'))
     for arg, *words in [
-            ('--temperature=-1', 'temperature'), ('--temperature=nan', 'temperature', 'finite'),
-            ('--top_k=0', 'top_k'), ('--top_k=-5', 'top_k'), ('--top_p=1.5', 'top_p'), ('--top_p=0', 'top_p'),
-            ('--num_samples=0', 'num_samples'), ('--num_samples=-1', 'num_samples'),
-            ('--max_new_tokens=-1', 'max_new_tokens'), ('--max_new_tokens=0', 'max_new_tokens'),
-            ('--batch_size=0', 'batch_size'), ('--seed=-1', 'seed'),
+            ('--temperature=nan', 'temperature', 'finite'), ('--top_p=1.5', 'top_p'), ('--max_new_tokens=0', 'max_new_tokens'),
             ('--start=\u00e9', '\u00e9', '--start'), ('--start=FILE:/nowhere', '/nowhere'),
             (f'--start=FILE:{tmp_path}', str(tmp_path)), ('--prompts=/nowhere', '/nowhere'),
             (empty, 'no prompt', 'empty', 'line'), (latin, 'latin', 'UTF-8'), (odd, '\u00e9', '--prompts'),
