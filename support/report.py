@@ -117,7 +117,7 @@ def remarks_on_leaps(log):
     leaps = high[np.diff(high, prepend=-9) > 3]  # else it is the same leap
     for i in leaps[:1]:
         yield (f"The loss leapt from about {usual[i]:.3f} to {losses[20 + i]:.3f} at iteration "
-               f"{its[20 + i]:,.0f} (the first of {len(leaps)}). If they come often, or it does not come back "
+               f"{its[20 + i]:,.0f} (the first of {len(leaps)}). If they are many, or it does not come back "
                "at once, use a smaller learning rate, a longer warmup or a smaller `grad_clip`.")
 
 
