@@ -61,7 +61,7 @@ from model import GPT
 from support import gguf, hf_export, huggingface, load
 
 ckpt = load.read(load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from))
-model = load.build(GPT, ckpt)
+model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
 config, weights = model.config, model.state_dict()
 tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
 parent, name = os.path.split(os.path.abspath(to))
