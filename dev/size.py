@@ -29,19 +29,19 @@ ALONE = ('model.py', 'optim.py', 'configurator.py')  # each works in an empty fo
 # raise one says what leaves instead.
 LIMITS = {
     'code tokens, top level': (20_000, 20_000),
-    'code tokens, support/': (59_900, 46_000),
-    'code tokens, product': (79_800, 64_000),  # 55,000 is the real aim
-    'code tokens, tests/': (106_800, 75_000),
+    'code tokens, support/': (57_100, 46_000),
+    'code tokens, product': (76_700, 64_000),  # 55,000 is the real aim
+    'code tokens, tests/': (102_700, 75_000),
     'code tokens, dev/': (18_000, 18_000),
-    'files in support/': (41, 36),
-    'files in support/ below 70 lines that fewer than three others import': (2, 0),
+    'files in support/': (36, 36),
+    'files in support/ below 70 lines that fewer than three others import': (1, 0),
     'files in support/ above 450 lines': (0, 0),
-    'imports of ours inside functions': (13, 12),
-    'files of ours in circles of imports': (4, 0),
+    'imports of ours inside functions': (12, 12),
+    'files of ours in circles of imports': (0, 0),
     'files that configurator.py reaches': (4, 4),
-    'files that train.py reaches': (36, 32),
+    'files that train.py reaches': (33, 32),
     'files that should stand alone and do not': (0, 0),
-    'places that make an error message': (275, 230),
+    'places that make an error message': (242, 230),
     'places where one is assigned or returned': (20, 20),
     'lines over 110 characters': (0, 0),
     'functions over 60 lines': (0, 0),
