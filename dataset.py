@@ -28,8 +28,8 @@ from support.tokenizer import make_tokenizer
 
 
 class Dataset:
-    """The folder data_dir/name: tokenizer_state, vocab_size, the splits train and val (None if there is none).
-    document_mask: no document sees another one. vocab_size: the network's, if it may be less than the
+    """The folder data_dir/name: tokenizer_state, vocab_size, the splits train and val (None if there is
+    none). document_mask: no document sees another one. vocab_size: the network's, if it may be less than the
     tokenizer's. For conversations see support/conversations.py."""
 
     def __init__(self, name, data_dir=None, document_mask=False, vocab_size=None):

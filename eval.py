@@ -157,7 +157,8 @@ def save():
     merged = {**before, **result}
     for key in ('texts', 'tasks'):
         earlier = before.get(key)
-        merged[key] = {**(earlier if isinstance(earlier, dict) else {}), **result[key]}  # a file may say anything
+        earlier = earlier if isinstance(earlier, dict) else {}  # a file may say anything
+        merged[key] = {**earlier, **result[key]}
     try:
         os.makedirs(to, exist_ok=True)
         write_json(file, merged)

@@ -45,7 +45,8 @@ elif os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
     problems.append(f"{to} is there already, and not empty. name another one with --to, or remove it")
 wrong = 'dtype' if is_gguf else 'gguf_dtype'
 if wrong in given:
-    problems.append(f"{wrong} is not that of --to={to}. dtype is for a folder, gguf_dtype for a file NAME.gguf")
+    problems.append(f"{wrong} is not that of --to={to}. dtype is for a folder, gguf_dtype for a file "
+                    "NAME.gguf")
 # said before the long work
 packages = ['tokenizers', 'gguf'] if is_gguf else ['tokenizers', 'safetensors', 'huggingface_hub']
 missing = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -88,7 +89,8 @@ def write_gguf(path):
     if kind == 'gpt2' and config.mlp == 'gelu':
         print(gguf.GELU_NOTE)
     size = os.path.getsize(path)
-    return f"{kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype}, {size / 1e6:.1f} MB; read back, the same"
+    return (f"{kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype}, {size / 1e6:.1f} MB; read back, the "
+            "same")
 
 
 try:

@@ -48,8 +48,8 @@ def messages_of(row):
     roles = [message['role'] for message in messages]
     turns = roles[1:] if roles[:1] == ['system'] else roles
     if not turns or turns != ['user', 'assistant'] * (len(turns) // 2):
-        raise ValueError(f"its roles are in a wrong order ({', '.join(map(str, roles))[:80]}); they should be "
-                         "user, assistant, user, assistant, ..., after a system message or none")
+        raise ValueError(f"its roles are in a wrong order ({', '.join(map(str, roles))[:80]}); they should "
+                         "be user, assistant, user, assistant, ..., after a system message or none")
     return messages
 
 
@@ -70,8 +70,8 @@ def read_conversations(rows, on_bad='stop'):
             yield messages_of(row)
         except Exception as e:  # a row may be anything
             if on_bad == 'stop':
-                fail(f"{where} is no conversation ({type(e).__name__}: {e}). correct it, or leave out all such rows with "
-                     "--bad_rows=skip")
+                fail(f"{where} is no conversation ({type(e).__name__}: {e}). correct it, or leave out all "
+                     "such rows with --bad_rows=skip")
             skipped += 1
     if skipped:
         print(f"note: {skipped:,} rows are no conversations and were left out")
@@ -131,8 +131,8 @@ class Conversations(Tokens):
         except OSError:
             fits = False
         if not fits:
-            fail(f"{base}.mask or {split}.starts is missing or does not fit its .bin. run prepare.py for this "
-                 "dataset again")
+            fail(f"{base}.mask or {split}.starts is missing or does not fit its .bin. run prepare.py for "
+                 "this dataset again")
         self.fingerprint += f", mask {str(entry.get('mask_sha256', 'unknown'))[:16]}"
         self.size, self.seed, self.block_size = len(self.starts), seed, None
         # an iteration's micro-batches all ask for its number

@@ -87,8 +87,8 @@ def arch_of(config):
     """The preset that llama.cpp has for a GPTConfig; ValueError if there is none."""
     arch = preset_of(config)
     if arch == 'modern' or config.mlp == 'relu2':
-        raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write a "
-                         "folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
+        raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write "
+                         "a folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
                          "--mlp=gelu_tanh")
     return arch
 
@@ -172,8 +172,8 @@ def vocabulary(state, vocab_size):
     if model.get('ignore_merges') and pre not in WHOLE_WORDS:
         single = {id for token, id in model['vocab'].items() if len(token) == 1}
         if len(model['vocab']) > len(single) + len(pairs) + len(added):
-            raise ValueError(f"some tokens of {state.get('name')} are not made of two others, which llama.cpp's "
-                             f"{pre} needs. use another tokenizer")
+            raise ValueError(f"some tokens of {state.get('name')} are not made of two others, which "
+                             f"llama.cpp's {pre} needs. use another tokenizer")
     words = {id: (token, NORMAL) for token, id in model['vocab'].items()}
     for token in added:
         words[token['id']] = (token['content'], CONTROL if token.get('special') else USER_DEFINED)

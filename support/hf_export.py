@@ -79,7 +79,8 @@ def model_card(name, ckpt, config, n_params, dtype):
                             f"{config.n_embd} channels",
             'parameters': f"{n_params:,}, in {dtype}", 'context': f"{config.block_size:,} tokens",
             'dataset': ckpt['config'].get('dataset'), 'iterations': ckpt['iter_num'],
-            'tokens': ckpt.get('tokens'), 'validation loss': loss, 'weights of': os.path.basename(ckpt['path'])}
+            'tokens': ckpt.get('tokens'), 'validation loss': loss,
+            'weights of': os.path.basename(ckpt['path'])}
     table = '\n'.join(f"| {key} | {value} |" for key, value in rows.items() if value)
     return f"""---
 library_name: transformers

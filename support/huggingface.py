@@ -191,7 +191,8 @@ def from_config(theirs):
     if arch != 'gpt2':
         head_dim = args['n_embd'] // args['n_head']
         if (c.get('head_dim') or head_dim) != head_dim:
-            raise ValueError(f"its head_dim is {c['head_dim']}; flatgpt's is hidden_size / heads = {head_dim}")
+            raise ValueError(f"its head_dim is {c['head_dim']}; flatgpt's is hidden_size / heads = "
+                             f"{head_dim}")
         args['rope_theta'], args['rope_scaling'] = read_rope(c)
     return args
 
@@ -222,8 +223,8 @@ def read(source):
     except ImportError as e:
         fail(f"to read {source} a package is needed that is not installed ({e.name}). pip install {e.name}")
     except Exception as e:  # a file may say anything
-        fail(f"{source} cannot be read into flatgpt ({type(e).__name__}: {first_line(e)}). choose another model, "
-             "or save it again with transformers' save_pretrained")
+        fail(f"{source} cannot be read into flatgpt ({type(e).__name__}: {first_line(e)}). choose another "
+             "model, or save it again with transformers' save_pretrained")
     if args['tie']:  # transformers does not look at a head in the file either
         weights['lm_head.weight'] = weights['transformer.wte.weight']
     biases = [name for name in weights if name.endswith('.bias')]

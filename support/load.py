@@ -183,8 +183,8 @@ def explained(path):
     try:
         yield
     except Exception as e:  # a file may say anything
-        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {first_line(e)}). take one "
-             "that train.py wrote")
+        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {first_line(e)}). take "
+             "one that train.py wrote")
 
 
 def checked(ckpt, path):
@@ -254,8 +254,8 @@ def build(cls, ckpt, dropout=0.0, **changes):
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
-        fail(f"the weights of {ckpt['path']} do not fit its model_args ({first_line(' '.join(str(e).split()))}). "
-             "take one that train.py wrote")
+        why = first_line(' '.join(str(e).split()))
+        fail(f"the weights of {ckpt['path']} do not fit its model_args ({why}). take one that train.py wrote")
     if config.tie:
         model.transformer.wte.weight = model.lm_head.weight
     if block_size < config.block_size:
@@ -279,8 +279,8 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
              "was trained on with --dataset=NAME")
     if vocab_size in (50257, 50304) and not dataset_name:  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
-    fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name or '?'}. name the one it "
-         "was trained on with --dataset=NAME")
+    fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name or '?'}. name the one "
+         "it was trained on with --dataset=NAME")
 
 
 def model_and_tokenizer(cls, source='out', dataset_name=None, data_dir=None):
