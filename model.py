@@ -372,7 +372,7 @@ class Block(nn.Module):
             self.conv = ShortConv(config.n_embd, layer_idx)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
 
-    def forward(self, x, positions, rope=None, mask=None, cache=None):
+    def forward(self, x, positions=None, rope=None, mask=None, cache=None):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(self.compute, x, positions, rope, mask, use_reentrant=False)
         return self.compute(x, positions, rope, mask, cache)

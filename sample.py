@@ -103,6 +103,9 @@ def new_samples(text):
 
 
 samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
+if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
+    fail(f"a prompt has ids beyond the {model.config.vocab_size} of the model: it was trained with another "
+         "tokenizer. name its dataset with --dataset=NAME")
 n_texts = 1 if chat else min(len(samples) or num_samples, batch_size)  # at once
 cpu.to_inference(model, device, dtype, n_texts=n_texts, compiling=compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text

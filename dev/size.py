@@ -30,7 +30,7 @@ ALONE = ('model.py', 'optim.py', 'configurator.py')  # each works in an empty fo
 LIMITS = {
     'code tokens, top level': (20_000, 20_000),
     'code tokens, support/': (57_100, 46_000),
-    'code tokens, product': (76_700, 64_000),  # 55,000 is the real aim
+    'code tokens, product': (76_800, 64_000),  # 55,000 is the real aim
     'code tokens, tests/': (102_700, 75_000),
     'code tokens, dev/': (18_000, 18_000),
     'files in support/': (36, 36),
@@ -41,7 +41,7 @@ LIMITS = {
     'files that configurator.py reaches': (4, 4),
     'files that train.py reaches': (33, 32),
     'files that should stand alone and do not': (0, 0),
-    'places that make an error message': (242, 230),
+    'places that make an error message': (243, 230),
     'places where one is assigned or returned': (20, 20),
     'lines over 110 characters': (0, 0),
     'functions over 60 lines': (0, 0),

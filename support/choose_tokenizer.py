@@ -8,8 +8,7 @@ from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
 from support.encode_text import after_letter, are_ids, cut_up
 from support.files import read_json
-from support.hf_export import oniguruma
-from support.hf_tokenizer import bytes_to_unicode
+from support.hf_tokenizer import bytes_to_unicode, oniguruma
 from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
 
 # bytes of text from which on each is taken, and why; bytes per token were measured on English books

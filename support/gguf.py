@@ -12,7 +12,8 @@ import torch
 
 from model import rope_table
 from support.chat import chat_format
-from support.hf_export import oniguruma, to_tokenizer_json
+from support.hf_export import to_tokenizer_json
+from support.hf_tokenizer import oniguruma
 from support.huggingface import TABLES, preset_of
 from support.tokenizer import PATTERN, make_tokenizer
 

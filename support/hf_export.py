@@ -13,7 +13,7 @@ import re
 import torch
 
 from support.chat import ASSISTANT_END, chat_format
-from support.hf_tokenizer import bytes_to_unicode
+from support.hf_tokenizer import bytes_to_unicode, oniguruma
 from support.huggingface import CLASSES, convert, preset_of, to_config, weight_names
 from support.tokenizer import END_OF_TEXT, make_tokenizer
 
@@ -169,12 +169,6 @@ def bpe_tokenizer(ranks, special, pattern=None):
     out.pre_tokenizer = pre_tokenizers.Sequence(steps)
     out.decoder = decoders.ByteLevel()
     return out
-
-
-def oniguruma(pattern):
-    """A regular expression of tiktoken's for the package `tokenizers`, in whose dialect {1,3}+ repeats (it is
-    not possessive) and $ is the end of a line."""
-    return re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
 
 
 def merges_of(ranks):

@@ -110,3 +110,9 @@ def bytes_to_unicode():
     printable = [b for first, last in ranges for b in range(ord(first), ord(last) + 1)]
     others = [b for b in range(256) if b not in printable]
     return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def oniguruma(pattern):
+    """A regular expression of tiktoken's for the package `tokenizers`, in whose dialect {1,3}+ repeats (it is
+    not possessive) and $ is the end of a line."""
+    return re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')

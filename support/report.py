@@ -1,6 +1,7 @@
 """What a run's log.csv says: its curves, what in them a person should not overlook, pictures with matplotlib
 (loss.png), and report.md, made from what is in the folder: run.json, log.csv, eval.json, samples.md."""
 
+import contextlib
 import csv
 import math
 import os
@@ -41,9 +42,18 @@ NO_END = 'killed, or still running'
 def read_log(out_dir):
     """log.csv as {column: array}, nan where a row has no number."""
     with open(os.path.join(out_dir, 'log.csv'), newline='', encoding='utf-8', errors='replace') as f:
-        rows = list(csv.DictReader(f))
+        rows = []
+        with contextlib.suppress(csv.Error):  # a damaged file: the rows up to there
+            rows.extend(csv.DictReader(f))
     columns = rows[0] if rows else ()
-    return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns if name}
+    return {name: np.array([number(row[name]) for row in rows]) for name in columns if name}
+
+
+def number(text):
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def values(log, name):

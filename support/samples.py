@@ -31,7 +31,7 @@ def read_text(path):
 def prompts_in(path):
     """The prompts in a file: its lines but the empty ones; \\n is a new line inside a prompt."""
     prompts = [line.replace('\\n', '\n') for line in read_text(path).split('\n') if line.strip()]
-    if not prompts:
+    if not prompts and path != '-':  # a conversation that ends before it begins is none
         fail(f"no prompt in the file ({path}): it is empty. write one per line")
     return prompts
 

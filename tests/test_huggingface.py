@@ -433,7 +433,7 @@ CONFIG_CHANGES = {
     'a large table': ({'max_position_embeddings': 8_000_000, 'hidden_size': 4096, 'num_attention_heads': 1, 'num_key_value_heads': 1,
                        'head_dim': 4096}, ["rope's table"]),
     'nan': ({'rms_norm_eps': float('nan')}, ['norm_eps']),
-    'two lines': ({'intermediate_size': [1, 2]}, ['cannot be read']),
+    'two lines': ({'intermediate_size': [1, 2]}, ['mlp_width is [1, 2]']),
 }
 DAMAGES = {
     'no layers': ['num_hidden_layers'],
@@ -548,7 +548,7 @@ def test_export_writes_all_or_nothing_and_in_pieces(tiny, tmp_path, script):
     done = script('train.py', *tiny[:-1], f'--init_from={to}', f"--out_dir={tmp_path / 'again'}")
     assert done.status == 0 and 'modern' in done.out, done.err
     x = f"--to={tmp_path / 'x'}"
-    assert_refused(script('export.py', out, f'--to={to}'), ['not empty', 'another folder'])
+    assert_refused(script('export.py', out, f'--to={to}'), ['not empty', 'another one'])
     assert_refused(script('export.py', out), ['--to='])
     assert_refused(script('export.py', out, x, '--dtype=int8'), ['int8', 'bfloat16'])
     assert_refused(script('export.py', f"--out_dir={tmp_path / 'none'}", x), ['none'])

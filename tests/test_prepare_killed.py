@@ -148,7 +148,7 @@ def start(*args):
 def test_stopped_by_a_signal_it_ends_at_once_and_continues_later(tmp_path, gpt2):
     (tmp_path / 'in').mkdir()
     for i in range(4):
-        (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 20)
+        (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 60)
     args = [f"--input={tmp_path / 'in'}", '--tokenizer=gpt2', '--workers=2', '--shard_tokens=300000',
             f"--data_dir={tmp_path / 'data'}"]
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
