@@ -18,7 +18,7 @@ import numpy as np
 
 from configurator import escape_control_characters, fail
 from support.hf_tokenizer import text_of_token
-from support.streaming import Sample
+from support.samples import Sample
 from support.tokenizer import ASSISTANT_END, END_OF_TEXT, make_tokenizer
 
 USER_START, USER_END, ASSISTANT_START = '<|user_start|>', '<|user_end|>', '<|assistant_start|>'

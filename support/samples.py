@@ -1,22 +1,75 @@
 """
-What a model writes while it is trained: samples.md, a section each time. The processes share the prompts, and
-each prompt has its own random numbers: the texts do not depend on the number of processes, nor on what was
-drawn before, and training is left alone.
+Text while it is generated: whole characters only, and nothing of the text to stop at. And what a model writes
+while it is trained: samples.md, a section each time. The processes share the prompts, and each prompt has its
+own random numbers: the texts do not depend on the number of processes, nor on what was drawn before, and
+training is left alone.
 """
 
+import contextlib
 import os
 import re
 
 import torch
 
-from configurator import escape_control_characters, fail, warn
+from configurator import escape_control_characters, fail, out_of_range, warn
 from dataset import SAMPLES, hash_seed
 from support.compiling import uncompiled
 from support.console import width
 from support.evaluate import eval_mode, next_end, rounds
 from support.files import write_whole
-from support.streaming import Sample
 from support.tokenizer import empty_prompt
+
+
+class Sample:
+    """A text that is being generated. `ids`: the prompt's, of which the first `hidden` are not shown."""
+
+    def __init__(self, ids, hidden, tokenizer, stop_ids=(), stop_text=None):
+        self.ids, self.tokenizer = ids, tokenizer
+        self.stop_ids, self.stop_text = stop_ids, stop_text
+        self.done = False  # it needs no more ids
+        self.finished = False  # its text is complete
+        self.shown = ids[hidden:]
+        self.text = tokenizer.decode(self.shown)
+        self.begin = len(self.text)  # where the stop text may begin: behind the prompt
+        self.taken = 0  # characters that new_text() has returned
+        # the ids from n_decoded on are not in the text yet. They are decoded together with those from
+        # n_context on, as some tokenizers decode the beginning of a text differently
+        self.n_context, self.n_decoded = 0, len(self.shown)
+
+    def add(self, id):
+        """Take the next id."""
+        self.done = self.done or id in self.stop_ids
+        if not self.done:
+            self.shown.append(id)
+            self.decode()
+
+    def finish(self):
+        """No more ids will come: decode what is left, be it part of a character."""
+        self.finished = True
+        self.decode()
+
+    def decode(self):
+        before = self.tokenizer.decode(self.shown[self.n_context:self.n_decoded])
+        now = self.tokenizer.decode(self.shown[self.n_context:])
+        if now.endswith('\ufffd') and not self.finished:
+            return  # this character lacks some of its bytes
+        self.text += now[len(before):]
+        self.n_context, self.n_decoded = self.n_decoded, len(self.shown)
+        at = self.text.find(self.stop_text, self.begin) if self.stop_text else -1
+        if at >= 0:
+            self.text, self.done = self.text[:at], True
+
+    def new_text(self):
+        """The text since the last call, without an end that may become the stop text."""
+        end = len(self.text)
+        if self.stop_text and not self.done and not self.finished:
+            end = max(self.begin, self.taken, end - len(self.stop_text) + 1)
+        new, self.taken = self.text[self.taken:end], end
+        return new
+
+
+# -----------------------------------------------------------------------------
+# prompts
 
 
 def read_text(path):
@@ -49,13 +102,8 @@ def begin(text, tokenizer, stop_ids=(), stop_text=None):
     return Sample(ids or empty_prompt(tokenizer), int(hidden), tokenizer, stop_ids, stop_text)
 
 
-def read_prompts(path, tokenizer):
-    """[(prompt, its ids)] of a file with a prompt per line. None: three empty ones."""
-    prompts = ['', '', ''] if path is None else prompts_in(path)
-    try:
-        return [(text, begin(text, tokenizer).ids) for text in prompts]
-    except ValueError as e:
-        fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
+# -----------------------------------------------------------------------------
+# in the training loop
 
 
 def parse_style(sample_tokens):
@@ -65,58 +113,46 @@ def parse_style(sample_tokens):
     number, *others = str(sample_tokens).split()
     style['tokens'] = int(number)
     for other in others:
-        name, _, value = other.partition('=')
+        name, value = other.split('=')
         if name not in style:
             raise ValueError(name)
         style[name] = float(value) if name in ('temperature', 'top_p') else int(value)
-    for name, value in style.items():
-        if value is not None and not (value > 0 or (name == 'temperature' and value == 0)):
-            raise ValueError(name)
-    if style['tokens'] > 10**6 or (style['top_p'] or 0) > 1:
+    problems = out_of_range(style, above_zero='tokens top_k top_p prompts', from_zero='temperature')
+    if problems or style['tokens'] > 10**6 or (style['top_p'] or 0) > 1:
         raise ValueError(sample_tokens)
     return style
 
 
 def choose(prompts, n, it, seed):
     """n of the prompts at random, others at each iteration; None: all."""
-    if n is None or n >= len(prompts):
+    if n is None:
         return prompts
     generator = torch.Generator().manual_seed(hash_seed(seed, SAMPLES, it))
     return [prompts[i] for i in torch.randperm(len(prompts), generator=generator)[:n].tolist()]
 
 
 def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping=lambda: False):
-    """[(prompt, continuation)], the same in all processes."""
+    """[(prompt, continuation)], the same in all processes. prompts: [(text, its ids)]."""
     device, style = model.lm_head.weight.device, parse_style(sample_tokens)
-    n_tokens, prompts = style['tokens'], choose(prompts, style['prompts'], it, seed)
-    longest = max(len(ids) for _, ids in prompts)
-    out = torch.zeros(len(prompts), longest + n_tokens, dtype=torch.int64, device=device)
+    n_tokens, prompts = style.pop('tokens'), choose(prompts, style.pop('prompts'), it, seed)
+    new = torch.zeros(len(prompts), n_tokens, dtype=torch.int64, device=device)
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)  # sampling needs cumsum: not deterministic on CUDA
     try:
         with eval_mode(model), uncompiled(model):
             for i, counts in rounds(len(prompts), dist, is_stopping):
-                with autocast:
-                    row = generate(model, prompts[i][1], style, tokenizer.n_vocab,
-                                   hash_seed(seed, SAMPLES, it, i))
+                ids = torch.tensor([prompts[i][1]], device=device)
+                generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))
+                row = -1  # nothing, if the logits are not finite
+                with autocast, contextlib.suppress(FloatingPointError):
+                    row = model.generate(ids, n_tokens, **style, vocab_size=tokenizer.n_vocab,
+                                         generator=generator)[0, ids.size(1):]
                 if counts:
-                    out[i, :len(row)] = row
+                    new[i] = row
     finally:
         torch.use_deterministic_algorithms(deterministic)
-    dist.all_reduce_sum(out)
-    return [(text, continuation(tokenizer, ids, row[len(ids):len(ids) + n_tokens]))
-            for (text, ids), row in zip(prompts, out.tolist())]
-
-
-def generate(model, ids, style, vocab_size, seed):
-    """`ids` and what follows them, drawn in a style of parse_style's; -1 if the logits are not finite."""
-    device = model.lm_head.weight.device
-    idx = torch.tensor([ids], device=device)
-    try:
-        return model.generate(idx, style['tokens'], style['temperature'], style['top_k'], style['top_p'],
-                              vocab_size, generator=torch.Generator(device).manual_seed(seed))[0]
-    except FloatingPointError:
-        return torch.cat((idx[0], torch.full((style['tokens'],), -1, device=device)))
+    dist.all_reduce_sum(new)
+    return [(text, continuation(tokenizer, ids, row)) for (text, ids), row in zip(prompts, new.tolist())]
 
 
 def continuation(tokenizer, ids, new):
@@ -133,22 +169,22 @@ def continuation(tokenizer, ids, new):
 def append(out_dir, it, texts):
     """Add a section for iteration `it` to samples.md, in place of those of this and later iterations that an
     interrupted run may have left."""
-    path, old, content = os.path.join(out_dir, 'samples.md'), '', '# Samples\n\n'
+    path, content = os.path.join(out_dir, 'samples.md'), '# Samples\n\n'
     if os.path.exists(path):
         # somebody may have written into it; bytes that are not UTF-8 stay as they are
         with open(path, encoding='utf-8', errors='surrogateescape') as f:
-            old = f.read()
-    for section in re.split(r'(?m)^(?=## after [0-9][0-9,]{0,20} iterations$)', old)[1:]:
-        if int(section.split()[2].replace(',', '')) < it:
-            content += section
-    new = f"## after {it:,} iterations\n\n"
+            sections = re.split(r'(?m)^(?=## after \d[\d,]{,20} iterations$)', f.read())
+        for section in sections[1:]:
+            if int(section.split()[2].replace(',', '')) < it:
+                content += section
+    content += f"## after {it:,} iterations\n\n"
     for prompt, text in texts:
         ticks = re.findall('`+', prompt + text)
-        fence = '`' * max(3, 1 + max(map(len, ticks), default=0))  # longer than any in the text
+        fence = max(['``', *ticks], key=len) + '`'  # longer than any in the text
         if prompt:
-            new += f"{prompt!r} continues:\n\n"
-        new += f"{fence}text\n{text}\n{fence}\n\n"
-    write_whole(path, content.encode('utf-8', 'surrogateescape') + new.encode('utf-8', 'replace'))
+            content += f"{prompt!r} continues:\n\n"
+        content += f"{fence}text\n{text}\n{fence}\n\n"
+    write_whole(path, content.encode('utf-8', 'surrogateescape'))
 
 
 def tell(it, text, following, dist):
@@ -164,7 +200,11 @@ def samples_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the prompts read now: a function of the iteration that adds a section to
     samples.md and returns {}, as nothing is measured."""
     k, tokenizer = run.knobs, run.data.tokenizer()
-    prompts = read_prompts(k['sample_prompts'], tokenizer)
+    texts = prompts_in(k['sample_prompts']) if k['sample_prompts'] else ['', '', '']
+    try:
+        prompts = [(text, begin(text, tokenizer).ids) for text in texts]
+    except ValueError as e:
+        fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
     def sample(it):
         texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], dist, autocast,

@@ -20,7 +20,6 @@ from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support import samples as in_loop
 from support.parallel import Distributed
-from support.streaming import Sample
 from support.tokenizer import make_tokenizer
 
 
@@ -125,8 +124,7 @@ def test_logits_that_are_not_finite_are_one_line_and_status_3(script, run_folder
         assert result.status == 3 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
         assert 'not finite (in float32)' in result.err
     model, tokenizer = load(str(tmp_path))
-    prompts = in_loop.read_prompts(None, tokenizer)
-    texts = in_loop.write(model, tokenizer, prompts, 4, 1, 1, Distributed('cpu'), contextlib.nullcontext())
+    texts = in_loop.write(model, tokenizer, [('', [0])] * 3, 4, 1, 1, Distributed('cpu'), contextlib.nullcontext())
     assert [text for _, text in texts] == ['(nothing: its logits are not finite)'] * 3, 'a run goes on'
 
 
@@ -202,7 +200,7 @@ def test_a_character_is_never_cut_but_at_the_end(script, reciter):
         assert samples(script('sample.py', *reciter, *flags)) == [text + '\n'] * number
     ids = list((LINE * 5).encode())
     for n in range(1, 40):
-        sample = Sample(ids[:1], 0, make_tokenizer({'kind': 'byte'}))
+        sample = in_loop.Sample(ids[:1], 0, make_tokenizer({'kind': 'byte'}))
         pieces = [sample.new_text()]
         for id in ids[1:n + 1]:
             sample.add(id)
