@@ -85,17 +85,6 @@ def repo_of(source):
     return repo, revision or None
 
 
-def has_file(source, name):
-    """Whether the model `source` has the file `name`, without downloading it."""
-    if os.path.isdir(source):
-        return os.path.isfile(os.path.join(source, name))
-    repo, revision = repo_of(source)
-    try:
-        return hub().HfApi().file_exists(repo, name, revision=revision)
-    except Exception:  # only a better message depends on it
-        return False
-
-
 def get_file(source, name, needed=True):
     """The path of the file `name` of the model `source`: in a folder, in Hugging Face's cache, or downloaded.
     If the model has no such file: an error if it is needed, else None."""

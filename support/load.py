@@ -27,6 +27,8 @@ OPTIONAL = {'optimizer': dict, 'scaler': dict, 'tokenizer': dict, 'evaluation': 
             'environment': dict, 'seconds': float, 'bad_steps': int, 'wandb_run_id': str, 'version': int,
             'optimizer_class': str, 'loss_sum': list}
 BUILD_NANOGPT = {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias'}  # its config
+# causal masks and rotations, which older versions of nanoGPT and transformers saved among the weights
+CONSTANTS = '.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq'
 
 
 # -----------------------------------------------------------------------------
@@ -245,10 +247,9 @@ def build(cls, ckpt, dropout=0.0, **changes):
         model = cls(config)
     if any(buffer.is_meta for buffer in model.buffers()):  # a table of yours, which no checkpoint brings
         model = cls(config)
-    # the causal mask of nanoGPT's early days is no weight; copied, as the file may be replaced while it is
-    # mapped
+    # copied, as the file may be replaced while it is mapped
     weights = {name: p.to(torch.float32, copy=True) for name, p in ckpt['model'].items()
-               if not name.endswith('.attn.bias')}
+               if not name.endswith(CONSTANTS)}
     if not all(torch.isfinite(p).all() for p in weights.values()):
         fail(f"the weights of {ckpt['path']} are not finite. take an older checkpoint")
     try:

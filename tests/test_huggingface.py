@@ -420,12 +420,10 @@ def assert_refused(done, words):
 CONFIG_CHANGES = {
     'model_type': ({'model_type': 'qwen3'}, ['qwen3', 'gpt2, llama and nanochat']),
     'activation': ({'hidden_act': 'relu'}, ['relu']),
-    'attention bias': ({'attention_bias': True}, ['attention_bias']),
-    'head size': ({'head_dim': 16}, ['head_dim']),
     'rope': ({'rope_parameters': {'rope_type': 'yarn', 'factor': 2.0}}, ['yarn']),
-    'quantized': ({'quantization_config': {'bits': 4}}, ['quantization_config']),
-    'a type': ({'hidden_size': 'many'}, ['cannot be read']),
-    'no heads': ({'num_attention_heads': 0}, ['cannot be read']),
+    'attention': ({'partial_rotary_factor': 0.5}, ['partial_rotary_factor']),
+    'a type': ({'hidden_size': 'many'}, ["n_embd is 'many'"]),
+    'no heads': ({'num_attention_heads': 0}, ['n_head is out of range (0)']),
     'a flag': ({'tie_word_embeddings': 0}, ['tie is 0']),
     'size': ({'max_position_embeddings': 10**12}, ['block_size']),
     'layers': ({'num_hidden_layers': 10**9}, ['n_layer']),
@@ -433,7 +431,7 @@ CONFIG_CHANGES = {
     'a large table': ({'max_position_embeddings': 8_000_000, 'hidden_size': 4096, 'num_attention_heads': 1, 'num_key_value_heads': 1,
                        'head_dim': 4096}, ["rope's table"]),
     'nan': ({'rms_norm_eps': float('nan')}, ['norm_eps']),
-    'two lines': ({'intermediate_size': [1, 2]}, ['mlp_width is [1, 2]']),
+    'two lines': ({'intermediate_size': [1, 2]}, ['mlp_width']),
 }
 DAMAGES = {
     'no layers': ['num_hidden_layers'],
@@ -444,7 +442,7 @@ DAMAGES = {
     'truncated': ['cannot be read'],
     'no weights': ['no model.safetensors'],
     'pickle': ['pickle', 'save_pretrained'],
-    'index': ['no model.safetensors'],
+    'index': ['cannot be read'],
     'tokenizer': ['tokenizer.json'],
     'no tokenizer': ['tokenizer'],
 }
@@ -500,12 +498,13 @@ def test_a_folder_that_cannot_be_read_is_refused_in_one_line(what, llama_folder,
 
 def test_a_tokenizer_with_odd_settings_has_no_such_token(llama_folder, script):
     flags = [f'--init_from={llama_folder}', '--device=cpu', '--max_new_tokens=2', '--num_samples=1']
-    for content in ('[]', 'null', '{"bos_token": ["a"], "eos_token": 7}'):
-        (llama_folder / 'tokenizer_config.json').write_text(content)
-        done = script('sample.py', *flags, '--start=0')
-        assert done.status == 0, done.err
-        done = script('sample.py', *flags, '--start=a')  # id 97, and the model has 97
-        assert_refused(done, ['another tokenizer'])
+    settings = llama_folder / 'tokenizer_config.json'
+    settings.write_text('{"bos_token": ["a"], "eos_token": 7}')
+    done = script('sample.py', *flags, '--start=0')
+    assert done.status == 0, done.err
+    assert_refused(script('sample.py', *flags, '--start=a'), ['another tokenizer'])  # id 97, the model has 97
+    settings.write_text('[]')
+    assert_refused(script('sample.py', *flags, '--start=0'), ['tokenizer_config.json'])
 
 
 def test_a_weight_of_a_wrong_shape_is_refused_whatever_the_preset(tmp_path, capsys):
@@ -548,7 +547,7 @@ def test_export_writes_all_or_nothing_and_in_pieces(tiny, tmp_path, script):
     done = script('train.py', *tiny[:-1], f'--init_from={to}', f"--out_dir={tmp_path / 'again'}")
     assert done.status == 0 and 'modern' in done.out, done.err
     x = f"--to={tmp_path / 'x'}"
-    assert_refused(script('export.py', out, f'--to={to}'), ['not empty', 'another one'])
+    assert_refused(script('export.py', out, f'--to={to}'), ['not empty', 'another'])
     assert_refused(script('export.py', out), ['--to='])
     assert_refused(script('export.py', out, x, '--dtype=int8'), ['int8', 'bfloat16'])
     assert_refused(script('export.py', f"--out_dir={tmp_path / 'none'}", x), ['none'])
