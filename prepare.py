@@ -280,6 +280,8 @@ def main():
     except KeyboardInterrupt:
         print("interrupted; run it again, it continues from what was saved", file=sys.stderr)
         sys.exit(130)
+    except ImportError as e:
+        fail(f"a package is needed that is not installed ({e.name}). pip install {e.name}")
     except OSError as e:
         fail(f"cannot read or write ({e.filename or folder}: {e.strerror or e}). make room and run it again, "
              "or use --data_dir=ANOTHER")

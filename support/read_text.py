@@ -15,7 +15,6 @@ import json
 import os
 import posixpath
 import re
-import shlex
 import sysconfig
 import tokenize
 import urllib.parse
@@ -32,19 +31,17 @@ from support.errors import first_line
 from support.hub_datasets import File, local_paths
 
 PIECE = 1 << 20  # characters read at a time
-LONGEST_LINE = 1 << 27  # characters of a line of .jsonl: more would fill the memory
 READABLE = r'\.(txt|md|jsonl|html?|xhtml)(\.gz|\.zst)?$|\.(parquet|epub)$|(^|[/\\])[^./\\]+\.(gz|zst)$'
 NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|azw3?|png|jpe?g|gif|webp|'
                 r'mp[34])(\.gz|\.zst)?$|\.(parquet|epub)\.')
 # what to do about other files, by their kind
+OFFICE = "save it as plain text: soffice --convert-to txt:Text FILE"
 REMEDIES = {
     'csv': "make .jsonl of it: python -c \"import csv, json; [print(json.dumps(row)) for row in "
            "csv.DictReader(open('FILE'))]\" > new.jsonl, then name its column with --text_key",
-    'rtf': "save it as plain text: soffice --convert-to txt:Text FILE, or on a Mac textutil -convert txt "
-           "FILE",
     'pdf': "extract its text: pdftotext FILE",
+    'rtf': OFFICE, 'doc': OFFICE, 'docx': OFFICE, 'odt': OFFICE,
 }
-REMEDIES |= dict.fromkeys(('doc', 'docx', 'odt'), REMEDIES['rtf'])
 
 
 # -----------------------------------------------------------------------------
@@ -72,8 +69,8 @@ def walk(root, leave_out=()):
 def find_files(sources):
     """The files of `sources` in their order: each a path, a folder, a pattern, or several with commas."""
     paths, skipped = [], []
-    for source in map(os.path.expanduser, sources):
-        whole = os.path.exists(source) or glob.glob(source)
+    for source in sources:
+        whole = os.path.exists(os.path.expanduser(source)) or glob.glob(os.path.expanduser(source))
         for part in [source] if whole else source.split(','):
             found, others = find(os.path.expanduser(part.strip()))
             paths += found
@@ -90,23 +87,20 @@ def find(source):
         paths = [path for path in every if re.search(READABLE, path, re.I)]
         paths = paths or [path for path in every if kind_of(path) == 'npy']
     else:
-        every = [path for path in sorted(glob.glob(source, recursive=True)) if os.path.isfile(path)]
-        every = [source] if os.path.exists(source) else every
+        every = [source] if os.path.exists(source) else sorted(glob.glob(source, recursive=True))
+        every = [path for path in every if not os.path.isdir(path)]
         paths = [path for path in every if not re.search(NOT_READABLE, path, re.I)]
     if not paths:
-        folder, file = os.path.split(every[0] if every else '')
-        remedy = REMEDIES.get(kind_of(file), "convert it, or name your text with --input")
-        remedy = remedy.replace('FILE', file)
-        there = kinds(every) or 'nothing there'
-        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}; a "
-             f"pattern reads other kinds as plain text: --input='{folder}/*.tex'")
-    return paths, sorted(set(every) - set(paths))
+        remedy = REMEDIES.get(kind_of(every[0]) if every else '', "convert it, or name your text with --input")
+        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({kinds(every) or 'nothing there'}). "
+             f"{remedy}; a pattern reads other kinds as plain text: --input='FOLDER/*.tex'")
+    return paths, [path for path in every if path not in paths]
 
 
 def kinds(paths):
     """'2 .jpg, 1 .pdf'"""
     found = collections.Counter(os.path.splitext(path)[1].lower() or 'without an ending' for path in paths)
-    return ', '.join(f'{n} {kind}' for kind, n in found.most_common(8))
+    return ', '.join(f'{n} {kind}' for kind, n in found.most_common())
 
 
 def name_of(path):
@@ -125,68 +119,28 @@ def find_pystdlib():
 # their bytes, and what can be wrong with them
 
 
-class Zst(io.RawIOBase):
-    """The decompressed bytes of a .zst file."""
-
-    def __init__(self, file):
-        import zstandard
-        self.pieces, self.data = unpacked(file, zstandard.ZstdDecompressor()), b''
-
-    def readable(self):
-        return True
-
-    def readinto(self, out):
-        while not self.data:
-            piece = next(self.pieces, None)
-            if piece is None:
-                return 0
-            self.data = piece
-        n = min(len(out), len(self.data))
-        out[:n], self.data = self.data[:n], self.data[n:]
-        return n
-
-
-def unpacked(file, decompressor):
-    """Yield the bytes of a .zst file. zstandard's own reader takes one that was cut off for a whole one; here
-    it is an EOFError."""
-    frame = None
-    while packed := file.read(1 << 14):  # little: it may decompress to ten thousand times as much
-        while packed:
-            frame = frame or decompressor.decompressobj()
-            yield frame.decompress(packed)
-            packed, done = frame.unused_data, frame.eof
-            frame = None if done else frame  # a file may hold several frames, one after the other
-    if frame:
-        raise EOFError('its end is missing')
-
-
 def open_bytes(path):
     """The decompressed content of a file, and the file itself, whose tell() says how far it was read."""
     raw = open(path, 'rb')
     if path.lower().endswith('.gz'):
         return gzip.open(raw, 'rb'), raw
     if path.lower().endswith('.zst'):
-        with explain_errors(path):
-            return io.BufferedReader(Zst(raw), 1 << 18), raw
+        import pyarrow  # unlike zstandard's own reader it notices when the end is missing
+        return io.BufferedReader(pyarrow.CompressedInputStream(raw, 'zstd')), raw
     return raw, raw
 
 
 @contextlib.contextmanager
-def explain_errors(path, encoding='utf-8'):
+def explain_errors(path):
     """Turn what can go wrong while reading the file `path` into one line."""
     try:
         yield
-    except UnicodeError as e:
-        if not encoding.startswith('utf-8'):
-            fail(f"{path} is not {encoding} ({getattr(e, 'reason', e)}). name another --encoding, or use "
-                 "--encoding_errors=replace")
-        likely, file = likely_encoding(around(e)), shlex.quote(path)
-        where = e.object[max(0, e.start - 20):e.start + 20]
-        fail(f"{path} is not UTF-8 ({where!r}). if it is text, it looks like {likely}: read it so with "
-             f"--encoding={likely}, or convert it: iconv -f {likely} -t utf-8 {file} > new.txt; or use "
-             "--encoding_errors=replace")
-    except ImportError as e:
-        fail(f"to read {path} a package is needed that is not installed ({e.name}). pip install {e.name}")
+    except ImportError:
+        raise  # prepare.py names the package
+    except UnicodeDecodeError as e:
+        where, likely = e.object[max(0, e.start - 20):e.start + 20], likely_encoding(e.object, e.start)
+        fail(f"{path} is not {e.encoding} ({where!r}). if it is text, it looks like {likely}: read it with "
+             f"--encoding={likely}, or use --encoding_errors=replace")
     except Exception as e:  # each package has errors of its own
         fail(f"{path} cannot be read to its end ({type(e).__name__}: {first_line(e)}). rename it if that is "
              "not its kind, or download or compress it again")
@@ -195,48 +149,40 @@ def explain_errors(path, encoding='utf-8'):
 # -----------------------------------------------------------------------------
 # encodings
 
-MARKS = ((codecs.BOM_UTF8, 'utf-8-sig'), (codecs.BOM_UTF32_LE, 'utf-32'), (codecs.BOM_UTF32_BE, 'utf-32'),
-         (codecs.BOM_UTF16_LE, 'utf-16'), (codecs.BOM_UTF16_BE, 'utf-16'))
+MARKS = {codecs.BOM_UTF8: 'utf-8-sig', codecs.BOM_UTF16_LE: 'utf-16', codecs.BOM_UTF16_BE: 'utf-16'}
 WESTERN = ['cp1252', 'mac_roman', 'utf_16', 'utf_16_le', 'utf_16_be']  # of most texts
 
 
 def marked(start):
     """The encoding that a byte order mark at the start of a file tells, else None."""
-    return next((name for mark, name in MARKS if start.startswith(mark)), None)
+    return next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
 
 
-def likely_encoding(content):
-    """The encoding of `content`, bytes that are not UTF-8: a guess."""
+def likely_encoding(content, at=0):
+    """A guess at the encoding of `content`, bytes that are not UTF-8, by those around position `at`."""
     try:
         from charset_normalizer import from_bytes  # tiktoken brings it along
     except ImportError:
-        return marked(content) or 'cp1252'
-    found = from_bytes(content, cp_isolation=WESTERN, threshold=0.1).best()
-    found = found or from_bytes(content).best()
+        return 'cp1252'
+    begin = max(0, at - 100) & ~1  # even: in UTF-16 a character has two bytes
+    content = content[begin:begin + (1 << 16)]
+    found = from_bytes(content, cp_isolation=WESTERN, threshold=0.1).best() or from_bytes(content).best()
     return found.encoding.replace('_', '-') if found else 'cp1252'
 
 
-def around(error):
-    """Some of the bytes at which a UnicodeDecodeError occurred."""
-    begin = max(0, error.start - 100) & ~1  # even: in UTF-16 a character has two bytes
-    return error.object[begin:begin + (1 << 16)]
-
-
-def choose_encoding(path, encoding, content):
-    """The encoding to read a file in, whose decompressed bytes `content` has. A mark at its start decides,
-    which is not part of the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
-    mark = marked(content.peek(4))
-    if mark or encoding != 'auto':
-        return mark or encoding
-    decoder, (content, raw) = codecs.getincrementaldecoder('utf-8')(), open_bytes(path)
+def choose_encoding(path, encoding, start):
+    """The encoding to read a file in that begins with the bytes `start`. A mark decides, which is not part of
+    the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
+    if marked(start) or encoding != 'auto':
+        return marked(start) or encoding
+    content, raw = open_bytes(path)
     try:
-        with raw:
-            while block := content.read(PIECE):
-                decoder.decode(block)
-            decoder.decode(b'', final=True)
+        with raw, io.TextIOWrapper(content, 'utf-8') as f:
+            while f.read(PIECE):
+                pass
         return 'utf-8'
     except UnicodeDecodeError as e:
-        encoding = likely_encoding(around(e))
+        encoding = likely_encoding(e.object, e.start)
         print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
         return encoding
 
@@ -257,10 +203,8 @@ def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
                     yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}')), tell
         elif skip:
             pass  # it is one document
-        elif kind == 'py':
-            yield i, 0, read_python(path), lambda: 0
-        elif kind in ('html', 'htm', 'xhtml', 'epub'):
-            yield i, 0, slices(read_page(path, kind)), lambda: 0
+        elif kind in ('py', 'html', 'htm', 'xhtml', 'epub'):
+            yield i, 0, slices(read_python(path) if kind == 'py' else read_page(path, kind)), lambda: 0
         else:
             with open_text(path, encoding, errors) as (f, tell):
                 yield i, 0, read_pieces(f, path), tell
@@ -279,10 +223,7 @@ def rows(path, column=None, encoding='utf-8', errors='strict'):
                     yield number, row, lambda: size * number // f.metadata.num_rows
         return
     with open_text(path, encoding, errors) as (f, tell):
-        for number, line in enumerate(iter(lambda: f.readline(LONGEST_LINE), '')):
-            if len(line) == LONGEST_LINE:
-                fail(f"{path} has a line of over {LONGEST_LINE:,} characters. put one document on a line, or "
-                     "name it .txt if it is no JSON")
+        for number, line in enumerate(f):
             try:
                 if line.strip():
                     yield number, json.loads(line), tell
@@ -292,39 +233,38 @@ def rows(path, column=None, encoding='utf-8', errors='strict'):
 
 def text_of(row, text_key, where):
     """The text in a row; `where` is its file and number, for messages."""
-    if not isinstance(row, dict) or not isinstance(row.get(text_key, 0), str | None):
-        has = {key: type(value).__name__ for key, value in row.items()} if isinstance(row, dict) else row
-        fail(f"{where} has no text under the key {text_key!r} (it has {str(has)[:200]}). name the right one "
-             "with --text_key")
+    text = row.get(text_key, 0) if isinstance(row, dict) else 0
+    if not isinstance(text, str | None):
+        fail(f"{where} has no text under the key {text_key!r} ({row!r:.200}). name the right one with "
+             "--text_key")
     # JSON can hold half of a surrogate pair, which is not a character: it becomes U+FFFD
-    return (row[text_key] or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    return (text or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 @contextlib.contextmanager
 def open_text(path, encoding='utf-8', errors='strict'):
     """A file of text, and a function that tells how far it was read. Errors while it is read become one
     line."""
-    content, raw = open_bytes(path)
-    with explain_errors(path), raw:
-        encoding = choose_encoding(path, encoding, content)
-        with explain_errors(path, encoding), io.TextIOWrapper(content, encoding, errors) as f:
+    with explain_errors(path):
+        content, raw = open_bytes(path)
+        with raw, io.TextIOWrapper(content, choose_encoding(path, encoding, content.peek(4)), errors) as f:
             yield f, raw.tell
 
 
 def read_python(path):
     try:
         with tokenize.open(path) as f:  # follows the encoding that the file declares
-            yield f.read()
+            return f.read()
     except (SyntaxError, UnicodeDecodeError):
-        pass  # the library has files that are wrong on purpose
+        return ''  # the library has files that are wrong on purpose
 
 
 def read_pieces(f, path):
     # here too: the caller's `with` does not cover what a generator does later
-    with explain_errors(path, f.encoding):
+    with explain_errors(path):
         while piece := f.read(PIECE):
             if '\0' in piece:
-                fail(f"{path} is not text (it holds a NUL character). name text files only with --input")
+                raise ValueError('it holds NUL characters: it is no text')
             yield piece
 
 

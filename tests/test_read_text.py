@@ -118,7 +118,7 @@ def bad_files(folder):
     """{file: words of the message}"""
     line = json.dumps({'text': TEXT[:100]}) + '\n'
     contents = {
-        'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', ['latin.txt', 'UTF-8', 'caf']),
+        'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', ['latin.txt', 'utf-8', 'caf']),
         'empty.txt': (b'', ['too little text']),
         'nul.txt': (b'abc\0def' * 100, ['nul.txt', 'NUL']),
         'cut.txt.gz': (gzip.compress(os.urandom(5000).hex().encode())[:-2000], ['cut.txt.gz', 'again']),
@@ -131,7 +131,7 @@ def bad_files(folder):
         'deep.jsonl': (line.encode() * 5 + b'[' * 100_000 + b'\n', ['deep.jsonl:6']),
         'list.jsonl': (line.encode() * 5 + b'[1, 2]\n', ['list.jsonl:6', '--text_key']),
         'key.jsonl': (b'{"content": "x"}\n', ['key.jsonl:1', '--text_key']),
-        'number.jsonl': (b'{"text": 5}\n', ['number.jsonl:1', 'int']),
+        'number.jsonl': (b'{"text": 5}\n', ['number.jsonl:1', '5']),
         'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', ['caf', '--encoding_errors=replace']),
         'far.jsonl': (line.encode() * 5000 + b'{"text": "caf\xe9"}\n', ['caf']),
         'book.pdf': (b'%PDF-1.4', ['book.pdf', 'pdftotext']),
@@ -160,8 +160,8 @@ def bad_parquet(folder):
     pyarrow.parquet.write_table(pyarrow.table({'text': [1, 2]}), folder / 'number.parquet')
     (folder / 'cut.parquet').write_bytes((folder / 'column.parquet').read_bytes()[:-30])
     (folder / 'text.parquet').write_text('not a table')
-    return {'column.parquet': ["'text'", "'content': 'str', 'n': 'int'", '--text_key'],
-            'number.parquet': ["'text': 'int'", '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
+    return {'column.parquet': ["'text'", "'content': 'a', 'n': 1", '--text_key'],
+            'number.parquet': ["'text': 1", '--text_key'], 'cut.parquet': ['cut.parquet', 'again'],
             'text.parquet': ['text.parquet', 'rename']}
 
 
@@ -186,21 +186,13 @@ def test_a_bad_file_while_workers_encode_is_one_line_too(script, tmp_path, gpt2)
     assert not (tmp_path / 'data' / 'mine').exists()
 
 
-def test_a_line_that_would_fill_the_memory_is_told(script, tmp_path, monkeypatch):
-    monkeypatch.setattr('support.read_text.LONGEST_LINE', 100_000)
-    for name, byte in (('nul', b'\0'), ('x', b'x')):
-        (tmp_path / f'{name}.jsonl.gz').write_bytes(gzip.compress(byte * 300_000))
-        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / name}.jsonl.gz")
-        assert result.status == 2 and 'line of over 100,000' in result.err and result.err.count('\n') == 1
-
-
 def test_a_package_that_is_not_installed_is_named(script, tmp_path, monkeypatch):
     (tmp_path / 'a.txt').write_text(TEXT)
     (tmp_path / 'a.txt.zst').write_bytes(b'\x28\xb5\x2f\xfd')
     (tmp_path / 'a.parquet').write_bytes(b'PAR1')
     plain = f"--input={tmp_path / 'a.txt'}"
-    cases = {'zstandard': [f"--input={tmp_path / 'a.txt.zst'}"],
-             'pyarrow': [f"--input={tmp_path / 'a.parquet'}"], 'huggingface_hub': ['--input=hf:a/b'],
+    cases = {'pyarrow': [f"--input={tmp_path / 'a.txt.zst'}"], 'pyarrow.parquet': [f"--input={tmp_path / 'a.parquet'}"],
+             'huggingface_hub': ['--input=hf:a/b'],
              'tokenizers': [plain, '--tokenizer=bpe:300'], 'tiktoken': [plain, '--tokenizer=gpt2']}
     for package, args in cases.items():
         with monkeypatch.context() as m:
