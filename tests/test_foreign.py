@@ -202,7 +202,7 @@ def test_a_config_of_another_network_or_of_other_sizes_is_refused(tmp_path, thei
     other.n_experts = 8
     for config, word in (
         (other, 'n_experts'),
-        (GPTConfig(n_layer=3), 'n_layer is 3'),
+        (GPTConfig(n_layer=3), 'transformer.h.2'),
         (GPTConfig(block_size=64), 'transformer.wpe'),
     ):
         torch.save({'model': weights, 'config': config, 'step': 1}, path)
