@@ -6,11 +6,12 @@ Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU
     $ python plot.py out-quickstart --report=True                         # its report.md and loss.png
 """
 
+import csv
 import os
 from typing import Literal
 
 from configurator import configure, fail
-from support.report import draw, read_log, write
+from support.report import draw, write
 from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
@@ -41,7 +42,7 @@ try:
         print(f"written: {to}")
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
-except (KeyError, ValueError) as e:
-    fail(f"nothing to draw ({e}). columns that log.csv has: {', '.join(read_log(runs[0]))}")
+except (ValueError, csv.Error) as e:
+    fail(f"nothing to draw ({e}). --y takes a column of log.csv that has numbers")
 except OSError as e:
     fail(f"cannot be written ({e.filename or to}: {e.strerror}). name another file with --to")

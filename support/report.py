@@ -1,16 +1,14 @@
 """What a run's log.csv says: its curves, what in them a person should not overlook, pictures with matplotlib
 (loss.png), and report.md, made from what is in the folder: run.json, log.csv, eval.json, samples.md."""
 
-import contextlib
+import collections
 import csv
-import math
 import os
-import re
 
 import numpy as np
 
 from support.console import format_duration
-from support.files import read_json, write_whole
+from support.files import read_json, replacing, write_whole
 
 # columns of an iteration, made with its update; all others but `iter` belong to an evaluation if they have
 # numbers only where there was one
@@ -40,31 +38,18 @@ NO_END = 'killed, or still running'
 
 
 def read_log(out_dir):
-    """log.csv as {column: array}, nan where a row has no number."""
+    """log.csv as {column: array}, nan where a row has no number, or the log no such column."""
     with open(os.path.join(out_dir, 'log.csv'), newline='', encoding='utf-8', errors='replace') as f:
-        rows = []
-        with contextlib.suppress(csv.Error):  # a damaged file: the rows up to there
-            rows.extend(csv.DictReader(f))
-    columns = rows[0] if rows else ()
-    return {name: np.array([number(row[name]) for row in rows]) for name in columns if name}
-
-
-def number(text):
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return math.nan
+        rows = list(csv.DictReader(f))
+    log = collections.defaultdict(lambda: np.full(len(rows), np.nan))
+    for name in filter(None, rows[0] if rows else ()):
+        log[name] = np.array([float(row[name] or 'nan') for row in rows])
+    return log
 
 
 def values(log, name):
     """The numbers in a column."""
-    column = log.get(name, np.array([]))
-    return column[np.isfinite(column)]
-
-
-def last(log, name):
-    """The last number in a column, or 0."""
-    return values(log, name)[-1] if len(values(log, name)) else 0
+    return log[name][np.isfinite(log[name])]
 
 
 def label_of(column):
@@ -73,36 +58,19 @@ def label_of(column):
 
 def is_evaluation(log, name):
     """Whether a column is measured now and then, instead of at each logged iteration."""
-    between = np.isnan(log.get('eval_seconds', log['train_loss']))
+    between = np.isnan(log['train_loss']) & np.isnan(log['eval_seconds'])
     return name != 'iter' and name not in OF_ITERATIONS and np.isnan(log[name][between]).all()
-
-
-def iterations_made(log):
-    """At the end of each row: an iteration's row has a loss."""
-    return log['iter'] + np.isfinite(log['loss'])
-
-
-def at_start(log, name):
-    """`tokens` or `seconds` when a row's evaluation was made, after `iter` iterations: a row's own number is
-    that of the end of its iteration."""
-    known = np.isfinite(log[name])
-    return np.interp(log['iter'], [0, *iterations_made(log)[known]], [0, *log[name][known]])
 
 
 def points(log, x, y):
     """The rows that have both, as an array of (x, y)."""
-    if x not in log or y not in log:
-        return np.empty((0, 2))
-    before = x in ('tokens', 'seconds') and is_evaluation(log, y)
-    both = np.stack((at_start(log, x) if before else log[x], log[y]), axis=1)
+    both = np.stack((log[x], log[y]), axis=1)
     return both[np.isfinite(both).all(axis=1)]
 
 
 def smooth(curve):
-    """A running mean over a thirtieth of the curve to either side. A short curve stays as it is."""
-    if len(curve) <= 60:
-        return curve
-    near = np.ones(2 * max(3, len(curve) // 30) + 1)
+    """A running mean over a thirtieth of the curve to either side."""
+    near = np.ones(2 * (len(curve) // 30) + 1)
     return np.convolve(curve, near, 'same') / np.convolve(np.ones(len(curve)), near, 'same')
 
 
@@ -133,16 +101,15 @@ def remarks_on_leaps(log):
 
 def remarks_on_validation(log):
     """Whether the run diverged or overfits. A dataset without validation is judged by its training loss."""
-    name, word = 'val_loss', 'validation'
-    if not len(values(log, name)):
-        name, word = 'train_loss', 'training'
-    evaluations = points(log, 'iter', name)
+    word = 'validation' if len(values(log, 'val_loss')) else 'training'
+    train = points(log, 'iter', 'train_loss')
+    evaluations = points(log, 'iter', 'val_loss') if word == 'validation' else train
     if not len(evaluations):
         return
     at = evaluations[:, 1].argmin()
     (it, best), (end, latest) = evaluations[at], evaluations[-1]
     text = f"The {word} loss rose from {best:.4f} at iteration {it:,.0f} to {latest:.4f} at {end:,.0f}"
-    train = dict(points(log, 'iter', 'train_loss'))
+    train = dict(train)
     if it in train and end in train and train[end] >= train[it]:
         # it does not even know the text that it was trained on
         if latest > 1.05 * best:
@@ -188,8 +155,8 @@ def draw(runs, path, x='tokens', y='loss', title=None):
     ax.legend(frameon=False, fontsize=9)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[['top', 'right']].set_visible(False)
-    fig.savefig(path + '.tmp', format='png')
-    os.replace(path + '.tmp', path)
+    with replacing(path) as f:
+        fig.savefig(f, format='png')
 
 
 def draw_run(ax, log, x, y, name, color):
@@ -199,17 +166,15 @@ def draw_run(ax, log, x, y, name, color):
     best = METRICS.get(y, (y, None))[1]
     if best and len(marks):
         name += f', {best(marks[:, 1]):.4f} at best'
-    alone = y in log and is_evaluation(log, y)
-    if not alone:
-        xs, ys = points(log, x, y).T
-        smoothed = smooth(ys)
-        some = slice(None, None, 1 + len(xs) // 4000)  # more points than pixels only cost memory
-        ax.plot(xs[some], ys[some], color=color, alpha=0.25, linewidth=0.8)
-        ax.plot(xs[some], smoothed[some], color=color, linewidth=1.6, label=name)
-        shown += smoothed[len(ys) // 20:].tolist()
+    alone = is_evaluation(log, y)
     if alone or y == 'loss':
         ax.plot(*marks.T, 'o-' if alone else 'o--', color=color, markersize=3, label=name if alone else None)
         shown += marks[len(marks) > 3:, 1].tolist()
+    if not alone:
+        xs, ys = points(log, x, y).T
+        ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
+        ax.plot(xs, smooth(ys), color=color, linewidth=1.6, label=name)
+        shown += smooth(ys)[len(ys) // 20:].tolist()
     return shown
 
 
@@ -222,108 +187,92 @@ def write(out_dir):
     picture, path = os.path.join(out_dir, 'loss.png'), os.path.join(out_dir, 'report.md')
     name = os.path.basename(os.path.abspath(out_dir))
     log, run = read_log(out_dir), read_json(os.path.join(out_dir, 'run.json'))
-    told, shown = f" and {picture}", ["![The loss](loss.png)", '']
+    told, shown = f" and {picture}", "![The loss](loss.png)\n"
     try:
         draw([out_dir], picture, title=name)
     except Exception as e:  # the page matters more than the picture
-        told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", []
-    notes = [f"- {remark}" for remark in remarks(log)]
-    lines = [f"# {name}", '', *summary(run, log), '', *shown,
-             *(["## Remarks", '', *notes, ''] if notes else []),
-             *latest_samples(os.path.join(out_dir, 'samples.md')), *evaluations(log),
-             *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
+        told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
+    lines = [f"# {name}\n", *summary(run, log), '', shown]
+    if notes := list(remarks(log)):
+        lines += ["## Remarks\n", *(f"- {note}" for note in notes), '']
+    lines += [*latest_samples(os.path.join(out_dir, 'samples.md')),
+              *evaluations(log, run.get('tokens_per_iter', 0)),
+              *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *(f"note: {remark}" for remark in remarks_on_validation(log))]
 
 
 def summary(run, log):
     """How it ended, and the best validation loss."""
-    made = run.get('iterations', int(max(iterations_made(log), default=0)))
-    tokens = made * run.get('tokens_per_iter', 0) or last(log, 'tokens')
-    seconds = run.get('seconds', last(log, 'seconds'))
+    made = run.get('iterations', int(max(log['iter'] + np.isfinite(log['loss']), default=0)))
+    tokens = made * run.get('tokens_per_iter', 0)
+    seconds = run.get('seconds', max(values(log, 'seconds'), default=0))
     outcome = run.get('outcome') or NO_END
     yield (f"**{outcome[0].upper()}{outcome[1:]}** after {made:,} of {run.get('max_iters', made):,} "
-           f"iterations, {tokens:,.0f} tokens, {format_duration(seconds)} of training.")
+           f"iterations, {tokens:,} tokens, {format_duration(seconds)} of training.")
     losses = points(log, 'iter', 'val_loss')
     if len(losses):
         it, best = losses[losses[:, 1].argmin()]
         bpb = dict(points(log, 'iter', 'bpb')).get(it)
         bits = f", {bpb:.4f} bits per byte" if bpb else ''
-        end = "the last one" if losses[-1, 0] == it else f"the last one was {losses[-1, 1]:.4f}"
-        yield (f"Best validation loss **{best:.4f}** (perplexity {math.exp(min(best, 700)):.2f}{bits}) at "
-               f"iteration {it:,.0f}; {end}.")
-
-
-def settings(run, log):
-    """The plan, speed and time, and each start with its command."""
-    yield from ["## Settings", '', "| | |", "|---|---|"]
-    for line in run.get('plan') or []:
-        yield table_row([line[:10].strip(), line[10:].replace('|', ' ')])
-    speeds = values(log, 'tokens_per_second')
-    if len(speeds):
-        yield table_row(['speed', f"{np.median(speeds):,.0f} tokens/s in the median, "
-                                  f"{last(log, 'memory_gb'):.2f} GB of memory at most"])
-    spent = [f"{format_duration(last(log, name))} {word}" for name, word in (
-        ('seconds', 'training'), ('eval_seconds', 'evaluating'), ('save_seconds', 'saving'),
-        ('sample_seconds', 'sampling'))]
-    yield from [table_row(['time', ', '.join(spent)]), '']
-    yield "```sh"
-    for s in run.get('sessions', []):
-        yield f"# {s.get('started')}, from iteration {s.get('from_iter', 0):,}: {s.get('outcome') or NO_END}"
-        yield s.get('command', '')
-    yield "```"
-
-
-def evaluations(log):
-    """The table of evaluations in the loop, thinned if it is long."""
-    columns = [name for name in log if len(values(log, name)) and is_evaluation(log, name)
-               and name != 'perplexity' and not name.endswith('_seconds')]
-    if not columns:
-        return
-    rows = np.flatnonzero(np.any([np.isfinite(log[name]) for name in columns], axis=0))
-    yield from ["## Evaluations", '']
-    if len(rows) > ROWS:
-        yield from [f"{ROWS} of {len(rows):,}; all of them are in log.csv.", '']
-        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
-    names = ['iter', 'tokens', *columns, 'seconds']
-    yield from [table_row(map(label_of, names)), '|' + '---:|' * len(names)]
-    tokens, seconds = at_start(log, 'tokens'), at_start(log, 'seconds')
-    for i in rows:
-        measured = [f"{log[name][i]:,.4f}" if np.isfinite(log[name][i]) else '' for name in columns]
-        before = [f"{log['iter'][i]:,.0f}", f"{tokens[i]:,.0f}"]
-        yield table_row([*before, *measured, format_duration(seconds[i])])
-    yield ''
-
-
-def table_row(cells):
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def eval_results(found):
-    """What eval.py measured."""
-    if not found.get('texts') and not found.get('tasks'):
-        return
-    yield from [f"## By eval.py, after {found.get('iter', 0):,} iterations", '']
-    for name, r in found.get('texts', {}).items():
-        bits = f", {r['bpb']:.4f} ± {r['bpb_error'] or 0:.4f} bits per byte" if r['bpb'] else ''
-        yield (f"- {name}: loss {r['loss']:.4f} ± {r['loss_error'] or 0:.4f}, perplexity "
-               f"{r['perplexity']:.2f}{bits} over {r['tokens']:,} tokens")
-    if found.get('tasks'):
-        yield from ['', "| task | shots | examples | accuracy | chance |", "|---|---:|---:|---:|---:|"]
-    for name, r in found.get('tasks', {}).items():
-        truncated = f" ({r['truncated']:,} truncated)" if r.get('truncated') else ''
-        accuracy = f"{100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} %"
-        examples = f"{r['questions']:,}{truncated}"
-        yield table_row([name, r['shots'], examples, accuracy, f"{100 * r['chance']:.1f} %"])
-    if found.get('core') is not None:
-        yield from ['', f"CORE {found['core']:.4f}"]
-    yield ''
+        yield (f"Best validation loss **{best:.4f}** (perplexity {np.exp(best):.2f}{bits}) at iteration "
+               f"{it:,.0f}; the last one was {losses[-1, 1]:.4f}.")
 
 
 def latest_samples(path):
     """The last section of samples.md."""
     if os.path.exists(path):
         with open(path, encoding='utf-8', errors='replace') as f:
-            sections = re.split(r'(?m)^## (?=after [\d,]+ iterations$)', f.read())
-        if sections[-1].strip():
-            yield f"## Samples, {sections[-1]}"
+            _, found, section = f.read().rpartition('\n## after ')
+        if found:
+            yield f"## Samples, after {section}"
+
+
+def evaluations(log, tokens_per_iter):
+    """The table of evaluations in the loop, thinned if it is long."""
+    columns = [name for name in list(log) if len(values(log, name)) and is_evaluation(log, name)
+               and name != 'perplexity' and not name.endswith('_seconds')]
+    rows = np.flatnonzero(np.any([np.isfinite(log[name]) for name in columns], axis=0))
+    if not len(rows):
+        return
+    yield "## Evaluations\n"
+    if len(rows) > ROWS:
+        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
+        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
+    names = ['iter', 'tokens', *columns, 'seconds']
+    yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
+    for i in rows:
+        it, seconds = log['iter'][i], format_duration(log['seconds'][i])
+        measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
+        yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"
+    yield ''
+
+
+def eval_results(found):
+    """What eval.py measured: the numbers of eval.json."""
+    results = {**found.get('texts', {}), **found.get('tasks', {})}
+    if results:
+        yield f"## By eval.py, after {found['iter']:,} iterations\n"
+    for name, result in results.items():
+        numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
+        yield f"- {name}: {', '.join(f'{key} {round(value, 4):,}' for key, value in numbers.items())}"
+    if 'core' in found:
+        yield f"- CORE: {found['core']:.4f}"
+    yield ''
+
+
+def settings(run, log):
+    """The plan, speed and time, and each start with its command."""
+    yield from ["## Settings\n", "```text", *run.get('plan', [])]
+    if len(values(log, 'memory_gb')):
+        yield (f"speed     {np.median(values(log, 'tokens_per_second')):,.0f} tokens/s in the median, "
+               f"{values(log, 'memory_gb')[-1]:.2f} GB of memory at most")
+    times = []
+    for word, name in (('training', 'seconds'), ('evaluating', 'eval_seconds'), ('saving', 'save_seconds'),
+                       ('sampling', 'sample_seconds')):
+        times.append(f"{format_duration(max(values(log, name), default=0))} {word}")
+    yield f"time      {', '.join(times)}\n```\n\n```sh"
+    for s in run.get('sessions', []):
+        yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
+        yield s['command']
+    yield "```"
