@@ -69,8 +69,12 @@ def show(lines):
 
 
 exit_on_broken_pipe()
-device, why, memory, peak = 'cuda', '', 1e9 * (gpu_memory or 80), knobs['peak_flops']
-if not elsewhere:
+# of 'meta' devices nothing is checked; GPUs have bfloat16 since Ampere
+device, memory, peak = torch.device('meta'), 1e9 * (gpu_memory or 80), knobs['peak_flops']
+why = f'{memory / 1e9:g} GB each, elsewhere'
+if elsewhere:
+    knobs['dtype'] = knobs['dtype'].replace('auto', 'bfloat16')
+else:
     device, why = devices.choose_device(knobs['device'], int(os.environ.get('LOCAL_RANK', 0)),
                                         'RANK' in os.environ)
     memory, peak = devices.memory_of(device), peak or peak_flops_of(device)
@@ -80,16 +84,12 @@ if knobs['init_from'] != 'scratch':
 if not has_data and not run.ckpt:
     run.data = NoData
 setup.settle(run, knobs.kinds)
-k = run.knobs
-if elsewhere:  # GPUs have bfloat16 since Ampere; of 'meta' devices nothing is checked
-    k['dtype'] = devices.choose_dtype(k['dtype'].replace('auto', 'bfloat16'), torch.device('meta'))[0]
-    why = f'{memory / 1e9:g} GB each, elsewhere'
-else:
-    setup.settle_system(run)
-data = f"dataset   {k['dataset']} is not here: a vocabulary of {NoData.vocab_size:,}, GPT-2's, is assumed"
+setup.settle_system(run)
+data = f"dataset   {knobs['dataset']} is not here: a vocabulary of {NoData.vocab_size:,}, GPT-2's, is assumed"
+where = 'cuda' if elsewhere else device
 if run.data is not NoData:
     data = setup.dataset_line(run)
-show([data, *setup.shape_lines(run), f"system    {device} ({why}), {k['dtype']}", *setup.notes(run)])
+show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *setup.notes(run)])
 found, fits = plan_memory.lines(run, memory, peak)
 show(found)
 if measure and not fits:  # a trial could take the machine down

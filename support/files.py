@@ -83,18 +83,9 @@ def read_json(path):
 def existing_parent(out_dir):
     """out_dir, or the folder that it will be made in."""
     folder = os.path.abspath(out_dir)
-    while not os.path.lexists(folder):
+    while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     return folder
-
-
-def folder_problems(out_dir):
-    """The problem with a folder that cannot be written into or made."""
-    with contextlib.suppress(ValueError):  # a zero byte in the name
-        folder = existing_parent(out_dir)
-        if out_dir and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return []
-    return [f"out_dir cannot be written into ({out_dir!r}). name another folder with --out_dir"]
 
 
 def space_problems(out_dir, size, keep, replaced):

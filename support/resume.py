@@ -17,51 +17,45 @@ ARCHITECTURE = [name for name in FIELDS if name not in ('vocab_size', 'dropout')
 
 def take_over(run, kinds):
     """Knobs of the run that is resumed, the network of any checkpoint. Given ones win where they may."""
-    ckpt = run.ckpt
-    before = load.model_config(GPT, ckpt)
+    before = load.model_config(GPT, run.ckpt)
     if run.resuming:
-        check_fields(ckpt)
-        run.start_iter = ckpt['iter_num']
+        run.start_iter = run.ckpt['iter_num']
         inherit_knobs(run, kinds)
+    else:
+        check_block_size(run, before)
     free = free_fields(run)
-    if not run.resuming:
-        check_block_size(run, before, free)
     for name in ARCHITECTURE:
-        if name not in run.knobs:
+        if name not in run.knobs or (name in run.given and name in free):
             continue
-        if name in run.given and name not in free and run.given[name] != getattr(before, name):
-            run.dist.print(f"note: {name}={run.given[name]} is ignored, the checkpoint has "
-                           f"{getattr(before, name)}")
-        if name not in run.given or name not in free:
-            run.knobs[name] = getattr(before, name)
-    run.tokens_before = ckpt.get('tokens')  # completed by data_problems()
+        saved = getattr(before, name)
+        if run.given.get(name, saved) != saved:
+            run.dist.print(f"note: {name}={run.given[name]} is ignored, the checkpoint has {saved}")
+        run.knobs[name] = saved
+    run.tokens_before = run.ckpt.get('tokens')  # completed by data_problems()
 
 
 def inherit_knobs(run, kinds):
     """The run's own knobs hold, unless they are given now."""
-    k, given, saved = run.knobs, run.given, run.ckpt['config']
+    given = run.given
     never = {'init_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE}
     # some say the same thing: with --budget given, the run's max_iters is void
     for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
-            never.update(name for name in alternatives if name not in given)
-    if 'lr_schedule' in given and 'decay_lr' not in given:
+            never.update(set(alternatives) - set(given))
+    if 'lr_schedule' in given:
         never.add('decay_lr')
     if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
         never.add('lr_decay_iters')  # the branch has an end of its own
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
-    if gone := [name for name in saved if name not in kinds]:
-        run.dist.print(f"note: the checkpoint has knobs that are gone: {', '.join(map(str, gone))}")
-    for name, (old, new) in inherit(k, kinds, given, saved, never).items():
+    for name, old, new in inherit(run.knobs, kinds, given, run.ckpt['config'], never):
         run.dist.print(f"  {name}: {old} -> {new}")
         run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
 
 
 def inherit(knobs, kinds, given, saved, never=()):
-    """Take over into `knobs` those of an earlier run, `saved`, except those that are given now and those in
-    `never`. Returns the differences that were asked for, {name: (saved, now)}. Values of another type are
-    left out."""
-    differences = {}
+    """Take over into `knobs` those of an earlier run, `saved`, unless they are given now. Returns what was
+    asked to change: [(knob, saved, now)]. Those in `never`, and values of another type, are left out."""
+    differences = []
     for name, value in saved.items():
         if name not in knobs or name in never:
             continue
@@ -71,7 +65,7 @@ def inherit(knobs, kinds, given, saved, never=()):
         if name not in given:
             knobs[name] = value
         elif knobs[name] != value:
-            differences[name] = (value, knobs[name])
+            differences.append((name, value, knobs[name]))
     return differences
 
 
@@ -85,18 +79,15 @@ def free_fields(run):
     return ('block_size',)
 
 
-def check_block_size(run, before, free):
-    k, path = run.knobs, run.ckpt['path']
-    if 'block_size' not in run.given and before.block_size > k['block_size']:
-        run.dist.print(f"note: block_size={k['block_size']} of the {before.block_size} that {path} has. for "
+def check_block_size(run, before):
+    wanted, path = run.knobs['block_size'], run.ckpt['path']
+    if 'block_size' not in run.given and before.block_size > wanted:
+        run.dist.print(f"note: block_size={wanted} of the {before.block_size} that {path} has. for "
                        f"all of it: --block_size={before.block_size}")
-        run.given['block_size'] = k['block_size']
-    if 'block_size' in run.given and k['block_size'] > before.block_size:
-        if before.positions == 'learned':
-            fail(f"block_size={k['block_size']}, but {path} has learned only {before.block_size} positions. "
-                 f"use --block_size={before.block_size} or less")
-        run.dist.print(f"note: block_size={k['block_size']} is more than the {before.block_size} that {path} "
-                       "was trained with")
+        run.given['block_size'] = wanted
+    if 'block_size' in run.given and wanted > before.block_size and before.positions == 'learned':
+        fail(f"block_size={wanted}, but {path} has learned only {before.block_size} positions. "
+             f"use --block_size={before.block_size} or less")
 
 
 def data_problems(run):
@@ -106,39 +97,31 @@ def data_problems(run):
     run.config.vocab_size = ckpt['model_args']['vocab_size']
     so_far = run.start_iter * run.tokens_per_iter
     run.tokens_before = (so_far if run.tokens_before is None else run.tokens_before) - so_far
-    problems = []
     known = ckpt.get('tokenizer')
-    if known:
+    if not known:  # nanoGPT's: the size has to do, which may be padded
+        fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
+    else:
         fits = same_tokenizer(known, data.tokenizer_state)
         if not fits and not run.resuming:  # finetuning: the roles of conversations may be new
             fits = same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
             if fits:
                 run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
-    else:  # nanoGPT's: the size has to do, which may be padded
-        fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
     if not fits:
-        problems.append(f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
-                        f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
-                        "made with the checkpoint's tokenizer, or from scratch")
-    if run.continues and not (problems or knobs['allow_change'] or knobs['eval_only']):
-        problems += change_problems(run)
-    return problems
-
-
-def change_problems(run):
-    """A resumed run would train on some samples twice and on some never if these have changed."""
-    for name, old in run.ckpt.get('trained_on', {}).items():
+        return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
+                f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
+                "made with the checkpoint's tokenizer, or from scratch"]
+    if not run.continues or knobs['allow_change'] or knobs['eval_only']:
+        return []
+    # else the run would train on some samples twice and on some never
+    for name, old in ckpt.get('trained_on', {}).items():
         new = run.trained_on.get(name)
-        if new == old:
-            continue
-        name = name.removesuffix(' ids')  # which an older checkpoint lacks
-        if name == 'tokens per iteration':
-            what, remedy = name, f"keep it with --total_batch_size={old}"
-        else:
-            what = name + '.bin'
+        if new != old:
+            what = f"{name.split()[0]}.bin"
             remedy = "bring the old data back, or start a new run from these weights with --init_from=PATH"
-        return [f"{what} changed since this run was saved ({old} -> {new}). {remedy}; to continue all the "
-                "same: --allow_change"]
+            if name == 'tokens per iteration':
+                what, remedy = name, f"keep it with --total_batch_size={old}"
+            return [f"{what} changed since this run was saved ({old} -> {new}). {remedy}; to continue all "
+                    "the same: --allow_change"]
     return []
 
 
@@ -173,42 +156,6 @@ def restore_optimizer(run, optimizer, scaler):
              f"checkpoint, or start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
 
 
-def is_plain(value):
-    return value is None or type(value) in (int, float, bool) or (type(value) is str and len(value) < 1000)
-
-
-def is_count(value):
-    return type(value) is int and 0 <= value < 2**62
-
-
-def is_time(value):
-    return type(value) in (int, float) and 0 <= value < 1e12
-
-
-def all_are(test, values):
-    return isinstance(values, dict) and len(values) < 1000 and all(map(test, values.values()))
-
-
-def check_fields(ckpt):
-    """End with a line if what a checkpoint says of its run cannot be: a file may say anything."""
-    evaluation = ckpt.get('evaluation', {})
-    names, metrics = evaluation.get('names', []), evaluation.get('metrics', {})
-    fine = {'seconds': is_time(ckpt.get('seconds', 0)),
-            'spent': all_are(is_time, ckpt.get('spent', {})),
-            'tokens': is_count(ckpt.get('tokens', 0)),
-            'bad_steps': is_count(ckpt.get('bad_steps', 0)),
-            'wandb_run_id': is_plain(ckpt.get('wandb_run_id')),
-            'trained_on': all_are(is_plain, ckpt.get('trained_on', {})),
-            'environment': all_are(is_plain, ckpt.get('environment', {})),
-            'evaluation': is_plain(evaluation.get('iter')) and all_are(is_plain, metrics)
-            and isinstance(names, list) and all(type(name) is str for name in [*names, *metrics])}
-    for name in fine:
-        if not fine[name]:
-            path = ckpt['path']
-            fail(f"{path} says what cannot be ({name} is {ckpt[name]!r:.80}). take an older checkpoint, or "
-                 f"start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
-
-
 OURS = ('AdamW', 'MuonAdamW')
 
 
@@ -219,32 +166,26 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
     and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
     before = ckpt.get('optimizer_class', now if now in OURS else 'AdamW')
-    count = lambda groups: sum(len(group['params']) for group in groups)
-    n = count(optimizer.param_groups)
-    assert count(state['param_groups']) == n, f"it has {count(state['param_groups'])} parameters, not {n}"
+    params = [p for group in optimizer.param_groups for p in group['params']]
+    n = sum(len(group['params']) for group in state['param_groups'])
+    assert n == len(params), f"it has {n} parameters, not {len(params)}"
     if before != now and not (before in OURS and now in OURS):
         tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
         return
     if now in OURS:
-        state = state_with_our_options(optimizer, state)
-    params = [p for group in optimizer.param_groups for p in group['params']]
-    state = {**state, 'state': {i: sharded_like(params[i], moments) for i, moments in state['state'].items()}}
-    optimizer.load_state_dict(state)
-    # on a CPU these still are the mapped file, which is about to be replaced
-    for moments in optimizer.state.values():
-        for name, value in moments.items():
-            if torch.is_tensor(value) and value.device.type == 'cpu':
-                moments[name] = value.clone()
+        state = state_with_our_options(optimizer, params, state)
+    moments = {i: {name: moment_of(params[i], value) for name, value in own.items()}
+               for i, own in state['state'].items()}
+    optimizer.load_state_dict({**state, 'state': moments})
 
 
-def state_with_our_options(optimizer, state):
+def state_with_our_options(optimizer, params, state):
     """The moments in `state` under the groups of this run."""
     # before loading, not after: by `fused` torch decides on which device a step counter has to be. The
     # parameters are counted through all groups, and their order is always the same, however they are divided
     # into groups
     groups = optimizer.state_dict()['param_groups']
     muon = {i for group in groups if group.get('muon') for i in group['params']}
-    params = [p for group in optimizer.param_groups for p in group['params']]
     adam = ['exp_avg', 'exp_avg_sq']
     if any(group.get('amsgrad') for group in groups):
         adam.append('max_exp_avg_sq')
@@ -263,19 +204,16 @@ def state_with_our_options(optimizer, state):
     return {'state': kept, 'param_groups': groups}
 
 
-def sharded_like(p, moments):
-    """Moments of a parameter as this process's shards of them, if the parameter is sharded; nothing is
-    sent."""
+def moment_of(p, value):
+    """The saved `value` on the device of the parameter p, this process's shard of it if p is sharded, for
+    which nothing is sent. Always a copy: on a CPU `value` is the mapped file, which is about to be
+    replaced."""
+    if not torch.is_tensor(value) or value.shape != p.shape:
+        return value.clone() if torch.is_tensor(value) else value  # counts the steps, say; torch decides on which device
     if not hasattr(p, 'to_local'):
-        return moments
+        return value.to(p.device, copy=True)
     from torch.distributed.tensor import distribute_tensor
-
-    def shard(value):
-        if not torch.is_tensor(value) or value.shape != p.shape:
-            return value
-        return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
-
-    return {name: shard(value) for name, value in moments.items()}
+    return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 
 @torch.no_grad()

@@ -20,7 +20,6 @@ from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_out_of_memory
 from support.evaluate import parse_amount, parse_eval_iters, parse_interval
-from support.hub_datasets import is_hub_name
 from support.parallel import shard_problems
 from support.samples import parse_style
 
@@ -29,7 +28,8 @@ PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head keep_checkpoints save_interval lr_decay_iters adam_eps peak_flops max_minutes')
 RATES = 'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay'
-FROM_ZERO = 'seed max_iters warmup_iters eval_interval tasks_interval log_interval grad_clip shard ' + RATES
+FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval tasks_interval log_interval grad_clip '
+             'shard ' + RATES)
 BELOW_ONE = 'dropout beta1 beta2 momentum'
 
 
@@ -56,6 +56,11 @@ class Run:
     overview: list = None  # lines: dataset, model, batch, ...
 
     @property
+    def k(self):
+        """The knobs, as k.batch_size."""
+        return SimpleNamespace(**self.knobs)
+
+    @property
     def resuming(self):
         return self.start in ('resume', 'branch')
 
@@ -76,16 +81,15 @@ class Run:
     @property
     def tokens_per_iter(self):
         """Over all processes."""
-        k = self.knobs
-        return k['batch_size'] * k['block_size'] * self.grad_accum_steps * self.dist.world_size
+        return self.k.batch_size * self.k.block_size * self.grad_accum_steps * self.dist.world_size
 
     @property
     def decay_start(self):
         """The iteration at which the learning rate begins to fall."""
-        k = self.knobs
-        if k['lr_schedule'] != 'wsd':
-            return k['warmup_iters']
-        return max(k['warmup_iters'], round(k['lr_decay_iters'] * (1 - k['decay_fraction'])))
+        k = self.k
+        if k.lr_schedule != 'wsd':
+            return k.warmup_iters
+        return max(k.warmup_iters, round(k.lr_decay_iters * (1 - k.decay_fraction)))
 
     @property
     def lrs(self):
@@ -98,7 +102,7 @@ class Run:
     @property
     def eval_windows(self):
         """How many windows of block_size tokens of each split an evaluation reads: {split: number}."""
-        k = SimpleNamespace(**self.knobs)
+        k = self.k
         have = {split: tokens.n_windows(k.block_size) for split, tokens in self.data.splits.items()}
         batches, tokens = parse_eval_iters(k.eval_iters)
         wanted = batches * k.batch_size or have.get('val', have['train'])
@@ -108,9 +112,9 @@ class Run:
 
     def loss_chunk_size(self, model):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
-        tokens, device = self.knobs['batch_size'] * self.knobs['block_size'], self.dist.device
-        memory = devices.memory_of(device)
-        size = devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size, memory)
+        tokens, device = self.k.batch_size * self.k.block_size, self.dist.device
+        size = devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size,
+                                              devices.memory_of(device))
         return size if size and usable_on(model, self.dist) else 0
 
     def state(self, it):
@@ -125,8 +129,6 @@ def resolve(knobs, given, dist):
     status 2 if there is a problem."""
     dist.assert_same_on_all_ranks({name: value for name, value in knobs.items() if name not in PATHS})
     run = Run(dict(knobs), dict(given), dist)
-    if run.knobs['init_from'].partition(':')[0] not in ('scratch', 'resume', 'auto'):
-        Dataset(knobs['dataset'], knobs['data_dir'])  # says what is missing before weights are downloaded
     find_start(run)
     settle(run, knobs.kinds)
     why = settle_system(run)
@@ -140,11 +142,10 @@ def resolve(knobs, given, dist):
 
 def settle(run, kinds):
     """What follows from run.knobs, the checkpoint and the dataset. kinds: the types of the knobs."""
-    # max_iters and budget say the same thing, and budget wins if both are set; but not if max_iters was given
-    # after it, as by a flag after a config file
+    # budget wins over max_iters, unless max_iters was given after it, as by a flag after a config file
     given = list(run.given)
     if {'max_iters', 'budget'} <= set(given) and given.index('max_iters') > given.index('budget'):
-        del run.given['budget']
+        run.given.pop('budget')
         run.knobs['budget'] = None
     if run.ckpt:
         resume.take_over(run, kinds)
@@ -163,21 +164,13 @@ def stop_if(problems):
 def find_start(run):
     """Reads the checkpoint that init_from means. One process chooses it, as a folder may look different to
     another for a moment; all of them read."""
-    dist, choice = run.dist, (None, 'scratch')
-    if dist.rank == 0:
-        choice = choose_start(SimpleNamespace(**run.knobs), dist.print)
-    path, run.start = dist.broadcast_object(choice)
+    choice = choose_start(run.k, run.dist.print) if run.dist.rank == 0 else None
+    path, run.start = run.dist.broadcast_object(choice)
     if path is None:
         return
     if run.resuming and not os.path.isfile(path):
-        fail(f"{path} is not there for this process: another run is writing into that folder, or its disk is "
-             "not shared by all machines. wait until it ends, or name a folder that all of them "
-             "see", everywhere=True)
+        fail(f"{path} is not there for this process. name a folder that all machines share", everywhere=True)
     run.ckpt = load.read(path, verify=not run.resuming)
-    it, number = run.ckpt['iter_num'], checkpoint.NUMBERED.fullmatch(os.path.basename(path))
-    # it would be in the way of the next ones
-    if run.continues and number and int(number[1]) != it:
-        fail(f"{path} holds iteration {it}. rename it to ckpt_{it:08d}.pt, or take it out of the folder")
     if run.resuming and 'optimizer' not in run.ckpt:
         fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
              "--out_dir=ANOTHER")
@@ -187,23 +180,17 @@ def choose_start(k, tell):
     """(the path of a checkpoint or None, what Run.start says of it)"""
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
-    if word in ('resume', 'auto') and here and not (word == 'resume' and source):
+    if k.init_from == 'resume' or (word == 'auto' and here):
         return load.newest_whole(k.out_dir, tell), 'resume'
     if here and not k.overwrite and not k.eval_only:
         fail(f"{k.out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
              "delete it: --overwrite")
     path, start = None, 'scratch'
     if word in ('resume', 'auto') and source:
-        path, start = (load.newest_whole(source, tell) if os.path.isdir(source) else source), 'branch'
-    elif word == 'resume':
-        load.no_checkpoint(k.out_dir)
+        path = load.newest_whole(source, tell) if os.path.isdir(source) else load.find(source, hub=False)
+        start = 'branch'
     elif k.init_from not in ('scratch', 'auto'):
-        if not os.path.exists(k.init_from) and not is_hub_name(k.init_from):
-            fail(f"init_from is neither a file nor a known word ({k.init_from}). use scratch, resume, auto, "
-                 "resume:PATH, the path of a checkpoint, or a Hugging Face folder or name (gpt2, OWNER/NAME)")
         path, start = load.find(k.init_from), 'weights'
-    if start == 'branch' and not os.path.isfile(path):
-        load.no_checkpoint(path)
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
         fail(f"--overwrite would delete the checkpoint to start from, which lies in out_dir itself ({path}). "
              "name another --out_dir")
@@ -212,14 +199,8 @@ def choose_start(k, tell):
 
 def check_knobs(run):
     """What is wrong with single knobs."""
-    knobs, dist = run.knobs, run.dist
-    k = SimpleNamespace(**knobs)
-    problems = out_of_range(knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
-    # far above all that makes sense; their products have to be numbers of float32
-    problems += [f"{name} is out of range ({knobs[name]:g}). use a number below 1e15"
-                 for name in RATES.split() if (knobs[name] or 0) >= 1e15]
-    if not 0 < k.decay_fraction <= 1:
-        problems.append(f"decay_fraction is out of range ({k.decay_fraction}). use a number in (0, 1]")
+    k = run.k
+    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
     for name, parse, remedy in (
             ('eval_iters', parse_eval_iters, "0 or more, or tokens, such as '1e6 tokens'"),
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
@@ -227,24 +208,17 @@ def check_knobs(run):
              "temperature (0 or more), top_k, top_p (up to 1) and prompts, as in '64 temperature=1 top_p=0.8 "
              "prompts=1'")):
         try:
-            parse(knobs[name])
+            parse(run.knobs[name])
         except ValueError:
-            problems.append(f"{name} is out of range ({knobs[name]}). use {remedy}")
+            problems.append(f"{name} is out of range ({run.knobs[name]}). use {remedy}")
     if k.wandb_log:
         problems += log.wandb_problems()
-    if k.batch_size * k.block_size >= 2**31:
-        problems.append(f"batch_size x block_size is out of range ({k.batch_size} x {k.block_size}). use a "
-                        "smaller micro-batch and more of them: --gradient_accumulation_steps")
-    if k.shard >= 0:
-        problems += shard_problems(k.shard, dist.world_size, dist.device, k.dtype)
-    if dist.is_main and not k.eval_only:
-        problems += files.folder_problems(k.out_dir)
     stop_if(problems)
 
 
 def settle_shape(run):
     """Builds run.config and divides the batch among micro-batches and processes."""
-    k, n = SimpleNamespace(**run.knobs), run.dist.world_size
+    k, n = run.k, run.dist.world_size
     run.config = make_config(run.knobs, run.ckpt)
     problems = run.config.problems()
     if k.matrix_optimizer == 'muon' and run.config.fused_qkv:
@@ -267,15 +241,14 @@ def settle_shape(run):
 
 def make_config(knobs, ckpt=None):
     """The GPTConfig of the knobs, and for what is not a knob, of the checkpoint."""
-    before = ckpt['model_args'] if ckpt else {}
-    fields = [field.name for field in dataclasses.fields(GPTConfig)]
-    values = {name: knobs[name] if name in knobs else before.get(name) for name in fields}
-    return GPTConfig(**{name: value for name, value in values.items() if value is not None or name in knobs})
+    values = {**(ckpt['model_args'] if ckpt else {}), **knobs}
+    names = [field.name for field in dataclasses.fields(GPTConfig)]
+    return GPTConfig(**{name: values[name] for name in names if name in values})
 
 
 def settle_data(run):
     """Opens the dataset, which decides the vocabulary; counts parameters and tokens."""
-    k, dist = SimpleNamespace(**run.knobs), run.dist
+    k = run.k
     # plan.py needs no data
     run.data = run.data or open_dataset(k.dataset, k.data_dir, k.seed, k.document_mask,
                                         run.ckpt and run.ckpt['model_args']['vocab_size'])
@@ -284,26 +257,20 @@ def settle_data(run):
     run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
     run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
     run.trained_on['tokens per iteration'] = run.tokens_per_iter
-    dist.assert_same_on_all_ranks(run.trained_on)
     if run.ckpt:
         problems += resume.data_problems(run)
     else:
         run.config.vocab_size = run.data.vocab_size
     stop_if(problems)
-    run.n_params, run.checkpoint_bytes = count_parameters(run.config, k.matrix_optimizer)
-    if dist.is_main and not k.eval_only:
-        stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
-                                         checkpoint.numbered(k.out_dir)))
-
-
-def count_parameters(config, matrix_optimizer):
-    """(their number, bytes of a checkpoint: the weights and AdamW's two moments, or Muon's one, in
-    float32)"""
     with torch.device('meta'):  # to count only: no memory is used
-        sizes = {name: p.numel() for name, p in GPT(config).named_parameters()}
-    n = sum(sizes.values())
-    matrices = sum(size for name, size in sizes.items() if name.startswith('transformer.h.'))
-    return n, 12 * n - (4 * matrices if matrix_optimizer == 'muon' else 0)
+        model = GPT(run.config)
+    run.n_params = model.get_num_params(non_embedding=False)
+    matrices = sum(p.numel() for p in model.transformer.h.parameters())
+    # weights and AdamW's two moments in float32; Muon has one
+    run.checkpoint_bytes = 12 * run.n_params - (4 * matrices if k.matrix_optimizer == 'muon' else 0)
+    if run.dist.is_main and not k.eval_only:
+        stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
+                                     checkpoint.numbered(k.out_dir)))
 
 
 def settle_schedule(run):
@@ -336,44 +303,42 @@ def iterations(run, budget):
 
 def settle_system(run):
     """Settles dtype and compile, the same on all processes. Returns why, and why this device, in words."""
-    knobs, dist = run.knobs, run.dist
-    why = {'device': dist.why_device}
-    knobs['device'] = str(dist.device)
-    knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], dist.device)
-    knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], dist.device)
-    stop_if(shard_problems(knobs['shard'], dist.world_size, dist.device, knobs['dtype']))
+    knobs, device, n = run.knobs, run.dist.device, run.dist.world_size
+    why = {'device': run.dist.why_device, 'threads': ''}
+    knobs['device'] = str(device)
+    knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], device)
+    knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], device)
+    stop_if(shard_problems(knobs['shard'], n, device, knobs['dtype']))
     if knobs['deterministic']:  # on GPUs; CPUs always are
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.use_deterministic_algorithms(dist.device.type == 'cuda')
+        torch.use_deterministic_algorithms(device.type == 'cuda')
         torch.utils.deterministic.fill_uninitialized_memory = False
-    dist.assert_same_on_all_ranks({'dtype': knobs['dtype'], 'compile': knobs['compile']})
-    run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(dist.device)}
-    if dist.device.type == 'cpu':
+    same = {name: knobs[name] for name in ('dtype', 'compile')}
+    run.dist.assert_same_on_all_ranks(same | run.trained_on)
+    run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n}
+    run.environment.update({name: knobs[name] for name in ('dtype', 'compile', 'batch_size')})
+    if device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
-        why['threads'] = cpu.watch(dist.device)
-    run.environment.update(processes=dist.world_size, dtype=knobs['dtype'], compile=knobs['compile'],
-                           batch_size=knobs['batch_size'])
+        why['threads'] = f", {cpu.watch(device)}"
     return why
 
 
 def overview(run, why):
     """Lines about dataset, model, batch, budget, schedule, system. why: settle_system()'s"""
-    k = SimpleNamespace(**run.knobs)
-    threads, size = f", {why['threads']}" if 'threads' in why else '', run.checkpoint_bytes
+    k, size = run.k, run.checkpoint_bytes
     size = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
     expect = f"checkpoints of {size} in {k.out_dir}"
     if not run.ckpt:
         n = run.data.meta['vocab_size']
         expect = f"a first loss of about ln({n}) = {math.log(n):.2f}; {expect}"
     return [dataset_line(run), *shape_lines(run),
-            f"system    {run.dist.device} ({why['device']}){threads}, {k.dtype} ({why['dtype']}), compile "
-            f"{'on' if k.compile else 'off'} ({why['compile']})",
+            f"system    {run.dist.device} ({why['device']}){why['threads']}, {k.dtype} ({why['dtype']}), "
+            f"compile {'on' if k.compile else 'off'} ({why['compile']})",
             f"expect    {expect}"]
 
 
 def dataset_line(run):
-    k = SimpleNamespace(**run.knobs)
-    line = f"dataset   {k.dataset}: {run.data.train.summary(k.block_size)}"
+    line = f"dataset   {run.knobs['dataset']}: {run.data.train.summary(run.knobs['block_size'])}"
     if run.data.val:
         return line + f", {run.data.val.size:,} for validation"
     return line + " and no val.bin: no validation loss, no best checkpoint"
@@ -381,8 +346,7 @@ def dataset_line(run):
 
 def shape_lines(run):
     """Model, batch, budget, schedule; the same for a plan of machines that are not here."""
-    k = SimpleNamespace(**run.knobs)
-    n = run.dist.world_size
+    k, n = run.k, run.dist.world_size
     layers = f"{k.n_layer} layer{'s' if k.n_layer > 1 else ''}"
     if run.config.near_layers:
         layers += f' and {run.config.near_layers} near'  # without attention: near_layers in model.py
@@ -396,11 +360,8 @@ def shape_lines(run):
     yield (f"budget    {k.max_iters:,} iterations = {tokens:,} tokens{times} = "
            f"{tokens / run.n_params:.1f} tokens per parameter" + (f" ({k.budget})" if k.budget else ''))
     lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())
-    share = 'longer than the run'
-    if k.warmup_iters <= k.max_iters:
-        share = f'{k.warmup_iters / max(1, k.max_iters):.1%}'
     line = f"schedule  {k.lr_schedule}, {k.learning_rate:g}" + (f" ({lrs})" if lrs else '')
-    line += f" after {k.warmup_iters:,} iterations of warm-up ({share})"
+    line += f" after {k.warmup_iters:,} iterations of warm-up ({k.warmup_iters / max(1, k.max_iters):.1%})"
     line += f" until {run.decay_start:,}" if k.lr_schedule == 'wsd' else ''
     if k.lr_schedule != 'constant':
         line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
@@ -415,7 +376,7 @@ def epochs(run):
 
 def notes(run):
     """Lines about what is allowed but probably not meant."""
-    k = SimpleNamespace(**run.knobs)
+    k = run.k
     if k.eval_only:
         return
     if run.resuming and run.start_iter >= k.max_iters:
@@ -435,16 +396,3 @@ def notes(run):
         flags += '' if k.dropout else ' --dropout=0.2'
         yield (f"note: that is {epochs(run):,.0f} times over the same text, and the validation loss may rise "
                f"long before the end. use {flags}, a smaller network (config/mybook.py), or more text")
-    unused = [f"{name}={run.given[name]}" for name in ('lr_schedule', 'warmup_iters') if run.given.get(name)]
-    if not k.decay_lr and unused:
-        yield (f"note: decay_lr=False is a fixed learning rate without warmup and makes no use of "
-               f"{' and '.join(unused)}. for that: --decay_lr=True, with --lr_schedule=constant if the rate "
-               "shall not fall")
-    if k.lr_schedule != 'constant' and k.min_lr > k.learning_rate:
-        yield (f"note: min_lr={k.min_lr:g} is above learning_rate={k.learning_rate:g}, so it rises to the "
-               f"end. usual is --min_lr={k.learning_rate / 10:g}")
-    is_late = run.decay_start < run.start_iter < k.lr_decay_iters
-    if run.start == 'branch' and k.lr_schedule == 'wsd' and is_late:
-        yield (f"note: the decay would have begun at iteration {run.decay_start:,}, so the learning rate "
-               "falls at once. for the whole decay from here on: "
-               f"--decay_fraction={1 - run.start_iter / k.lr_decay_iters:.4g}")

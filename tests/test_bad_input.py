@@ -171,21 +171,19 @@ def no_compiler(place, monkeypatch):
 for flags, *words in (
         ('--n_embd=30 --n_head=4', 'n_embd=30', '28', '32'), ('--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=2'), ('--arch=llama --n_embd=6', 'rope'),
         ('--n_layer=9999', 'n_layer', 'below 1,024'), ('--arch=llama --block_size=8000000 --n_embd=4096 --n_head=1', "rope's table for block_size=8000000", '--block_size=262144'),
-        ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), ('--batch_size=100000000007', 'batch_size', '--gradient_accumulation_steps'),
+        ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), 
         ('--n_embd=1e11 --mlp_width=9', 'n_embd'), ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
         ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'), ('--lr_decay_iters=2', 'lr_decay_iters=2'),
-        ('--init_from=scrath', 'scrath', 'scratch', 'resume'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'), ("--init_from='some where'", 'some where', 'OWNER/NAME'),
+        ('--init_from=scrath', 'no checkpoint at scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'), ("--init_from='some where'", 'some where', 'OWNER/NAME'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
         ('--device=cuda', '--device=cpu'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'), ('--device=meta', 'no such device'),
         ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
         ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
     row(flags, *words)
-for flag in ('beta2=1', 'decay_fraction=1.5', "eval_iters='0 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=1e99epochs',
-             'sample_interval=2x0.5', 'matrix_lr=3.5e38', 'learning_rate=1e90', 'weight_decay=1e15'):
+for flag in ('beta2=1', "eval_iters='0 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=1e99epochs', 'sample_interval=2x0.5'):
     row(f'--{flag}', flag.split('=')[0], 'out of range')
 row('--arch=llama --n_head=1000000000000000000 --n_kv_head=1000000000000', 'n_head', 'n_kv_head', 'below 1,048,576', lines=2)
-row('--batch_size=0 --dropout=2 --decay_fraction=0', 'batch_size', 'dropout', 'decay_fraction', lines=3)
-row('--min_lr=1', 'note: min_lr=1 is above learning_rate=0.01', '--min_lr=0.001', 'done: 6', status=0)
+row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
 row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
 for steps in (1, 6):
@@ -203,10 +201,6 @@ def out_is_file(place, monkeypatch):
 
 def out_is_link(place, monkeypatch):
     (place / 'out').symlink_to('nowhere')
-
-
-def unwritable(place, monkeypatch):  # whoever runs the tests may be allowed everything
-    monkeypatch.setattr(os, 'access', lambda path, mode, **how: not mode & os.W_OK)
 
 
 def unmakeable(place, monkeypatch):
@@ -236,7 +230,7 @@ def trained(place, monkeypatch=None, keep=lambda name: True):
             (place / 'out' / name).write_bytes(content)
 
 
-for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('', out_is_link), ("--out_dir=''", None), ('--out_dir=a\0b', None), ('--out_dir=/dev/null', None), ('', unwritable)):
+for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('', out_is_link), ("--out_dir=''", None), ('--out_dir=/dev/null', None)):
     row(flags, 'out_dir', 'written', '--out_dir', given=given)
 row('', 'out_dir', 'Permission denied', given=unmakeable)
 row('', 'too little space', 'make room', given=full)
@@ -374,7 +368,6 @@ for key in KEYS:
     row('', 'ckpt_00000006.pt', given=run(**{key: [1]}))
 for number in (-3, float('nan'), torch.tensor([3, 4])):
     row('', 'not a checkpoint', given=run(iter_num=number))
-row('', 'holds iteration 5', 'ckpt_00000005.pt', given=run(lambda state: {**state, 'iter_num': 5}))
 for content in (b'\xff\xfe', b'x,y\n1,2\n'):
     row('--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True)
 for changes in (dict(tokenizer={'kind': ['char']}), dict(tokenizer={5: 6}), dict(seconds=NESTED), dict(tokenizer={'kind': 'char', 'chars': {5: NESTED}}), dict(model_args={'arch': NESTED})):
@@ -393,9 +386,6 @@ for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'param_groups'
                moments(lambda own: own.update(exp_avg='x')), moments(lambda own: own['exp_avg'].fill_(float('nan'))), moments(lambda own: own.pop('exp_avg_sq')), moments(lambda own: own.update(evil=torch.zeros(3))),
                moments(lambda own: own.update(exp_avg=own['exp_avg'].to_sparse())), moments(lambda own: own.update(step=None))):
     row('', "optimizer's state", '--init_from=', given=run(change))
-for key, value in (('spent', {'eval': 'x'}), ('tokens', 'x'), ('tokens', -1), ('seconds', float('nan')), ('bad_steps', 10**30), ('evaluation', {'iter': [6]}),
-                   ('evaluation', {'iter': 6, 'names': 5, 'metrics': {}}), ('evaluation', {'iter': 6, 'names': ['loss'], 'metrics': {'val_loss': [1]}}), ('trained_on', {'train': [1]}), ('environment', {'torch': {}}), ('wandb_run_id', 'x' * 10**6)):
-    row('--max_iters=7', 'ckpt_00000006.pt', key, given=run(**{key: value}))
 for key, value in (('evaluation', {'iter': 6}), ('trained_on', {}), ('environment', {5: 6})):
     row('--max_iters=7', 'done: 7', given=run(**{key: value}), status=0)
 for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(n_layer=2.0), dict(n_layer=0), dict(evil=1), dict(n_embd=64), dict(n_embd=float('nan')), dict(n_head=3), dict(block_size=10**12), dict(dropout='x'),

@@ -215,7 +215,7 @@ def test_inherited_knobs_yield_to_given_ones():
     knobs = {k: v for k, v in BLOCK.items() if not k.startswith('_')}
     saved = dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad')
     changed = inherit({**knobs, 'learning_rate': 2.0}, configurator.types_of(BLOCK, knobs), {'learning_rate': 2.0}, saved, never=['out_dir'])
-    assert changed == {'learning_rate': (1.0, 2.0)}
+    assert changed == [('learning_rate', 1.0, 2.0)]
 
 
 # -----------------------------------------------------------------------------

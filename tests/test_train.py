@@ -301,8 +301,6 @@ def test_the_learning_rate_follows_the_schedule(script, tiny):
     assert cosine[12] == pytest.approx(0.55) and linear[12] == pytest.approx(0.5)
     assert cosine[20:] == [0.1] * 4 and linear[20:] == [0] * 4
     assert set(lrs('--decay_lr=False')) == {1}, "as in nanoGPT: no decay, and no warmup either"
-    ignored = script('train.py', *tiny, '--decay_lr=False', '--lr_schedule=linear').out
-    assert 'makes no use of lr_schedule=linear and warmup_iters=2' in ignored, ignored
 
 
 @pytest.mark.parametrize('flags, remedy', [
@@ -312,8 +310,6 @@ def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny, flags, re
     tiny = [flag for flag in tiny if not flag.startswith(('--warmup', '--max'))]
     result = script('plan.py', *flags[:1], *tiny, *flags[1:], *([] if 'config' in flags[0] else ['--max_iters=6']))
     assert result.status == 0 and re.search(f'note: all of the .* are warmup .*: {remedy}\n', result.out), result.out
-    shares = re.findall(r'of warm-up \((.*)\)', result.out)
-    assert shares == (['longer than the run'] if 'config' in flags[0] else ['100.0%'])
     assert 'are warmup' not in script('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
 
 
