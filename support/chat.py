@@ -13,6 +13,7 @@ what it says stands before the first question.
 
 import datetime
 import json
+import re
 
 import numpy as np
 
@@ -48,52 +49,36 @@ HELP = "/system TEXT sets what stands before the conversation, /reset begins a n
 def with_chat_tokens(state):
     """A tokenizer's state with all that conversations need: unchanged if it has a chat template or the roles,
     else with the roles as new ids at the end of its vocabulary."""
+    tokenizer = make_tokenizer(state)
     if state['kind'] == 'hf':
-        return with_template(state)
+        return with_template(tokenizer)
+    special = tokenizer.special_ids()
+    wanted = ROLE_TOKENS if tokenizer.end_of_text is not None else (BOS, *ROLE_TOKENS)
+    new = [token for token in wanted if token not in special]
     if state['kind'] == 'tiktoken':
-        tokenizer = make_tokenizer(state)
-        special = tokenizer.special_ids()
-        wanted = ROLE_TOKENS if END_OF_TEXT in special else (BOS, *ROLE_TOKENS)
-        new = [token for token in wanted if token not in special]
         special.update({token: tokenizer.n_vocab + i for i, token in enumerate(new)})
         return {**tokenizer.state(), 'special_tokens': special}  # with its merges
-    bos = [BOS] if state['kind'] == 'char' else []
-    return {**state, 'added': state.get('added') or [*bos, *ROLE_TOKENS]}
+    return {**state, 'added': [*state.get('added', []), *new]}
 
 
 def without_chat_tokens(state):
     """The tokenizer before with_chat_tokens(), whose ids are the first ones of the larger vocabulary."""
     state = {key: value for key, value in state.items() if key != 'added'}
-    if ROLE_TOKENS[0] in state.get('special_tokens', {}):
+    if 'special_tokens' in state:
         state['special_tokens'] = {token: id for token, id in state['special_tokens'].items()
                                    if token not in (BOS, *ROLE_TOKENS)}
     return state
 
 
-def with_template(state):
+def with_template(tokenizer):
     """The state of a Hugging Face tokenizer with a chat template: its own, or nanochat's roles."""
-    if template_of(state):
+    state, config = tokenizer.state(), tokenizer.config
+    if config.get('chat_template'):
         return state
-    import tokenizers
-    tokenizer, config = tokenizers.Tokenizer.from_str(state['json']), config_of(state)
-    bos = text_of_token(config.get('bos_token') or config.get('eos_token'))
-    tokenizer.add_special_tokens([*ROLE_TOKENS] if bos else [BOS, *ROLE_TOKENS])
-    bos = bos or BOS
-    config.update(chat_template=TEMPLATE.format(bos=bos), bos_token=bos)
-    return {**state, 'json': tokenizer.to_str(), 'config': json.dumps(config)}
-
-
-def config_of(state):
-    config = json.loads(state.get('config') or '{}')
-    return config if isinstance(config, dict) else {}
-
-
-def template_of(state):
-    """The chat template in a Hugging Face tokenizer's state, or None. Of several, the one named default."""
-    template = config_of(state).get('chat_template')
-    if isinstance(template, list):
-        template = {entry['name']: entry['template'] for entry in template}.get('default')
-    return template
+    bos = text_of_token(config.get('bos_token') or config.get('eos_token')) or BOS
+    tokenizer.tokenizer.add_special_tokens([bos, *ROLE_TOKENS])
+    config = {**config, 'chat_template': TEMPLATE.format(bos=bos), 'bos_token': bos}
+    return {**state, 'json': tokenizer.tokenizer.to_str(), 'config': json.dumps(config)}
 
 
 # -----------------------------------------------------------------------------
@@ -103,7 +88,7 @@ def template_of(state):
 def chat_format(tokenizer):
     """The format that a tokenizer's conversations have; None if it has none."""
     if tokenizer.state()['kind'] == 'hf':
-        return TemplateFormat(tokenizer) if template_of(tokenizer.state()) else None
+        return TemplateFormat(tokenizer) if tokenizer.config.get('chat_template') else None
     return RoleFormat(tokenizer) if {*ROLE_TOKENS} <= tokenizer.special_ids().keys() else None
 
 
@@ -114,7 +99,7 @@ class RoleFormat:
         self.tokenizer, self.special = tokenizer, tokenizer.special_ids()
         self.bos = self.special[BOS] if tokenizer.end_of_text is None else tokenizer.end_of_text
         self.stop_ids = [self.special[ASSISTANT_END], self.bos]
-        self.template = TEMPLATE.format(bos=BOS if tokenizer.end_of_text is None else END_OF_TEXT)
+        self.template = TEMPLATE.format(bos=BOS if BOS in self.special else END_OF_TEXT)
 
     def render(self, messages, answer=False):
         """(ids, mask), two arrays: the conversation's tokens, and which of them the assistant says, the end
@@ -124,7 +109,7 @@ class RoleFormat:
             messages = [{'role': 'user', 'content': both}, *messages[2:]]
         ids, mask = [self.bos], [False]
         for message in messages:
-            content = [int(id) for id in self.tokenizer.encode(message['content'])]
+            content = self.tokenizer.encode(message['content']).tolist()
             says = message['role'] == 'assistant'
             start, end = (ASSISTANT_START, ASSISTANT_END) if says else (USER_START, USER_END)
             ids += [self.special[start], *content, self.special[end]]
@@ -138,11 +123,11 @@ class TemplateFormat:
     """What a Hugging Face tokenizer's own template makes of a conversation."""
 
     def __init__(self, tokenizer):
-        state, self.raw = tokenizer.state(), tokenizer.tokenizer
-        self.name, self.template, config = state['name'], template_of(state), config_of(state)
-        names = {name: text_of_token(config.get(name))
-                 for name in ('bos_token', 'eos_token', 'unk_token', 'pad_token')}
+        config, self.raw = tokenizer.config, tokenizer.tokenizer
+        self.name, self.template = tokenizer.state()['name'], config['chat_template']
+        names = {name: text_of_token(config[name]) for name in config if name.endswith('_token')}
         self.names = {name: token for name, token in names.items() if token is not None}
+        self.special = [id for id, token in self.raw.get_added_tokens_decoder().items() if token.special]
         self.compiled = compile_template(self.template)
         # the token that ends the assistant's turn, found in a small conversation
         ids, mask = self.render([{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
@@ -161,7 +146,7 @@ class TemplateFormat:
         self.raw.encode_special_tokens = False  # they are recognized, none is added
         encoding = self.raw.encode(text, add_special_tokens=False)
         ids, begins = np.array(encoding.ids), np.array([start for start, _ in encoding.offsets])
-        added, mask = self.raw.get_added_tokens_decoder(), np.zeros(len(ids), dtype=bool)
+        mask = np.zeros(len(ids), dtype=bool)
         for i, message in enumerate(messages):
             if message['role'] != 'assistant':
                 continue
@@ -170,8 +155,9 @@ class TemplateFormat:
                 raise ValueError(f"the chat template of {self.name} rewrites earlier turns, so it is not "
                                  "known which tokens the assistant says")
             said = np.flatnonzero((begins >= len(before)) & (begins < len(after)))
-            ends = [n for n, at in enumerate(said) if ids[at] in added and added[ids[at]].special]
-            mask[said[:ends[-1] + 1] if ends else said] = True  # not the new line after the end of a turn
+            ends = np.flatnonzero(np.isin(ids[said], self.special))
+            # without the new line after the end of a turn
+            mask[said[:ends[-1] + 1] if len(ends) else said] = True
         return ids, mask
 
 
@@ -180,26 +166,14 @@ def compile_template(source):
     import jinja2.ext
     import jinja2.sandbox
 
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} ... {% endgeneration %} marks in some templates what the assistant says."""
-        tags = {'generation'}
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(['name:endgeneration'], drop_needle=True)
-
     def raise_exception(message):
         raise jinja2.TemplateError(message)
 
-    def tojson(value, ensure_ascii=False, **options):
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-    environment.filters['tojson'] = tojson
-    environment.globals['raise_exception'] = raise_exception
-    environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(source)
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    environment.globals.update(raise_exception=raise_exception, strftime_now=datetime.datetime.now().strftime)
+    # {% generation %} ... {% endgeneration %} marks in some templates what the assistant says: a comment
+    return environment.from_string(re.sub(r'\{%(-?\s*(end)?generation\s*-?)%\}', r'{#\1#}', source))
 
 
 # -----------------------------------------------------------------------------
@@ -217,27 +191,19 @@ class Session:
                  "config/finetune_chat.py")
         self.tokenizer, self.generate = tokenizer, generate
         self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
-        self.messages = []
-
-    def begin(self, system=None):
-        """A new conversation; `system` stands before it (None: as before)."""
-        if system is not None:
-            self.messages = [{'role': 'system', 'content': system}] if system else []
-        self.messages = [message for message in self.messages if message['role'] == 'system']
+        self.system, self.turns = [], []  # messages
 
     def answer(self, question, write=lambda text: None):
         """The model's answer, given to `write` piece by piece. It is kept, also if it was interrupted. The
         oldest turns are left out where not all fit. ValueError if the question is too long or cannot be
         encoded."""
-        n_system = len(self.messages) % 2
-        messages, forgotten = [*self.messages, {'role': 'user', 'content': question}], 0
-        while len(ids := self.format.render(messages, answer=True)[0].tolist()) > self.room:
-            if len(messages) < n_system + 3:
+        turns = [*self.turns, {'role': 'user', 'content': question}]
+        while len(ids := self.format.render(self.system + turns, answer=True)[0].tolist()) > self.room:
+            if len(turns) == 1:
                 raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
-            del messages[n_system:n_system + 2]
-            forgotten += 2
-        if forgotten:
-            write(f"({forgotten} earlier messages no longer fit and are forgotten)\n")
+            del turns[:2]
+        if len(turns) <= len(self.turns):
+            write("(earlier messages no longer fit and are forgotten)\n")
         sample = Sample(ids, len(ids), self.tokenizer, self.format.stop_ids)
 
         def on_token(new):
@@ -248,14 +214,14 @@ class Session:
         self.generate(ids, on_token)
         sample.finish()
         write(sample.new_text())
-        self.messages = [*messages, {'role': 'assistant', 'content': sample.text}]
+        self.turns = [*turns, {'role': 'assistant', 'content': sample.text}]
         return sample.text
 
 
 def answer_file(session, questions):
     """Print the answer to each question, a conversation of its own; for scripts."""
     for question in questions:
-        session.begin()
+        session.turns = []
         try:
             print(session.answer(question).replace('\n', '\\n'), flush=True)
         except ValueError as e:
@@ -273,8 +239,10 @@ def talk(session):
             return
         command, _, text = line.partition(' ')
         if command in ('/reset', '/system'):
-            session.begin(text if command == '/system' else None)
-        elif command.startswith('/'):
+            session.turns = []
+        if command == '/system':
+            session.system = [{'role': 'system', 'content': text}] if text else []
+        elif command.startswith('/') and command != '/reset':
             print(HELP)
         elif line:
             try:

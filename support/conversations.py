@@ -10,9 +10,9 @@ enough. None is cut, unless it alone is longer than a window.
 """
 
 import collections
-import functools
 import hashlib
 import os
+import pathlib
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dataset import ORDER, Dataset, Tokens, hash64, permute
 from support.chat import chat_format
 from support.files import write_whole
 
-FROM = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
+ROLES = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
 
 
 # -----------------------------------------------------------------------------
@@ -35,30 +35,20 @@ def messages_of(row):
         {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
         {"instruction": "...", "input": "...", "output": "..."}
     """
-    found = row.get('messages') or row.get('conversations')
-    if found is None and row.get('instruction') and row.get('output'):
-        question = [row['instruction'], row['input']] if row.get('input') else [row['instruction']]
-        found = [{'role': 'user', 'content': '\n\n'.join(map(text_of, question))},
-                 {'role': 'assistant', 'content': row['output']}]
-    if not found:
-        raise ValueError("it has neither messages nor conversations nor instruction and output, but "
-                         f"{', '.join(row)[:80]}")
-    messages = [{'role': FROM.get(message.get('role', message.get('from'))),
-                 'content': text_of(message.get('content', message.get('value')))} for message in found]
-    roles = [message['role'] for message in messages]
-    turns = roles[1:] if roles[:1] == ['system'] else roles
-    if not turns or turns != ['user', 'assistant'] * (len(turns) // 2):
-        raise ValueError(f"its roles are in a wrong order ({', '.join(map(str, roles))[:80]}); they should "
-                         "be user, assistant, user, assistant, ..., after a system message or none")
+    if 'instruction' in row:
+        question = '\n\n'.join(filter(None, [row['instruction'], row.get('input')]))
+        found = [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': row['output']}]
+    else:
+        found = row.get('messages') or row['conversations']
+    messages = [{'role': ROLES[message.get('role') or message['from']],
+                 'content': message.get('content', message.get('value'))} for message in found]
+    for message in messages:
+        assert message['content'].encode().strip(), 'a content is empty'
+    turns = [message['role'] for message in messages]
+    if turns[0] == 'system':
+        del turns[0]
+    assert turns and turns == ['user', 'assistant'] * (len(turns) // 2), f"its roles are {', '.join(turns)}"
     return messages
-
-
-def text_of(value):
-    if isinstance(value, list):  # [{"type": "text", "text": "..."}]
-        value = ''.join(part['text'] for part in value)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"a content is no text, or empty ({value!r:.40})")
-    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')  # half a pair: U+FFFD
 
 
 def read_conversations(rows, on_bad='stop'):
@@ -70,7 +60,8 @@ def read_conversations(rows, on_bad='stop'):
             yield messages_of(row)
         except Exception as e:  # a row may be anything
             if on_bad == 'stop':
-                fail(f"{where} is no conversation ({type(e).__name__}: {e}). correct it, or leave out all "
+                fail(f"{where} is no conversation ({type(e).__name__}: {e}). it has messages: after one of "
+                     "the system or none user, assistant, user, assistant, ... correct it, or leave out all "
                      "such rows with --bad_rows=skip")
             skipped += 1
     if skipped:
@@ -122,21 +113,18 @@ class Conversations(Tokens):
         super().__init__(folder, split, meta)
         entry, base = meta['splits'][split], os.path.join(folder, split)
         try:
-            bits = np.fromfile(f'{base}.mask', np.uint8)
-            self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
-            self.starts = np.fromfile(f'{base}.starts', '<u8').astype(np.int64)
-            self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
-            whole = (len(bits), len(self.starts)) == (-(-self.n // 8), entry['documents'])
-            fits = whole and self.starts[0] == 0 and self.lengths.min() >= 0
+            bits, starts = (pathlib.Path(f'{base}.{kind}').read_bytes() for kind in ('mask', 'starts'))
         except OSError:
-            fits = False
-        if not fits:
-            fail(f"{base}.mask or {split}.starts is missing or does not fit its .bin. run prepare.py for "
+            bits, starts = b'', b''
+        if hashlib.sha256(bits + starts).hexdigest() != entry['mask_sha256']:
+            fail(f"{base}.mask or {split}.starts is missing or damaged. run prepare.py for "
                  "this dataset again")
-        self.fingerprint += f", mask {str(entry.get('mask_sha256', 'unknown'))[:16]}"
+        bits = np.frombuffer(bits, np.uint8)
+        self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
+        self.starts = np.frombuffer(starts, '<u8').astype(np.int64)
+        self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
+        self.fingerprint += f", mask {entry['mask_sha256'][:16]}"
         self.size, self.seed, self.block_size = len(self.starts), seed, None
-        # an iteration's micro-batches all ask for its number
-        self.count_targets = functools.lru_cache(4)(self.count_targets)
 
     def pack(self, block_size):
         """Divide the conversations among windows of block_size inputs: a function of the data and the
@@ -149,7 +137,6 @@ class Conversations(Tokens):
         # targets that count: those after the first token
         n_targets = counted[self.starts + 1 + lengths] - counted[self.starts + 1]
         usable = np.flatnonzero(n_targets > 0)
-        self.n_cut = int((self.lengths[usable] > block_size).sum())
         order = hash64(self.seed, ORDER, usable)  # equally long ones in a random order
         by_length = usable[np.lexsort((order, -lengths[usable]))]
         self.windows_of = best_fit(by_length, lengths, block_size)
@@ -199,11 +186,9 @@ class Conversations(Tokens):
     def summary(self, block_size):
         line = (f"{self.size:,} conversations in {self.n_windows(block_size):,} windows, "
                 f"{self.targets_of.sum():,} of {self.n:,} tokens are learned")
-        left_out = self.size - sum(map(len, self.windows_of))
-        if self.n_cut:
-            line += f"; {self.n_cut:,} are longer than a window and are cut there (--block_size)"
-        if left_out:
-            line += f"; {left_out:,} have no answer within a window: left out"
+        n_cut = (self.lengths > block_size).sum()
+        if n_cut:
+            line += f"; {n_cut:,} are longer than a window and are cut there (--block_size)"
         return line
 
     def problem(self, block_size):

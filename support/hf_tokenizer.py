@@ -35,8 +35,8 @@ class HFTokenizer:
         self.n_vocab = max(self.vocab.values(), default=0) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()
         config = json.loads(state.get('config') or '{}')
-        config = config if isinstance(config, dict) else {}
-        bos, eos = self.id_of(config.get('bos_token')), self.id_of(config.get('eos_token'))
+        self.config = config if isinstance(config, dict) else {}
+        bos, eos = self.id_of(self.config.get('bos_token')), self.id_of(self.config.get('eos_token'))
         found = (id for id in (bos, eos, self.id_of(END_OF_TEXT)) if id is not None)
         self.end_of_text = next(found, None)
         # what its authors ended a text with, and what stands before the next one in our datasets

@@ -9,7 +9,7 @@ import pytest
 from conftest import REPO, TINY
 
 from support.chat import chat_format, with_chat_tokens, without_chat_tokens
-from support.conversations import best_fit, messages_of, open_dataset
+from support.conversations import best_fit, messages_of, open_dataset, read_conversations
 from support.tokenizer import make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
@@ -76,17 +76,14 @@ def test_the_three_forms_are_the_same_conversation():
     assert found == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
 
 
-@pytest.mark.parametrize('row, what', [
-    ({'messages': TALK[1:]}, 'wrong order'), ({'messages': TALK[:3]}, 'wrong order'),
-    ({'messages': [TALK[0], TALK[0]]}, 'wrong order'), ({'messages': []}, 'neither messages'),
-    ({'messages': [SYSTEM]}, 'wrong order'), ({'messages': 'hello'}, 'no attribute'),
-    ({'messages': [{'role': 'user', 'content': ' '}]}, 'no text, or empty'),
-    ({'messages': [{'role': 'tool', 'content': 'x'}]}, 'wrong order'),
-    ({'messages': [{'role': 'user', 'content': None}]}, 'no text'), ({'text': 'hello'}, 'neither messages'),
-    ([], 'no attribute')])
-def test_what_is_no_conversation_is_told(row, what):
-    with pytest.raises(Exception, match=what):
-        messages_of(row)
+@pytest.mark.parametrize('row', [
+    {'messages': TALK[1:]}, {'messages': TALK[:3]}, {'messages': [TALK[0], TALK[0]]}, {'messages': []}, {'messages': [SYSTEM]},
+    {'messages': 'hello'}, {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]}, {'messages': [{'role': 'tool', 'content': 'x'}]},
+    {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'messages': [{'role': 'user', 'content': '\ud83d'}, TALK[1]]},
+    {'instruction': 'Add.'}, {'text': 'hello'}, [], None])
+def test_what_is_no_conversation_is_left_out(row, capsys):
+    assert list(read_conversations([('rows:1', row), ('rows:2', {'messages': TALK})], 'skip')) == [TALK]
+    assert '1 rows' in capsys.readouterr().out
 
 
 # -----------------------------------------------------------------------------
@@ -270,7 +267,7 @@ def test_a_conversation_is_cut_at_whole_turns():
                 return
 
     session, written = Session(Parrot, tokenizer, 28, generate), []
-    session.begin('Be brief.')
+    session.system = [SYSTEM]
     for i in range(4):
         assert session.answer(f'Question number {i}?', written.append) == 'yes'
     assert 'Be brief.' in seen[-1] and 'number 0' not in seen[-1] and 'number 3' in seen[-1]
@@ -370,7 +367,7 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
 
 
 @pytest.mark.parametrize('rows, flags, what', [
-    ([{'messages': TALK[1:]}], [], 'wrong order'), ([{'messages': [{'role': 'user', 'content': ''}]}], [], 'or empty'),
+    ([{'messages': TALK[1:]}], [], 'rows.jsonl:1 is no conversation'), ([{'messages': [{**TALK[0], 'content': ''}]}], [], 'is empty'),
     ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
     ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
 def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):
