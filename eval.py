@@ -51,7 +51,7 @@ from support.conversations import open_dataset
 from support.errors import explain_lost_data
 from support.evaluate import text_loss, windows
 from support.files import read_json, write_json
-from support.tasks import BUNDLE_URL, bundle, core_metric, load_task, measure, percent, share_of, split_names
+from support.tasks import accuracy, core_metric, load_tasks, percent, score, share_of
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
@@ -59,8 +59,7 @@ from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, toke
 
 problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
                         from_zero='sample_tokens')
-names = split_names(tasks)
-if split == 'none' and not names:
+if split == 'none' and not tasks:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
 if problems:
     fail(*problems)
@@ -110,23 +109,12 @@ if split != 'none':
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
-    if tokens.n < 2:
-        fail(f"{tokens.path} has {tokens.n} token, and nothing follows it. use a longer text")
 
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
 
-folder = data_dir or DATA_DIR
-core = bundle(folder) if 'core' in names else {}
-missing = [name for name, task in core.items() if not os.path.exists(task.path)]
-if missing:
-    dist.print(f"note: CORE needs all of its tasks; missing in {os.path.join(folder, 'eval_bundle')}: "
-               f"{', '.join(missing)}. download {BUNDLE_URL}")
-parts = []
-for name in names:
-    parts += [part for part in core if part not in missing] if name == 'core' else [name]
-tokenizer = make_tokenizer(tokenizer_state) if parts else None
-loaded = [load_task(part, folder, tokenizer, block_size, max_per_task) for part in dict.fromkeys(parts)]
+tokenizer = make_tokenizer(tokenizer_state) if tasks else None
+loaded = load_tasks(tasks, data_dir or DATA_DIR, tokenizer, block_size, max_per_task, max_per_task)
 
 # -----------------------------------------------------------------------------
 # the model
@@ -142,26 +130,20 @@ where = f"{device}, {dtype}"
 if dist.is_distributed:
     where += f", {dist.world_size} processes"
 dist.print(f"{path}, {age}: {config.arch}, {n_params:,} parameters, {block_size} positions; {where}")
-result = {'checkpoint': os.path.basename(path), 'iter': iter_num, 'block_size': block_size, 'dtype': dtype,
-          'texts': {}, 'tasks': {}}
+result = {'checkpoint': os.path.basename(path), 'iter': iter_num, 'block_size': block_size, 'dtype': dtype}
+before = read_json(os.path.join(to, 'eval.json')) if to else {}
+if any(before.get(key) != value for key, value in result.items()):
+    before = {'texts': {}, 'tasks': {}}  # about other weights
+result = {**before, **result}
 
 
 def save():
-    """Write `result` to eval.json, beside what is there about the same weights, and into the run's report."""
+    """Write `result` to eval.json, and into the run's report."""
     if not (to and dist.is_main):
         return
     file = os.path.join(to, 'eval.json')
-    before = read_json(file)
-    if any(before.get(key) != result[key] for key in ('checkpoint', 'iter', 'block_size', 'dtype')):
-        before = {}
-    merged = {**before, **result}
-    for key in ('texts', 'tasks'):
-        earlier = before.get(key)
-        earlier = earlier if isinstance(earlier, dict) else {}  # a file may say anything
-        merged[key] = {**earlier, **result[key]}
     try:
-        os.makedirs(to, exist_ok=True)
-        write_json(file, merged)
+        write_json(file, result)
         if os.path.exists(os.path.join(to, 'log.csv')):
             report.write(to)
             file += ' and report.md'
@@ -182,14 +164,16 @@ def with_error(value, error):
 def evaluate_text():
     n = tokens.n_targets(block_size)
     rows = windows(min(n, eval_tokens or n), block_size, stride)
+    size = batch_size
     if compiling:
         zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
         with torch.no_grad(), autocast:
             note = compile_model(model, lambda: model(zeros, zeros, reduction='none', return_logits=False),
                                  compile)
         dist.print(note or 'compiled')
+    else:
+        size = min(batch_size, len(rows))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
-    size = batch_size if compiling else min(batch_size, len(rows))  # no more than there is
     found = text_loss(model, tokens, rows, block_size, size, dist, autocast,
                       token_bytes(tokenizer_state, config.vocab_size), tick=dist.progress(name))
     if not math.isfinite(found['loss']):
@@ -214,14 +198,10 @@ def evaluate_text():
 def write_sample():
     """A text, so that the numbers have a face."""
     tokenizer = make_tokenizer(tokenizer_state)
-    try:
-        prompts = [('', empty_prompt(tokenizer))]
-    except ValueError:  # characters without a new line
-        return
+    prompts = [('', empty_prompt(tokenizer))]
     (_, text), = samples.write(model, tokenizer, prompts, sample_tokens, iter_num, 1337, dist, autocast)
     result['sample'] = text
-    lines = escape_control_characters(text).split('\n')
-    dist.print('it writes\n' + '\n'.join(f'| {line}' for line in lines))
+    dist.print('\n| '.join(['it writes', *escape_control_characters(text).split('\n')]))
 
 
 if split != 'none':
@@ -234,8 +214,8 @@ if split != 'none':
 
 if loaded:
     dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
-for task in loaded:
-    found = measure(model, task, batch_size * block_size, dist, autocast)
+for task in [task for of_one_name in loaded.values() for task in of_one_name]:
+    found = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
     correct = found.pop('correct')
     rows = {task.name: found}
     for group in dict.fromkeys(filter(None, task.groups)):
@@ -245,9 +225,10 @@ for task in loaded:
         note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
         dist.print(f"{name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} {100 * r['chance']:5.1f}% "
                    f"{r['centered']:8.4f}{note}")
-if core and not missing:
-    result['core'] = core_metric([result['tasks'][name] for name in core])
-    dist.print(f"CORE {result['core']:.4f}, the mean of {len(core)} centered accuracies")
+if 'core' in loaded:
+    found = [result['tasks'][task.name] for task in loaded['core']]
+    result['core'] = core_metric(found)
+    dist.print(f"CORE {result['core']:.4f}, the mean of {len(found)} centered accuracies")
 if written := save():
     dist.print(f"written to {written}")
 dist.close()

@@ -31,6 +31,7 @@ import json
 import math
 import os
 import random
+import re
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ KINDS = ('hellaswag', 'multiple_choice', 'schema', 'language_modeling', 'generat
 class Task:
     name: str
     path: str  # of its examples, one JSON object per line
+    remedy: str  # if they are missing or damaged
     kind: str = None  # see the top of this file. None: as the examples say
     chance: float = None  # the accuracy of guessing
     shots: int = 0  # solved examples in the prompt
@@ -69,31 +71,57 @@ class Task:
 # reading
 
 
-def split_names(text):
-    """The names in a list such as 'hellaswag,core', each once."""
-    names = [name.strip() for name in text.split(',')]
-    return list(dict.fromkeys(filter(None, names)))
+def load_tasks(text, folder, tokenizer, block_size, limit, limit_hellaswag):
+    """{name: [Task, ...]} of 'hellaswag,core:100'. A number behind a name is how many examples of each task
+    are used, otherwise that is `limit`; None: all."""
+    tasks = {}
+    for named in filter(None, map(str.strip, text.split(','))):
+        name, n = re.fullmatch(r'(.+?)(?::(\d+))?', named).groups()
+        n = int(n) if n else limit_hellaswag if name == 'hellaswag' else limit
+        parts = bundle(folder) if name == 'core' else [name]
+        tasks[name] = [load_task(part, folder, tokenizer, block_size, n) for part in parts]
+    return tasks
 
 
 def find_task(name, folder):
-    """(the task `name`, its examples not read yet; what to do if they are missing or damaged)."""
-    elsewhere = f"--data_dir names another folder than {folder}"
+    """The task `name`, its examples not read yet."""
     if name == 'hellaswag':
-        path = os.path.join(folder, 'hellaswag_val.jsonl')
-        return Task(name, path, 'hellaswag', 0.25), f"download {HELLASWAG_URL}; {elsewhere}"
+        remedy = f"download {HELLASWAG_URL}; --data_dir names another folder than {folder}"
+        return Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), remedy, name, 0.25)
     if name.endswith('.jsonl'):
-        return Task(os.path.basename(name), os.path.expanduser(name)), "see docs/evaluation.md"
+        return Task(os.path.basename(name), os.path.expanduser(name), "see docs/evaluation.md")
     tasks = bundle(folder)
     if name not in tasks:
         fail(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {', '.join(tasks)}")
-    return tasks[name], f"download {BUNDLE_URL} and unpack it there; {elsewhere}"
+    return tasks[name]
+
+
+def bundle(folder):
+    """{name: Task} of the tasks in eval_bundle/core.yaml, their examples not read yet."""
+    root, tasks = os.path.join(folder, 'eval_bundle'), {}
+    remedy = f"download {BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder"
+    try:
+        import yaml
+        with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
+            entries = yaml.safe_load(f)['icl_tasks']
+        with open(os.path.join(root, 'eval_meta_data.csv'), newline='', encoding='utf-8') as f:
+            chance = {row['Eval Task']: float(row['Random baseline']) / 100 for row in csv.DictReader(f)}
+        for entry in entries:
+            label = entry['label']
+            name = 'hellaswag_10shot' if label == 'hellaswag' else label
+            path = os.path.join(root, 'eval_data', entry['dataset_uri'])
+            tasks[name] = Task(name, path, remedy, entry['icl_task_type'], chance[label],
+                               int(entry['num_fewshot'][0]), entry.get('continuation_delimiter', ' '))
+    except Exception as e:  # a file may say anything
+        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). "
+             f"{remedy}. it needs pip install pyyaml")
+    return tasks
 
 
 def load_task(name, folder, tokenizer, block_size, max_examples=None):
     """The task `name` from the files in `folder`, tokenized; at most max_examples, always the same ones."""
-    task, remedy = find_task(name, folder)
+    task, number = find_task(name, folder), 0
     task.tokenizer = tokenizer
-    number = 0
     try:
         with open(task.path, encoding='utf-8') as f:
             lines = [(number, line) for number, line in enumerate(f, 1) if line.strip()]
@@ -105,10 +133,8 @@ def load_task(name, folder, tokenizer, block_size, max_examples=None):
         for i, (number, _) in enumerate(lines[:max_examples]):
             add_example(task, examples, i, block_size)
         assert examples, 'it is empty'
-    except FileNotFoundError:
-        fail(f"the examples of {name} are missing ({task.path}). {remedy}")
     except Exception as e:  # a file may say anything
-        fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). {remedy}")
+        fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). {task.remedy}")
     return task
 
 
@@ -138,33 +164,6 @@ def add_example(task, examples, i, block_size):
 def answer_of(example):
     """The number of an example's correct alternative."""
     return example.get('gold', example.get('label', 0))
-
-
-def bundle(folder):
-    """{name: Task} of the tasks in eval_bundle/core.yaml, their examples not read yet."""
-    root = os.path.join(folder, 'eval_bundle')
-    try:
-        import yaml
-        with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
-            entries = yaml.safe_load(f)['icl_tasks']
-        with open(os.path.join(root, 'eval_meta_data.csv'), newline='', encoding='utf-8') as f:
-            chance = {row['Eval Task']: float(row['Random baseline']) / 100 for row in csv.DictReader(f)}
-        tasks = [task_of_bundle(entry, root, chance) for entry in entries]
-    except ImportError:
-        fail("the evaluation bundle's core.yaml needs a package that is not installed (yaml). pip install "
-             "pyyaml")
-    except Exception as e:  # a file may say anything
-        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). "
-             f"download {BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder")
-    return {task.name: task for task in tasks}
-
-
-def task_of_bundle(entry, root, chance):
-    label = entry['label']
-    name = 'hellaswag_10shot' if label == 'hellaswag' else label
-    path = os.path.join(root, 'eval_data', entry['dataset_uri'])
-    shots, delimiter = int(entry['num_fewshot'][0]), entry.get('continuation_delimiter', ' ')
-    return Task(name, path, entry['icl_task_type'], chance[label], shots, delimiter)
 
 
 # -----------------------------------------------------------------------------
@@ -216,11 +215,6 @@ def texts(task, example):
 
 # -----------------------------------------------------------------------------
 # scoring
-
-
-def measure(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
-    """What is found of a task: see accuracy()."""
-    return accuracy(task, score(model, task, batch_tokens, dist, autocast, is_stopping))
 
 
 def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
@@ -306,22 +300,15 @@ def accuracy(task, scores):
     nats, count, likeliest = scores.numpy().T
     examples = [example for example, _, _ in task.rows]
     starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
-
-    def chosen(losses):
-        alternatives = np.split(losses, starts[1:])
-        return np.array([np.argmin(of_one) for of_one in alternatives]) == task.answers
-
     if task.kind == 'generate':
         correct = nats > 0
     elif task.kind == 'language_modeling':
         correct = likeliest[starts] == count[starts]
     else:
-        correct = chosen(nats / count)
+        alternatives = np.split(nats / count, starts[1:])
+        correct = np.array([np.argmin(losses) for losses in alternatives]) == task.answers
     correct = correct.tolist()
-    result = {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
-    if task.kind == 'hellaswag':  # by the loss of the whole ending, which favors short ones
-        result['accuracy_sum'] = float(chosen(nats).mean())
-    return result
+    return {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
 
 
 def core_metric(results):
@@ -329,27 +316,23 @@ def core_metric(results):
     return sum(result['centered'] for result in results) / len(results)
 
 
-# -----------------------------------------------------------------------------
-# in the training loop
+def percent(result):
+    return f"{100 * result['accuracy']:.2f} ± {100 * result['error']:.2f} %"
 
 
 def tasks_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the files read now: a function of the iteration that returns {'hellaswag':
-    accuracy, 'core': CORE, ...}. 'core:100' uses 100 examples of each of CORE's tasks; without a number it is
-    500, of HellaSwag all."""
-    folder, tokenizer = run.knobs['data_dir'] or DATA_DIR, run.data.tokenizer()
-    block_size = model.config.block_size
-    batch_tokens = run.knobs['batch_size'] * block_size
-    tasks = {}
-    for named in split_names(run.knobs['tasks']):
-        name, limit = with_limit(named)
-        parts = bundle(folder) if name == 'core' else [name]
-        tasks[name] = [load_task(part, folder, tokenizer, block_size, limit) for part in parts]
+    accuracy, 'core': CORE, ...}. Of HellaSwag all examples are used, of others 500 unless told otherwise."""
+    k, block_size = run.knobs, model.config.block_size
+    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), block_size, 500, None)
 
     def evaluate_tasks(it):
         metrics = {}
         for name, parts in tasks.items():
-            found = [measure(model, task, batch_tokens, dist, autocast, stop.asks_to_stop) for task in parts]
+            found = []
+            for task in parts:
+                scores = score(model, task, k['batch_size'] * block_size, dist, autocast, stop.asks_to_stop)
+                found.append(accuracy(task, scores))
             if name == 'core':
                 metrics[name] = core_metric(found)
                 dist.print(f"step {it}: CORE {metrics[name]:.4f} over {len(found)} tasks (chance: 0)")
@@ -361,15 +344,3 @@ def tasks_in_loop(run, model, dist, autocast, stop):
         return metrics
 
     return evaluate_tasks
-
-
-def with_limit(named):
-    """('core', 100) of 'core:100', ('core', 500) of 'core', ('hellaswag', None) of 'hellaswag'."""
-    name, _, limit = named.rpartition(':')
-    if name and limit.isdigit():
-        return name, int(limit)
-    return named, None if named == 'hellaswag' else 500
-
-
-def percent(result):
-    return f"{100 * result['accuracy']:.2f} ± {100 * result['error']:.2f} %"

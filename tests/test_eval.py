@@ -181,10 +181,6 @@ def test_tasks_by_the_command_line(script, with_tasks, tmp_path):
     again = json.loads((tmp_path / 'out' / 'eval.json').read_text())
     assert again['tasks']['who']['questions'] == 3 and again['tasks']['sums'] == found['tasks']['sums']
     assert 'ascii/val' in again['texts']
-    (tmp_path / 'data' / 'eval_bundle' / 'eval_data' / 'who.jsonl').unlink()
-    result = script('eval.py', *with_tasks, '--tasks=core', '--split=none')
-    assert result.status == 0
-    assert re.search('CORE needs all of its tasks; .*: who. download http', result.out)
 
 
 def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_path):

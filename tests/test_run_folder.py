@@ -251,18 +251,6 @@ def test_garbled_files_of_a_run_are_no_tracebacks(script, tiny, tmp_path, name):
             assert result.status == 0 and 'tiny/val' in json.loads(path.read_text())['texts'], result.err
 
 
-def test_earlier_results_of_the_same_weights_may_be_garbled(script, tiny, tmp_path):
-    assert script('train.py', *tiny, '--max_iters=2', '--warmup_iters=0').status == 0
-    args = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--device=cpu', '--eval_tokens=64']
-    assert script('eval.py', *args).status == 0
-    path = tmp_path / 'out' / 'eval.json'
-    content = json.loads(path.read_text())
-    for texts in (None, 5, [1]):
-        path.write_text(json.dumps({**content, 'texts': texts}))
-        result = script('eval.py', *args)
-        assert result.status == 0 and json.loads(path.read_text()) == content | {'texts': content['texts']}, result.err
-
-
 # -----------------------------------------------------------------------------
 # names and values from strangers
 

@@ -288,7 +288,9 @@ def test_what_is_missing_or_broken_is_one_line(folder, capsys):
     assert tasks.BUNDLE_URL in error('choice')
 
 
-def test_a_number_of_examples_stands_behind_a_task():
-    named = ('core', 'core:7', 'hellaswag', 'C:\\x.jsonl', 'a:1:2')
-    assert [tasks.with_limit(name) for name in named] == [
-        ('core', 500), ('core', 7), ('hellaswag', None), ('C:\\x.jsonl', 500), ('a:1', 2)]
+def test_a_number_of_examples_stands_behind_a_task(monkeypatch):
+    monkeypatch.setattr(tasks, 'bundle', lambda folder: ['sums'])
+    monkeypatch.setattr(tasks, 'load_task', lambda name, folder, tokenizer, block_size, limit: (name, limit))
+    found = tasks.load_tasks('core:7, hellaswag,C:\\x.jsonl,a:1:2', '', None, 8, 500, None)
+    assert found == {'core': [('sums', 7)], 'hellaswag': [('hellaswag', None)],
+                     'C:\\x.jsonl': [('C:\\x.jsonl', 500)], 'a:1': [('a:1', 2)]}
