@@ -24,6 +24,10 @@ KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare', 'openwebtext', 'fineweb'
          'tinystories')
 
 
+# what a folder without any meta has, as in nanoGPT
+GPT2 = {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256}
+
+
 # -----------------------------------------------------------------------------
 # where it is
 
@@ -51,19 +55,19 @@ def read_ids(paths, dtype, start=0):
         n = os.path.getsize(path) // dtype.itemsize
         with open(path, 'rb') as f:
             f.seek(min(start, n) * dtype.itemsize)
-            while len(block := f.read(1 << 22)) >= dtype.itemsize:
-                yield np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+            while len(ids := np.fromfile(f, dtype, 1 << 21)):
+                yield ids
         start = max(0, start - n)
 
 
 def missing(folder):
     """What to say when there is no train.bin in a dataset's folder."""
     data_dir, name = os.path.split(folder)
-    if os.path.isdir(os.path.join(folder, 'unfinished')) or bin_files(folder, 'val'):
+    if os.path.isdir(os.path.join(folder, 'unfinished')):
         return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
     make = f"python prepare.py {name}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
-    folders = sorted(glob.glob(os.path.join(glob.escape(data_dir), '*')))
-    have = ', '.join(os.path.basename(folder) for folder in folders if bin_files(folder, 'train'))
+    names = sorted(os.listdir(data_dir)) if os.path.isdir(data_dir) else []
+    have = ', '.join(name for name in names if bin_files(os.path.join(data_dir, name), 'train'))
     there = f"there is: {have}" if have else "there is none yet"
     return (f"no dataset {name} in {data_dir} ({there}). make it from text with: {make}; for a first run on "
             "a laptop: bash runs/quickstart.sh")
@@ -85,17 +89,16 @@ def read_meta(folder):
     """The dict in meta.json. Without it the same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2
     tokens."""
     path = os.path.join(folder, 'meta.json')
-    if not os.path.exists(path):
-        path = os.path.join(folder, 'meta.pkl')
-        return read_meta_pkl(path) if os.path.exists(path) else complete(
-            {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256})
     try:
+        if not os.path.exists(path):
+            path = os.path.join(folder, 'meta.pkl')
+            return complete(from_meta_pkl(path) if os.path.exists(path) else GPT2)
         with open(path, encoding='utf-8') as f:
             meta = json.load(f)
         if not meta.get('unfinished'):
             return complete(meta)
     except Exception as e:  # a file may say anything
-        fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for it again")
+        fail(f"{path} is damaged ({type(e).__name__}: {e}). run prepare.py for this dataset again")
     fail(f"{folder} is not finished. run its command again: {meta.get('command', 'python prepare.py ...')}")
 
 
@@ -105,11 +108,11 @@ def complete(meta):
     size = meta['vocab_size']
     meta = {'tokenizer': {'kind': 'ids', 'n_vocab': size}, 'end_of_text': None, 'dtype': 'uint16',
             'splits': {}, **meta}
-    check_tokenizer_state(meta['tokenizer'])
+    state = meta['tokenizer']
+    check_tokenizer_state(state)
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
-    if 'chars' in meta['tokenizer']:
-        n = len(meta['tokenizer']['chars']) + len(meta['tokenizer'].get('added', []))
-        assert n == size, f'vocab_size is {size}, and there are {n} characters'
+    n_chars = len(state.get('chars', [])) + len(state.get('added', []))
+    assert 'chars' not in state or n_chars == size, f'vocab_size is {size}, and there are {n_chars} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
         for entry in (split, *split.get('shards', [])):
@@ -125,21 +128,17 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
 
 
-def read_meta_pkl(path):
-    """nanoGPT's meta.pkl, read without running anything in it."""
-    try:
-        with open(path, 'rb') as f:
-            old = PlainUnpickler(f).load()
-        size, itos = int(old['vocab_size']), old.get('itos', {})
-        assert 0 < size < 2**31, f"vocab_size is {size}"
-        chars = [itos[i] for i in range(size)] if itos else []
-        tokenizer = {'kind': 'char', 'chars': ''.join(chars)}
-        if {len(c) for c in chars} != {1}:
-            tokenizer = {'kind': 'ids', 'n_vocab': size}  # all that nanoGPT's train.py asks for
-    except Exception as e:  # whatever a strange pickle may raise
-        fail(f"{path} is not nanoGPT's plain vocabulary ({type(e).__name__}: {e}). run prepare.py for this "
-             "dataset again")
-    return complete({'tokenizer': tokenizer, 'vocab_size': size})
+def from_meta_pkl(path):
+    """The same of nanoGPT's meta.pkl, read without running anything in it. An exception of some kind if it is
+    no plain vocabulary."""
+    with open(path, 'rb') as f:
+        old = PlainUnpickler(f).load()
+    size, itos = int(old['vocab_size']), old.get('itos')
+    assert size < 2**31  # before a list of that length
+    chars = [itos[i] for i in range(size)] if itos else []
+    if {len(c) for c in chars} != {1}:
+        return {'vocab_size': size}  # all that nanoGPT's train.py asks for
+    return {'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': size}
 
 
 def write_meta_pkl(path, chars):
@@ -152,7 +151,7 @@ def write_meta_pkl(path, chars):
 def read_tokenizer_state(folder, meta):
     """meta's tokenizer together with its files: all that a checkpoint has to know to be sampled without the
     dataset."""
-    if meta['tokenizer'] == {'kind': 'tiktoken', 'name': 'gpt2'}:  # nanoGPT's folders only assume it
+    if meta['tokenizer'] == GPT2['tokenizer']:  # nanoGPT's folders only assume it
         return full_state_if_cached(meta['tokenizer'])
     try:
         return read_files(folder, meta)
@@ -187,6 +186,11 @@ def text_size(name, data_dir=None):
 # whether that is true
 
 
+def sha256_of(path):
+    with open(path, 'rb') as f:
+        return hashlib.file_digest(f, 'sha256').hexdigest()
+
+
 def show_dataset(folder):
     """Print what a dataset is, and check it; True if nothing is wrong."""
     exit_on_broken_pipe()
@@ -195,45 +199,33 @@ def show_dataset(folder):
     meta = read_meta(folder)
     state = read_tokenizer_state(folder, meta)
     print(f"{folder}: {meta['vocab_size']:,} ids ({state.get('name', state['kind'])}, {meta['dtype']}), "
-          f"from {meta.get('source', 'an unknown source')}")
-    if 'command' in meta:
-        print(f"made by: {meta['command']}")
+          f"from {meta.get('source', 'an unknown source')}, made by: {meta.get('command', 'unknown')}")
     splits = [split for split in ('train', 'val') if bin_files(folder, split) or split in meta['splits']]
     tokenizer = make_tokenizer(state)
     return all([show_split(folder, split, meta, tokenizer) for split in splits])
 
 
 def show_split(folder, split, meta, tokenizer):
-    """Print and check a split; True if nothing is wrong."""
+    """Print how much is in a split and how it begins, and check it; True if nothing is wrong."""
     paths, entry = bin_files(folder, split), meta['splits'].get(split, {})
-    dtype, token_bytes = np.dtype(meta['dtype']).newbyteorder('<'), tokenizer.token_bytes()
-    expected = entry.get('shards', [entry] * len(paths))
-    n = n_bytes = largest = documents = 0
-    same = len(paths) == len(expected)
-    for path, known in zip(paths, expected):
-        digest, before = hashlib.sha256(), n
-        for ids in read_ids([path], dtype):
-            digest.update(ids)
-            n += len(ids)
-            largest = max(largest, int(ids.max()))
-            n_bytes += int(token_bytes[ids[ids < len(token_bytes)]].sum())
-            documents += int((ids == meta['end_of_text']).sum())
-        size = known.get('tokens', n - before) * dtype.itemsize
-        same &= os.path.getsize(path) == size
-        same &= known.get('sha256', digest.hexdigest()) == digest.hexdigest()
+    dtype, size = np.dtype(meta['dtype']).newbyteorder('<'), meta['vocab_size']
+    largest, counts = 0, np.zeros(size, dtype=np.int64)  # how often each id occurs
+    for ids in read_ids(paths, dtype):
+        largest = max(largest, int(ids.max()))
+        counts += np.bincount(ids[ids < size], minlength=size)
+    n, lengths = int(counts.sum()), tokenizer.token_bytes()[:size]
+    n_bytes = int(counts[:len(lengths)] @ lengths)
     print(f"{split}: {n:,} tokens, {n_bytes:,} bytes of text, {n_bytes / max(1, n):.2f} bytes per token, "
-          f"{entry.get('documents', documents):,} documents, {len(paths)} file{'s' * (len(paths) != 1)}")
+          f"{entry.get('documents', 'unknown')} documents, {len(paths)} file{'s' * (len(paths) != 1)}")
+    for ids in itertools.islice(read_ids(paths, dtype), 1):
+        text = tokenizer.decode(ids[ids < size][:100].tolist())
+        print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")
+    known = [part.get('sha256') for part in entry.get('shards', [entry])]
     checks = {
-        "lengths and checksums" if entry else "no lengths and checksums to compare with": same,
-        f"largest id {largest:,}, vocabulary {meta['vocab_size']:,}": largest < meta['vocab_size'],
-        f"bytes of text, and {END_OF_TEXT} before each document":
-            entry.get('bytes', n_bytes) == n_bytes and documents in (0, entry.get('documents', documents)),
+        "checksums" if any(known) else "no checksums to compare with":
+            not any(known) or known == [sha256_of(path) for path in paths],
+        f"largest id {largest:,}, vocabulary {size:,}": largest < size,
     }
     for what, holds in checks.items():
         print(f"  {'ok   ' if holds else 'WRONG'} {what}")
-    for ids in itertools.islice(read_ids(paths, dtype), 1):  # how the first three documents begin
-        starts = np.flatnonzero(ids[:2000] == meta['end_of_text']).tolist() or [0]
-        for start, end in list(zip(starts, [*starts[1:], 2000]))[:3]:
-            text = tokenizer.decode(ids[start:min(end, start + 80)].tolist())
-            print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")
     return all(checks.values())
