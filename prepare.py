@@ -62,8 +62,8 @@ from support.conversations import read_conversations, write_splits
 from support.dataset_meta import KNOWN, folder_of, show_dataset, write_meta_pkl
 from support.console import make_output_last
 from support.files import read_json
-from support.tokenizer import END_OF_TEXT, make_tokenizer, write_tokenizer
-from support.write_dataset import Draft, divide, move_into_place, only_writer, with_progress
+from support.tokenizer import make_tokenizer, write_tokenizer
+from support.write_dataset import Draft, divide, move_into_place, only_writer
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
 HUB = {
@@ -102,7 +102,7 @@ settings = dict(name=name, input=input, tokenizer=tokenizer, text_key=text_key, 
 
 def encode_files():
     """Text becomes ids in unfinished/, whose files take their places when all of them are written. Returns
-    what meta.json says, and how often the text contains END_OF_TEXT."""
+    what meta.json says."""
     files, source = find_files()
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
     if not draft.resume():
@@ -114,7 +114,7 @@ def encode_files():
 
 
 def encode(draft):
-    """Yield ({split: (ids, documents)}, look-alikes, place, bytes read) from where the draft stands."""
+    """Yield ({split: (ids, documents)}, place) from where the draft stands."""
     if encode_text.are_ids(draft.files):
         return encode_text.read_npy(draft.files, draft.encoder, draft.place)
     split_at = draft.encoder.tokenizer.split_at
@@ -127,8 +127,8 @@ def complete(draft, results, source):
     """Write all ids into the draft, up to max_tokens of train, and move the files into place."""
     if not draft.complete:
         with contextlib.closing(results):  # ends its workers
-            for encoded, look_alikes, place in with_progress(results, draft, max_tokens):
-                draft.add(encoded, look_alikes, place, max_tokens)
+            for encoded, place in results:
+                draft.add(encoded, place, max_tokens)
                 if draft.complete:
                     break
         draft.complete = True
@@ -137,7 +137,7 @@ def complete(draft, results, source):
     if name == 'shakespeare_char':  # nanoGPT's script writes it too
         write_meta_pkl(os.path.join(unfinished, 'meta.pkl'), meta['tokenizer']['chars'])
     move_into_place(folder, unfinished, meta, settings)
-    return meta, draft.look_alikes
+    return meta
 
 
 # -----------------------------------------------------------------------------
@@ -161,13 +161,13 @@ def find_files():
 
 
 def documents(files, start=(0, 0)):
-    """(file number, document number, pieces of text, tell) for each document from `start` on."""
+    """(file number, document number, pieces of text) for each document from `start` on."""
     if as_nanogpt:  # two: the first nine tenths of the characters, and the rest
         with read_text.explain_errors(files[0].path), open(files[0].path, 'rb') as f:
             text = f.read().decode('utf-8', encoding_errors)
         cut = int(len(text) * (1 - val_fraction))
         parts = enumerate((text[:cut], text[cut:]))
-        return ((0, i, iter([part]), lambda: 0) for i, part in parts if i >= start[1])
+        return ((0, i, iter([part])) for i, part in parts if i >= start[1])
     to = os.path.join(unfinished, 'download')
     return read_text.documents(files, text_key, encoding, encoding_errors, to, start)
 
@@ -186,7 +186,7 @@ def make_conversations():
     if not overwrite:
         check_replacement(folder, tok)
     rows = ((f'{file.path}:{number + 1}', row) for file in read_text.find_files(sources)
-            for number, row, _ in read_text.rows(file.path))
+            for number, row in read_text.rows(file.path))
     talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
              for talk in read_conversations(rows, bad_rows))
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -230,23 +230,20 @@ def check_knobs():
 
 
 def make_dataset():
-    """What meta.json says, and how often the text contains END_OF_TEXT."""
+    """Make it, by text or by conversations. Returns what meta.json says."""
     before = read_json(os.path.join(folder, 'meta.json'))
     if 'splits' in before and before.get('command') != command:
         print(f"note: {folder} holds a dataset ({before.get('command', 'made elsewhere')}); it is replaced "
               "once the new one is complete")
     if chat:
-        return make_conversations(), 0
-    if 'then' in before and before.get('made_with') == settings:  # killed while files took their places
-        move_into_place(folder, unfinished, before['then'], settings)
-        return before['then'], 0
+        return make_conversations()
+    if 'places' in before and before.get('made_with') == settings:  # killed while files took their places
+        move_into_place(folder, unfinished, before['then'], settings, before['places'])
+        return before['then']
     return encode_files()
 
 
-def print_summary(meta, look_alikes, seconds):
-    if look_alikes:
-        print(f"note: the text itself contains {END_OF_TEXT} ({look_alikes:,} times); there it is text, "
-              "not the special token")
+def print_summary(meta, seconds):
     for split, entry in meta['splits'].items():
         files = f"{split}_*.bin ({len(entry['shards'])} files)" if 'shards' in entry else f"{split}.bin"
         print(f"{os.path.join(folder, files)}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, "
@@ -276,7 +273,7 @@ def main():
     t0 = time.time()
     try:
         with only_writer(folder):
-            meta, look_alikes = make_dataset()
+            meta = make_dataset()
     except KeyboardInterrupt:
         print("interrupted; run it again, it continues from what was saved", file=sys.stderr)
         sys.exit(130)
@@ -285,7 +282,7 @@ def main():
     except OSError as e:
         fail(f"cannot read or write ({e.filename or folder}: {e.strerror or e}). make room and run it again, "
              "or use --data_dir=ANOTHER")
-    print_summary(meta, look_alikes, time.time() - t0)
+    print_summary(meta, time.time() - t0)
 
 
 if __name__ == '__main__':  # not in the workers, which import this file where processes cannot be forked

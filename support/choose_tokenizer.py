@@ -28,7 +28,7 @@ def choose_tokenizer(name, files, documents):
     name = name or by_size(files)
     if name == 'char':  # a first pass over the text, to see which characters occur
         chars = set()
-        for _, _, pieces, _ in documents(files):
+        for _, _, pieces in documents(files):
             chars.update(*pieces)
         return make_tokenizer({'kind': 'char', 'chars': ''.join(sorted(chars))})
     if name.startswith('bpe:'):
@@ -105,7 +105,7 @@ def sample(documents, files):
     step = len(files) if files[0].repo else -(-len(files) // 64)
     for file in files[::step]:
         left = SAMPLE // len(files[::step])
-        for text in (text for _, _, pieces, _ in documents([file]) for text in cut_up(pieces, after_letter)):
+        for text in (text for _, _, pieces in documents([file]) for text in cut_up(pieces, after_letter)):
             for i in range(0, min(len(text), left), 65536):  # longer ones take much memory
                 yield text[i:i + 65536]
             left -= len(text)

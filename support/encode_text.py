@@ -19,7 +19,6 @@ import numpy as np
 
 from configurator import fail
 from support.read_text import explain_errors, kind_of
-from support.tokenizer import END_OF_TEXT
 
 PORTION = 1 << 20  # characters
 LONGEST = 1 << 24  # characters without a place to cut at, after which they are cut anyway
@@ -71,21 +70,21 @@ def cut_up(pieces, find_cut):
 
 def portions(documents, split_at, split_of, start=(0, 0, 0)):
     """Yield lists of (split, whether a document begins, text), each with the place behind it (file,
-    document, characters), from which another run can continue, and how many bytes of the file have been
-    read. split_of(number of the document in its file, its first piece): 'train' or 'val'."""
+    document, characters), from which another run can continue. split_of(number of the document in its file,
+    its first piece): 'train' or 'val'."""
     portion, size = [], 0
-    for i, number, pieces, tell in documents:
+    for i, number, pieces in documents:
         first = next(pieces, '')
         split = split_of(number, first)
         done = start[2] if (i, number) == tuple(start[:2]) else 0  # characters, by an earlier run
         for text in cut_up(skip_characters(itertools.chain([first], pieces), done), CUTS[split_at]):
             portion.append((split, done == 0, text))
-            done, size, read = done + len(text), size + len(text), tell()
+            done, size = done + len(text), size + len(text)
             if size >= PORTION:
-                yield portion, (i, number, done), read
+                yield portion, (i, number, done)
                 portion, size = [], 0
     if portion:
-        yield portion, (i, number, done), read
+        yield portion, (i, number, done)
 
 
 def split_by_hash(text, val_fraction):
@@ -116,16 +115,16 @@ class Encoder:
         self.begin = tokenizer.end_of_text if mark_documents else None
         self.token_bytes = tokenizer.token_bytes()
 
-    def count_documents(self, ids):
-        """How many documents begin in an array of ids; 0 if no id tells."""
-        return 0 if self.begin is None else int((ids == self.begin).sum())
+    def count_documents(self, ids, unknown=0):
+        """How many documents begin in an array of ids; `unknown` if no id tells."""
+        return unknown if self.begin is None else int((ids == self.begin).sum())
 
     def count_bytes(self, ids):
         return int(self.token_bytes[ids].sum())
 
     def encode(self, portion):
-        """{split: (ids, documents)} of a portion, and how often it contains END_OF_TEXT as text."""
-        ids, documents, look_alikes = {'train': [], 'val': []}, collections.Counter(), 0
+        """{split: (ids, documents)} of a portion."""
+        ids, documents = {'train': [], 'val': []}, collections.Counter()
         for split, begins, text in portion:
             if begins and self.begin is not None:
                 ids[split].append(np.array([self.begin]))
@@ -134,17 +133,15 @@ class Encoder:
             except ValueError as e:  # a vocabulary that lacks a character
                 fail(f"{e}. use --tokenizer=byte, or another that has every character")
             documents[split] += begins
-            look_alikes += text.count(END_OF_TEXT)
-        found = {split: (np.concatenate(some, dtype=self.dtype, casting='unsafe'), documents[split])
-                 for split, some in ids.items() if some}
-        return found, look_alikes
+        return {split: (np.concatenate(some, dtype=self.dtype, casting='unsafe'), documents[split])
+                for split, some in ids.items() if some}
 
 
 def encode_in_order(portions, workers, encoder):
-    """Yield (*encoder.encode(portion), place, bytes read) for each of portions(), in their order, encoded
-    by that many processes. Only a few portions are in memory at a time."""
+    """Yield encoder.encode(portion) and the place for each of portions(), in their order, encoded by that
+    many processes. Only a few portions are in memory at a time."""
     if workers == 1:
-        yield from ((*encoder.encode(portion), *where) for portion, *where in portions)
+        yield from ((encoder.encode(portion), place) for portion, place in portions)
         return
     # a forked process has the tokenizer at once; where fork is not safe, a new Python imports the script
     # again and is sent the tokenizer
@@ -152,12 +149,12 @@ def encode_in_order(portions, workers, encoder):
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, [encoder])
     try:
         pool.submit(os.getpid).result()  # starts the processes now, before there are threads
-        jobs = ((pool.submit(encode_here, portion), where) for portion, *where in portions)
+        jobs = ((pool.submit(encode_here, portion), place) for portion, place in portions)
         waiting = collections.deque(itertools.islice(jobs, 2 * workers))
         while waiting:
-            future, where = waiting.popleft()
+            future, place = waiting.popleft()
             waiting.extend(itertools.islice(jobs, 1))
-            yield *future.result(), *where
+            yield future.result(), place
     except concurrent.futures.process.BrokenProcessPool:
         fail(f"one of the {workers} workers was killed (out of memory?). run it again with fewer --workers: "
              "it continues where it stopped")
@@ -204,13 +201,11 @@ def read_npy(files, encoder, start):
     split."""
     for i, file in enumerate(files[start[0]:], start[0]):
         with explain_errors(file.path):
-            ids = np.load(file.path, mmap_mode='r')
-            n = encoder.tokenizer.n_vocab
+            ids, n = np.load(file.path, mmap_mode='r'), encoder.tokenizer.n_vocab
             if ids.ndim != 1 or ids.dtype.kind not in 'ui' or ids.min() < 0 or ids.max() >= n:
-                raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary: its "
-                                 f"largest is {ids.max()}, of {ids.dtype}, and its shape {ids.shape}")
+                raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary, but "
+                                 f"{ids.dtype} {ids.shape} up to {ids.max()}")
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
         for at in range(start[2] if i == start[0] else 0, len(ids), IDS):
             block = ids[at:at + IDS].astype(encoder.dtype)
-            place = i, 0, at + len(block)
-            yield {split: (block, encoder.count_documents(block))}, 0, place, place[2] * ids.dtype.itemsize
+            yield {split: (block, 0)}, (i, 0, at + len(block))

@@ -91,9 +91,10 @@ def find(source):
         every = [path for path in every if not os.path.isdir(path)]
         paths = [path for path in every if not re.search(NOT_READABLE, path, re.I)]
     if not paths:
-        remedy = REMEDIES.get(kind_of(every[0]) if every else '', "convert it, or name your text with --input")
-        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({kinds(every) or 'nothing there'}). "
-             f"{remedy}; a pattern reads other kinds as plain text: --input='FOLDER/*.tex'")
+        kind, there = kind_of(every[0]) if every else '', kinds(every) or 'nothing there'
+        remedy = REMEDIES.get(kind, "convert it, or name your text with --input")
+        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}; a pattern "
+             "reads other kinds as plain text: --input='FOLDER/*.tex'")
     return paths, [path for path in every if path not in paths]
 
 
@@ -120,14 +121,13 @@ def find_pystdlib():
 
 
 def open_bytes(path):
-    """The decompressed content of a file, and the file itself, whose tell() says how far it was read."""
-    raw = open(path, 'rb')
+    """The decompressed content of a file."""
     if path.lower().endswith('.gz'):
-        return gzip.open(raw, 'rb'), raw
+        return gzip.open(path, 'rb')
     if path.lower().endswith('.zst'):
         import pyarrow  # unlike zstandard's own reader it notices when the end is missing
-        return io.BufferedReader(pyarrow.CompressedInputStream(raw, 'zstd')), raw
-    return raw, raw
+        return io.BufferedReader(pyarrow.CompressedInputStream(path, 'zstd'))
+    return open(path, 'rb')
 
 
 @contextlib.contextmanager
@@ -175,9 +175,8 @@ def choose_encoding(path, encoding, start):
     the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
     if marked(start) or encoding != 'auto':
         return marked(start) or encoding
-    content, raw = open_bytes(path)
     try:
-        with raw, io.TextIOWrapper(content, 'utf-8') as f:
+        with io.TextIOWrapper(open_bytes(path), 'utf-8') as f:
             while f.read(PIECE):
                 pass
         return 'utf-8'
@@ -192,43 +191,40 @@ def choose_encoding(path, encoding, start):
 
 
 def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
-    """Yield (file number, document number, pieces of text, tell) for each document from `start`, a (file,
-    document), on. tell() says how many bytes of the file have been read. Files of the Hub are downloaded into
-    the folder `download_to` for a while."""
+    """Yield (file number, document number, pieces of text) for each document from `start`, a (file,
+    document), on. Files of the Hub are downloaded into the folder `download_to` for a while."""
     for i, path in local_paths(files, start[0], download_to):
         kind, skip = kind_of(path), start[1] if i == start[0] else 0
         if kind in ('jsonl', 'parquet'):
-            for number, row, tell in rows(path, text_key, encoding, errors):
+            for number, row in rows(path, text_key, encoding, errors):
                 if number >= skip:
-                    yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}')), tell
+                    yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}'))
         elif skip:
             pass  # it is one document
         elif kind in ('py', 'html', 'htm', 'xhtml', 'epub'):
-            yield i, 0, slices(read_python(path) if kind == 'py' else read_page(path, kind)), lambda: 0
+            yield i, 0, slices(read_python(path) if kind == 'py' else read_page(path, kind))
         else:
-            with open_text(path, encoding, errors) as (f, tell):
-                yield i, 0, read_pieces(f, path), tell
+            yield i, 0, read_pieces(path, encoding, errors)
 
 
 def rows(path, column=None, encoding='utf-8', errors='strict'):
-    """Yield (its number, what it says, tell) for each line of a .jsonl file, or row of a .parquet file, of
-    which only the column is read if there is one of that name."""
-    if kind_of(path) == 'parquet':
-        with explain_errors(path):
+    """Yield (its number, what it says) for each line of a .jsonl file, or row of a .parquet file, of which
+    only the column is read if there is one of that name."""
+    with explain_errors(path):
+        if kind_of(path) == 'parquet':
             import pyarrow.parquet
             with pyarrow.parquet.ParquetFile(path) as f:
-                columns, size = [column] if column in f.schema_arrow.names else None, os.path.getsize(path)
+                columns = [column] if column in f.schema_arrow.names else None
                 batches = f.iter_batches(256, columns=columns, use_threads=False)
-                for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-                    yield number, row, lambda: size * number // f.metadata.num_rows
-        return
-    with open_text(path, encoding, errors) as (f, tell):
-        for number, line in enumerate(f):
-            try:
-                if line.strip():
-                    yield number, json.loads(line), tell
-            except (ValueError, RecursionError) as e:
-                fail(f"{path}:{number + 1} is not JSON ({e}). correct or remove that line")
+                yield from enumerate(row for batch in batches for row in batch.to_pylist())
+            return
+        with open_text(path, encoding, errors) as f:
+            for number, line in enumerate(f):
+                try:
+                    if line.strip():
+                        yield number, json.loads(line)
+                except (ValueError, RecursionError) as e:
+                    fail(f"{path}:{number + 1} is not JSON ({e}). correct or remove that line")
 
 
 def text_of(row, text_key, where):
@@ -241,14 +237,9 @@ def text_of(row, text_key, where):
     return (text or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
-@contextlib.contextmanager
-def open_text(path, encoding='utf-8', errors='strict'):
-    """A file of text, and a function that tells how far it was read. Errors while it is read become one
-    line."""
-    with explain_errors(path):
-        content, raw = open_bytes(path)
-        with raw, io.TextIOWrapper(content, choose_encoding(path, encoding, content.peek(4)), errors) as f:
-            yield f, raw.tell
+def open_text(path, encoding, errors):
+    content = open_bytes(path)
+    return io.TextIOWrapper(content, choose_encoding(path, encoding, content.peek(4)), errors)
 
 
 def read_python(path):
@@ -259,9 +250,8 @@ def read_python(path):
         return ''  # the library has files that are wrong on purpose
 
 
-def read_pieces(f, path):
-    # here too: the caller's `with` does not cover what a generator does later
-    with explain_errors(path):
+def read_pieces(path, encoding, errors):
+    with explain_errors(path), open_text(path, encoding, errors) as f:
         while piece := f.read(PIECE):
             if '\0' in piece:
                 raise ValueError('it holds NUL characters: it is no text')
@@ -289,9 +279,8 @@ def read_page(path, kind):
             with zipfile.ZipFile(path) as book:
                 texts = [text_of_html(content) for content in chapters(book)]
             return '\n'.join(text for text in texts if text)
-        content, raw = open_bytes(path)
-        with raw:
-            return text_of_html(content.read())
+        with open_bytes(path) as f:
+            return text_of_html(f.read())
 
 
 def chapters(book):

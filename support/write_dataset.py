@@ -6,19 +6,17 @@ places at the end.
 
 import contextlib
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
 import re
 import shutil
-import sys
 import time
 
 from configurator import fail
-from support.dataset_meta import read_ids
+from support.dataset_meta import read_ids, sha256_of
 from support.encode_text import Encoder
-from support.files import lock, sync_folder, write_whole
+from support.files import lock, read_json, sync_folder, write_whole
 from support.tokenizer import make_tokenizer, read_files, write_tokenizer
 
 SAVE_EVERY = 30  # seconds: how much has to be made again after a kill
@@ -32,10 +30,10 @@ class Split:
     """The files of one split in the folder unfinished/, each of shard_tokens ids, the last one of what
     remains."""
 
-    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, documents=0, bytes=0):
+    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, bytes=0, documents=0):
         """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer."""
         self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
-        self.tokens, self.documents, self.bytes = tokens, documents, bytes
+        self.tokens, self.bytes, self.documents = tokens, bytes, documents
         for i in itertools.count():
             kept = max(0, min(shard_tokens, tokens - i * shard_tokens)) * encoder.dtype.itemsize
             there = os.path.exists(self.path(i))
@@ -52,38 +50,32 @@ class Split:
         return [self.path(i) for i in range(-(-self.tokens // self.shard_tokens))]
 
     def write(self, ids, documents):
-        """Append an array of ids, in which that many documents begin."""
-        self.documents += documents
+        """Append an array of ids, in which that many documents begin if no id tells."""
+        self.documents += self.encoder.count_documents(ids, documents)
         self.bytes += self.encoder.count_bytes(ids)
         while len(ids):
             i, done = divmod(self.tokens, self.shard_tokens)
             part, ids = ids[:self.shard_tokens - done], ids[self.shard_tokens - done:]
             with open(self.path(i), 'ab') as f:
                 f.write(part.tobytes())
-                if len(ids):  # the end of the file; the last one is flushed by sync()
-                    f.flush()
-                    os.fsync(f.fileno())
             self.tokens += len(part)
 
     def sync(self):
-        for path in self.paths()[-1:]:
+        for path in self.paths():
             with open(path, 'ab') as f:
                 os.fsync(f.fileno())
 
     def state(self):
-        return {'tokens': self.tokens, 'documents': self.documents, 'bytes': self.bytes}
+        return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
 
-    def finish(self):
-        """The split's entry for meta.json."""
-        self.sync()
-        shards = []
+    def entry(self):
+        """What meta.json says of the split."""
+        width, shards = self.encoder.dtype.itemsize, []
         for path in self.paths():
-            with open(path, 'rb') as f:
-                sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
-            tokens = os.path.getsize(path) // self.encoder.dtype.itemsize
-            shards.append({'file': os.path.basename(path), 'tokens': tokens, 'sha256': sha256})
-        entry = {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
-        return {**entry, 'shards': shards} if len(shards) > 1 else {**entry, 'sha256': sha256}
+            shards.append({'file': os.path.basename(path), 'tokens': os.path.getsize(path) // width,
+                           'sha256': sha256_of(path)})
+        last = {'shards': shards} if len(shards) > 1 else {'sha256': shards[0]['sha256']}
+        return {**self.state(), **last}
 
 
 class Draft:
@@ -97,7 +89,6 @@ class Draft:
         self.splits = {}
         self.place = 0, 0, 0  # file, document, characters: what comes before is in the splits
         self.complete = False  # nothing more is to be read
-        self.look_alikes = 0  # how often END_OF_TEXT occurs in the text itself
         self.saved_at = time.time()
 
     def start(self, tokenizer):
@@ -110,21 +101,18 @@ class Draft:
     def resume(self):
         """Continue what an earlier run saved. Returns False if it was of other settings or files, or if
         not all of it reached the disk."""
+        saved = read_json(os.path.join(self.folder, 'progress.json'))
         try:
-            with open(os.path.join(self.folder, 'progress.json')) as f:
-                saved = json.load(f)
             if saved['made_with'] != self.settings or saved['read'] != self.read_so_far(saved['place']):
-                raise EOFError
+                raise ValueError
             self.meta = saved['meta']
             self.encoder = Encoder(make_tokenizer(read_files(self.folder, self.meta)), self.mark_documents)
             self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
             self.place, self.complete = saved['place'], saved['whole']
-            self.look_alikes = saved['look_alikes']
-        except FileNotFoundError:
-            return False
         except Exception:  # a file may say anything
-            print(f"note: an earlier run with other settings or files left {self.folder}, or it is damaged; "
-                  "starting anew")
+            if saved:
+                print(f"note: an earlier run with other settings or files left {self.folder}, or it is "
+                      "damaged; starting anew")
             return False
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True
@@ -141,21 +129,18 @@ class Draft:
         files = [(file.path, file.size, file.stamp) for file in self.files[:place[0] + 1]]
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
-    def add(self, encoded, look_alikes, place, max_tokens=None):
+    def add(self, encoded, place, max_tokens=None):
         """Append {split: (ids, documents)}, read up to `place`. The draft is complete once train has
         max_tokens."""
         for name, (ids, documents) in encoded.items():
             split = self.splits[name]
             if name == 'train' and max_tokens and split.tokens + len(ids) >= max_tokens:
-                self.complete = True
-                ids = ids[:max_tokens - split.tokens]
-                if self.encoder.begin is not None:
-                    documents = self.encoder.count_documents(ids)
+                self.complete, ids = True, ids[:max_tokens - split.tokens]
             split.write(ids, documents)
         self.place = place
-        self.look_alikes += look_alikes
         if time.time() > self.saved_at + SAVE_EVERY:
             self.save()
+            print(f"{self.tokens():,} tokens, file {place[0] + 1:,} of {len(self.files):,}", flush=True)
 
     def save(self):
         for split in self.splits.values():
@@ -163,7 +148,7 @@ class Draft:
         sync_folder(self.folder)
         progress = {
             'made_with': self.settings, 'read': self.read_so_far(self.place), 'place': self.place,
-            'whole': self.complete, 'meta': self.meta, 'look_alikes': self.look_alikes,
+            'whole': self.complete, 'meta': self.meta,
             'splits': {name: split.state() for name, split in self.splits.items()},
         }
         write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
@@ -171,26 +156,9 @@ class Draft:
 
     def finish(self):
         """Write the last files. Returns what meta.json says of the tokenizer and the splits."""
-        splits = {name: split.finish() for name, split in self.splits.items() if split.tokens}
+        self.save()
+        splits = {name: split.entry() for name, split in self.splits.items() if split.tokens}
         return {**self.meta, 'splits': splits}
-
-
-def with_progress(results, draft, max_tokens):
-    """The results, which the caller adds to the draft, while it is told how far that is: by tqdm's bar on a
-    terminal, elsewhere by a line every ten seconds."""
-    sizes = [0, *itertools.accumulate(file.size for file in draft.files)]
-    total, shown, bar = max_tokens or sizes[-1] or 1, time.time(), None
-    if sys.stderr.isatty() and importlib.util.find_spec('tqdm'):
-        import tqdm
-        bar = tqdm.tqdm(total=total, unit=' tokens' if max_tokens else 'B', unit_scale=True)
-    for *result, bytes_read in results:
-        yield result
-        done = draft.splits['train'].tokens if max_tokens else sizes[draft.place[0]] + bytes_read
-        if bar is not None:
-            bar.update(done - bar.n)
-        elif time.time() > shown + 10:
-            shown = time.time()
-            print(f"{draft.tokens():,} tokens, {done / total:.0%}", flush=True)
 
 
 # -----------------------------------------------------------------------------
@@ -214,12 +182,10 @@ def divide(draft, val_fraction):
 def move_end(draft, source, target, n):
     """Move the last n ids of a split to the other one: first they are written there and that is saved,
     only then they are removed here."""
-    encoder = draft.encoder
-    for ids in read_ids(source.paths(), encoder.dtype, source.tokens - n):
-        documents = encoder.count_documents(ids)
-        target.write(ids, documents)
-        source.documents -= documents
-        source.bytes -= encoder.count_bytes(ids)
+    for ids in read_ids(source.paths(), draft.encoder.dtype, source.tokens - n):
+        target.write(ids, 0)
+        source.documents -= draft.encoder.count_documents(ids)
+        source.bytes -= draft.encoder.count_bytes(ids)
     source.tokens -= n
     if source.tokens == 0:
         target.documents += source.documents
@@ -250,17 +216,19 @@ def only_writer(folder):
             lock_file.close()
 
 
-def move_into_place(folder, unfinished, meta, settings):
+def move_into_place(folder, unfinished, meta, settings, places=None):
     """Move the files of `unfinished` to their places in `folder`. meta.json says that a folder is
     complete, so meanwhile it says the opposite, and what is to be done: after a kill at any point the
-    next run does the rest."""
-    path, splits = os.path.join(folder, 'meta.json'), meta['splits']
-    waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta}
+    next run does the rest. places: {name in unfinished/: name here}, as the run that was killed has them."""
+    if places is None:
+        names, places = {*os.listdir(unfinished)} - {'progress.json', 'download'}, {}
+        for name in names:
+            several = name.replace('_000000', '_000001') in names
+            places[name] = name if several else name.replace('_000000', '')  # train.bin or val.bin
+    path = os.path.join(folder, 'meta.json')
+    waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta,
+               'places': places}
     write_whole(path, json.dumps(waiting).encode())
-    same = [*meta.get('checksums', ()), 'meta.pkl', 'train.mask', 'train.starts', 'val.mask', 'val.starts']
-    same += [shard['file'] for entry in splits.values() for shard in entry.get('shards', ())]
-    places = {file: file for file in same}  # name in unfinished/: name here
-    places |= {f'{name}_000000.bin': f'{name}.bin' for name, entry in splits.items() if 'shards' not in entry}
     for source, target in places.items():
         if os.path.exists(os.path.join(unfinished, source)):
             os.replace(os.path.join(unfinished, source), os.path.join(folder, target))

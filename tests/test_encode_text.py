@@ -49,9 +49,9 @@ def test_a_run_can_continue_after_each_portion(monkeypatch):
         return encode_text.split_by_hash(text, 0.3)
 
     def portions(cut, start=(0, 0, 0)):
-        documents = ((0, i, read_text.slices(text), lambda: 0)
+        documents = ((0, i, read_text.slices(text))
                      for i, text in enumerate(texts) if i >= start[1] and text)
-        return [(portion, place) for portion, place, _ in encode_text.portions(documents, cut, split_of, start)]
+        return list(encode_text.portions(documents, cut, split_of, start))
     for cut in encode_text.CUTS:
         whole = portions(cut)
         assert len(whole) > 5
@@ -151,13 +151,13 @@ def test_workers_that_are_started_afresh_do_the_same(script, tmp_path):
     assert files_of(tmp_path, 'forked') == files_of(tmp_path, 'fresh')
 
 
-def test_text_that_looks_like_the_special_token_is_text_and_counted(script, tmp_path, gpt2):
+def test_text_that_looks_like_the_special_token_is_text(script, tmp_path, gpt2):
     texts = ['a <|endoftext|> b <|endoftext|> ' + TEXT[:200 + i] for i in range(30)]
     source = write(tmp_path / 'all.jsonl', texts)
     for tokenizer in ('byte', 'gpt2'):
         args = f'--input={source}', f'--tokenizer={tokenizer}', '--workers=2'
         result = prepare(script, tmp_path, tokenizer, *args)
-        assert result.status == 0 and '(60 times)' in result.out
+        assert result.status == 0
         data = Dataset(tokenizer, tmp_path / 'data')
         ids = np.concatenate([tokens.windows([0], tokens.n)[0] for tokens in (data.train, data.val)])
         assert (ids == data.meta['end_of_text']).sum() == 30
@@ -203,9 +203,9 @@ def test_only_a_few_portions_wait_for_the_workers():
     def portions():
         for i in range(50):
             taken.append(i)
-            yield [('train', True, f'text {i}')], (0, i, 0), 0
+            yield [('train', True, f'text {i}')], (0, i, 0)
     encoder = encode_text.Encoder(make_tokenizer({'kind': 'byte'}))
-    for n, (encoded, _, place, _) in enumerate(encode_text.encode_in_order(portions(), 2, encoder)):
+    for n, (encoded, place) in enumerate(encode_text.encode_in_order(portions(), 2, encoder)):
         ids, documents = encoded['train']
         assert place == (0, n, 0) and documents == 1 and bytes(ids[1:].tolist()) == f'text {n}'.encode()
         assert len(taken) <= n + 2 * 2 + 1
