@@ -29,7 +29,7 @@ data_dir: str = None  # the folder of the datasets. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
-import importlib.util
+import glob
 import os
 import tempfile
 
@@ -47,12 +47,6 @@ wrong = 'dtype' if is_gguf else 'gguf_dtype'
 if wrong in given:
     problems.append(f"{wrong} is not that of --to={to}. dtype is for a folder, gguf_dtype for a file "
                     "NAME.gguf")
-# said before the long work
-packages = ['tokenizers', 'gguf'] if is_gguf else ['tokenizers', 'safetensors', 'huggingface_hub']
-missing = [name for name in packages if importlib.util.find_spec(name) is None]
-if missing:
-    problems.append(f"to export, a package is needed that is not installed ({missing[0]}). pip install "
-                    f"{' '.join(packages)}")
 if problems:
     fail(*problems)
 
@@ -70,7 +64,7 @@ n_params = sum(p.numel() for p in model.parameters())
 
 
 def write_folder(path):
-    """A Hugging Face folder; returns the line about it."""
+    """Write a Hugging Face folder; returns its class in transformers."""
     card = hf_export.model_card(name, ckpt, config, n_params, dtype)
     kind = hf_export.write(path, weights, config, tokenizer_state, dtype, shard_gb, card)
     back = huggingface.read(path)['model']  # what was written must be what was meant
@@ -79,33 +73,33 @@ def write_folder(path):
         if not torch.equal(back.get(key, torch.zeros_like(p)), p):  # biases that are all 0 are left out
             fail(f"{key} came out different. please report this with your checkpoint's model_args: "
                  f"{ckpt['model_args']}")
-    size = sum(os.path.getsize(os.path.join(path, file)) for file in os.listdir(path))
-    return f"{kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB; read back, identical"
-
-
-def write_gguf(path):
-    """A GGUF file; returns the line about it."""
-    kind = gguf.write(path, weights, config, tokenizer_state, gguf_dtype, name.removesuffix('.gguf'))
-    if kind == 'gpt2' and config.mlp == 'gelu':
-        print(gguf.GELU_NOTE)
-    size = os.path.getsize(path)
-    return (f"{kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype}, {size / 1e6:.1f} MB; read back, the "
-            "same")
+    return kind
 
 
 try:
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
         path = os.path.join(temporary, name)  # complete before it gets its name
-        line = write_gguf(path) if is_gguf else write_folder(path)
+        if is_gguf:
+            kind = gguf.write(path, weights, config, tokenizer_state, gguf_dtype, name.removesuffix('.gguf'))
+        else:
+            kind = write_folder(path)
+        files = [path] if is_gguf else glob.glob(os.path.join(path, '*'))
+        size = sum(map(os.path.getsize, files))
         if os.path.isdir(to):
             os.rmdir(to)
         os.replace(path, os.path.join(parent, name))
 except ValueError as e:
     fail(f"{ckpt['path']} cannot be exported: {e}")
+except ImportError as e:
+    fail(f"to export, a package is needed that is not installed ({e.name}). pip install tokenizers "
+         "safetensors huggingface_hub gguf")
 except OSError as e:
     fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")
-print(f"{to}: {line}")
+if is_gguf and kind == 'gpt2' and config.mlp == 'gelu':
+    print(gguf.GELU_NOTE)
+print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype if is_gguf else dtype}, "
+      f"{size / 1e6:.1f} MB; read back, {'the same' if is_gguf else 'identical'}")
 if is_gguf:
     print(f"open it: llama-cli -m {to} -no-cnv -n 50 -p 'The '")
 else:

@@ -12,9 +12,9 @@ import torch
 
 from model import rope_table
 from support.chat import chat_format
-from support.hf_export import to_tokenizer_json
+from support.hf_export import their_weights, to_tokenizer_json
 from support.hf_tokenizer import oniguruma
-from support.huggingface import TABLES, preset_of
+from support.huggingface import convert, preset_of
 from support.tokenizer import PATTERN, make_tokenizer
 
 FILE_TYPES = {'f32': 0, 'f16': 1, 'q8_0': 7, 'bf16': 32}  # llama.cpp's LLAMA_FTYPE_*
@@ -27,7 +27,6 @@ LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{
 # The pattern, as tokenizer.json has it, and llama.cpp's name for it. Ours (GPT-4's) differs from Llama 3's in
 # one thing: it takes white space at the end of the text as one piece, also if a new line is inside.
 PRE = {oniguruma(GPT2_PATTERN): 'gpt-2', oniguruma(PATTERN): 'llama-bpe', LLAMA3_PATTERN: 'llama-bpe'}
-WHOLE_WORDS = ('llama-bpe',)  # of those, the ones that look for a whole word in the vocabulary first
 # a list of merges must not be empty; this one cannot occur, as letters are merged one by one
 NO_MERGES = ['<|no <|merges']
 
@@ -44,8 +43,9 @@ def write(path, weights, config, tokenizer_state, dtype, name):
         keys['general.quantization_version'] = gguf.GGML_QUANT_VERSION
     writer = gguf.GGUFWriter(path, arch)
     for key, value in keys.items():
-        is_number = isinstance(value, int) and not isinstance(value, bool)  # llama.cpp wants them unsigned
-        kind = gguf.GGUFValueType.UINT32 if is_number else gguf.GGUFValueType.get_type(value)
+        kind = gguf.GGUFValueType.get_type(value)
+        if type(value) is int:  # llama.cpp wants them unsigned
+            kind = gguf.GGUFValueType.UINT32
         writer.add_key_value(key, value, kind)
     written = {}
     for tensor_name, p in tensors(weights, config, arch):
@@ -71,13 +71,10 @@ def write(path, weights, config, tokenizer_state, dtype, name):
 
 def compare(reader, keys, written):
     """Raise ValueError unless a file says `keys` and holds the tensors {name: array}."""
-    different = [key for key, value in keys.items() if reader.fields[key].contents()
-                 != (np.float32(value) if isinstance(value, float) else value)]
+    said = {key: reader.fields[key].contents() for key in keys}
     found = {tensor.name: tensor.data.tobytes() for tensor in reader.tensors}
-    different += [name for name in found.keys() | written.keys()
-                  if name not in written or found.get(name) != written[name].tobytes()]
-    if different:
-        raise ValueError(f"{', '.join(different)} came out different. please report this")
+    if said != keys or found != {name: tensor.tobytes() for name, tensor in written.items()}:
+        raise ValueError("the file came out different. please report this")
 
 
 # -----------------------------------------------------------------------------
@@ -106,15 +103,20 @@ def sizes(config, arch):
         'vocab_size': config.vocab_size,
     }
     if arch == 'gpt2':
-        keys['attention.layer_norm_epsilon'] = float(config.norm_eps)
+        keys['attention.layer_norm_epsilon'] = as_float32(config.norm_eps)
     else:
-        keys['attention.layer_norm_rms_epsilon'] = float(config.norm_eps)
+        keys['attention.layer_norm_rms_epsilon'] = as_float32(config.norm_eps)
         keys['rope.dimension_count'] = config.n_embd // config.n_head
-        keys['rope.freq_base'] = float(config.rope_theta)
+        keys['rope.freq_base'] = as_float32(config.rope_theta)
         kind, *numbers = config.rope_scaling.split(':')
         if kind == 'linear':
-            keys.update({'rope.scaling.type': 'linear', 'rope.scaling.factor': float(numbers[0])})
+            keys.update({'rope.scaling.type': 'linear', 'rope.scaling.factor': as_float32(numbers[0])})
     return {f'{arch}.{name}': value for name, value in keys.items()}
+
+
+def as_float32(number):
+    """What a file gives back of a number."""
+    return float(np.float32(number))
 
 
 def tensors(weights, config, arch):
@@ -122,20 +124,14 @@ def tensors(weights, config, arch):
     import gguf
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.n_layer)
     D = config.n_embd // config.n_head
-    for ours, theirs in TABLES[arch].items():
-        for i in range(config.n_layer if '{}' in ours else 1):
-            name = ours.format(i)
-            if name + '.weight' not in weights or (config.tie and ours == 'lm_head'):
-                continue
-            their_name, p = names.get_name(theirs.format(i)), weights[name + '.weight'].float()
-            if name.endswith(('.c_q', '.c_k')):
-                # its Llama rotates channels 2i and 2i + 1 of a head, where we rotate i and i + D/2
-                p = p.view(-1, 2, D // 2, config.n_embd).transpose(1, 2).reshape(p.shape)
-            yield their_name + '.weight', p
-            if name + '.bias' in weights:
-                yield their_name + '.bias', weights[name + '.bias'].float()
-            elif arch == 'gpt2' and ours not in ('transformer.wte', 'transformer.wpe', 'lm_head'):
-                yield their_name + '.bias', torch.zeros(p.shape[0])  # its GPT-2 always has biases
+    for name, p in their_weights(weights, config, torch.float32).items():
+        part, _, kind = name.rpartition('.')
+        if arch == 'gpt2':  # matrices are as ours again
+            p = convert(name, p, config.n_embd, config.n_head, arch)
+        if part.endswith(('q_proj', 'k_proj')):
+            # its Llama rotates channels 2i and 2i + 1 of a head, where we rotate i and i + D/2
+            p = p.view(-1, 2, D // 2, config.n_embd).transpose(1, 2).reshape(p.shape)
+        yield f'{names.get_name(part)}.{kind}', p
     if config.rope_scaling.startswith('llama3'):
         yield 'rope_freqs.weight', rope_factors(config)
 
@@ -160,21 +156,14 @@ def vocabulary(state, vocab_size):
     content = json.loads(to_tokenizer_json(tokenizer, 0)[0])
     model, first = content['model'], content.get('pre_tokenizer') or {}
     steps, added = first.get('pretokenizers', [first]), content.get('added_tokens') or []
-    if model.get('type') == 'WordLevel' and pattern_of(steps[0]) == r'[\s\S]':  # our characters
-        if any(token['special'] for token in added):
-            raise ValueError("llama.cpp's vocabulary of characters has no tokens for a conversation's roles. "
-                             "train and finetune with --tokenizer=byte, gpt2 or bpe:N")
-        return characters(sorted(model['vocab'], key=model['vocab'].get), vocab_size)
+    if model.get('type') == 'WordLevel' and pattern_of(steps[0]) == r'[\s\S]' and not tokenizer.stop_ids:
+        return characters(sorted(model['vocab'], key=model['vocab'].get), vocab_size)  # ours
     pre = pre_tokenizer_name(steps)
     if model.get('type') != 'BPE' or content.get('normalizer') or pre is None:
-        raise ValueError(f"its tokenizer ({state.get('name')}) is not one that we can describe to llama.cpp. "
-                         "write a folder, --to=FOLDER, and try llama.cpp's convert_hf_to_gguf.py")
+        raise ValueError(f"its tokenizer ({state.get('name', state['kind'])}) is not one that we can describe "
+                         "to llama.cpp. train with --tokenizer=byte, gpt2 or bpe:N; or write a folder, "
+                         "--to=FOLDER, and try llama.cpp's convert_hf_to_gguf.py")
     pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges') or []]
-    if model.get('ignore_merges') and pre not in WHOLE_WORDS:
-        single = {id for token, id in model['vocab'].items() if len(token) == 1}
-        if len(model['vocab']) > len(single) + len(pairs) + len(added):
-            raise ValueError(f"some tokens of {state.get('name')} are not made of two others, which "
-                             f"llama.cpp's {pre} needs. use another tokenizer")
     words = {id: (token, NORMAL) for token, id in model['vocab'].items()}
     for token in added:
         words[token['id']] = (token['content'], CONTROL if token.get('special') else USER_DEFINED)
@@ -228,9 +217,5 @@ def escape(c):
 
 
 def tokens(words):
-    keys = {'tokenizer.ggml.tokens': [text for text, _ in words.values()],
+    return {'tokenizer.ggml.tokens': [text for text, _ in words.values()],
             'tokenizer.ggml.token_type': [kind for _, kind in words.values()]}
-    unused = [i for i, (_, kind) in words.items() if kind == UNUSED]
-    if unused:
-        keys['tokenizer.ggml.suppress_tokens'] = unused  # never generated, by what knows this key
-    return keys

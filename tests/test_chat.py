@@ -358,7 +358,7 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     assert all(keys['tokenizer.ggml.token_type'][id] == CONTROL for id in roles.values())
     assert keys['tokenizer.ggml.eos_token_id'] == roles['<|assistant_end|>']
     assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template
-    with pytest.raises(ValueError, match='roles'):
+    with pytest.raises(ValueError, match='char'):
         vocabulary(chat_tokenizer('char').state(), 64)
 
 
