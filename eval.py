@@ -51,7 +51,7 @@ from support.conversations import open_dataset
 from support.errors import explain_lost_data
 from support.evaluate import text_loss, windows
 from support.files import read_json, write_json
-from support.tasks import accuracy, core_metric, load_tasks, percent, score, share_of
+from support.tasks import accuracy, core_metric, load_tasks, percent, score
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
@@ -215,16 +215,11 @@ if split != 'none':
 if loaded:
     dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
 for task in [task for of_one_name in loaded.values() for task in of_one_name]:
-    found = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
-    correct = found.pop('correct')
-    rows = {task.name: found}
-    for group in dict.fromkeys(filter(None, task.groups)):
-        rows[f"{task.name}, {group}"] = share_of([c for c, of in zip(correct, task.groups) if of == group])
-    result['tasks'].update(rows)
-    for name, r in rows.items():
-        note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
-        dist.print(f"{name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} {100 * r['chance']:5.1f}% "
-                   f"{r['centered']:8.4f}{note}")
+    r = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
+    result['tasks'][task.name] = r
+    note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
+    dist.print(f"{task.name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} {100 * r['chance']:5.1f}% "
+               f"{r['centered']:8.4f}{note}")
 if 'core' in loaded:
     found = [result['tasks'][task.name] for task in loaded['core']]
     result['core'] = core_metric(found)

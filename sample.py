@@ -63,8 +63,6 @@ problems = out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens
                         from_zero='temperature seed')
 if top_p is not None and top_p > 1:
     problems.append(f"top_p is out of range ({top_p}). use a number in (0, 1]")
-if prompts is not None and 'start' in given:
-    problems.append(f"two sources of prompts (--start={start} and --prompts={prompts}). give one of them")
 if problems:
     fail(*problems)
 

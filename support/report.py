@@ -74,38 +74,14 @@ def smooth(curve):
     return np.convolve(curve, near, 'same') / np.convolve(np.ones(len(curve)), near, 'same')
 
 
-def remarks(log):
-    """What a person should not overlook, as sentences."""
-    yield from remarks_on_leaps(log)
-    yield from remarks_on_validation(log)
-    waited = np.median(values(log, 'data')) if len(values(log, 'data')) else 0
-    if waited > 10:
-        yield f"{waited:.0f}% of the time was spent waiting for data: the disk is slow, or the model small."
-
-
-def remarks_on_leaps(log):
-    """Where the loss is far above its twenty values before."""
-    its, losses = points(log, 'iter', 'loss').T
-    if len(losses) <= 20:
-        return
-    recent = np.lib.stride_tricks.sliding_window_view(losses[:-1], 20)
-    usual = np.median(recent, axis=1)
-    deviation = np.median(abs(recent - usual[:, None]), axis=1)
-    high = np.flatnonzero(losses[20:] - usual > np.maximum(0.25, 12 * deviation))
-    leaps = high[np.diff(high, prepend=-9) > 3]  # else it is the same leap
-    for i in leaps[:1]:
-        yield (f"The loss leapt from about {usual[i]:.3f} to {losses[20 + i]:.3f} at iteration "
-               f"{its[20 + i]:,.0f} (the first of {len(leaps)}). If they are many, or it does not come back "
-               "at once, use a smaller learning rate, a longer warmup or a smaller `grad_clip`.")
-
-
-def remarks_on_validation(log):
-    """Whether the run diverged or overfits. A dataset without validation is judged by its training loss."""
+def remark(log):
+    """What a person should not overlook: whether the run diverged or overfits. A dataset without validation is
+    judged by its training loss."""
     word = 'validation' if len(values(log, 'val_loss')) else 'training'
     train = points(log, 'iter', 'train_loss')
     evaluations = points(log, 'iter', 'val_loss') if word == 'validation' else train
     if not len(evaluations):
-        return
+        return None
     at = evaluations[:, 1].argmin()
     (it, best), (end, latest) = evaluations[at], evaluations[-1]
     text = f"The {word} loss rose from {best:.4f} at iteration {it:,.0f} to {latest:.4f} at {end:,.0f}"
@@ -113,10 +89,10 @@ def remarks_on_validation(log):
     if it in train and end in train and train[end] >= train[it]:
         # it does not even know the text that it was trained on
         if latest > 1.05 * best:
-            yield f"{text}: the run diverged. Use a smaller learning rate or a longer warmup."
+            return f"{text}: the run diverged. Use a smaller learning rate or a longer warmup."
     elif latest > 1.01 * best and at < len(evaluations) - 2:
-        yield (f"{text}: the model overfits. The best weights are in ckpt_best.pt; more text, `--dropout` or "
-               "a smaller model would help.")
+        return (f"{text}: the model overfits. The best weights are in ckpt_best.pt; more text, `--dropout` or "
+                "a smaller model would help.")
 
 
 def difference(runs):
@@ -193,13 +169,13 @@ def write(out_dir):
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
     lines = [f"# {name}\n", *summary(run, log), '', shown]
-    if notes := list(remarks(log)):
-        lines += ["## Remarks\n", *(f"- {note}" for note in notes), '']
+    if note := remark(log):
+        lines += [note, '']
     lines += [*latest_samples(os.path.join(out_dir, 'samples.md')),
               *evaluations(log, run.get('tokens_per_iter', 0)),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
-    return [f"report: {path}{told}", *(f"note: {remark}" for remark in remarks_on_validation(log))]
+    return [f"report: {path}{told}", *([f"note: {note}"] if note else [])]
 
 
 def summary(run, log):

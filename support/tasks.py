@@ -18,7 +18,7 @@ the end-of-text token, where there is one, some solved examples (shots), then on
 In a FILE.jsonl of one's own the lines say of which kind they are: one of these three, or
 
     {"kind": "generate", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "answer": "5"}
-    {"kind": "generate", "prompt": "2 + 3 =", "answer": "5", "group": "sum"}
+    {"kind": "generate", "prompt": "2 + 3 =", "answer": "5"}
 
 The model answers greedily; an answer is right if it is `answer`, but for spaces at its ends. A prompt is
 continued as plain text up to the end of its line.
@@ -60,9 +60,8 @@ class Task:
     delimiter: str = ' '  # between context and answer
     # filled by load_task()
     tokenizer: object = None
-    # per example: the number of the right alternative, or the text; the group it is reported with, or None
+    # per example: the number of the right alternative, or the text
     answers: list = dataclasses.field(default_factory=list)
-    groups: list = dataclasses.field(default_factory=list)
     rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
     truncated: int = 0  # examples that are too long for the model
 
@@ -153,7 +152,6 @@ def add_example(task, examples, i, block_size):
     else:
         task.answers.append(answer_of(example))
         assert 0 <= answer_of(example) < len(rows), 'no such answer'
-    task.groups.append(example.get('group'))
     task.truncated += max(len(ids) for ids, _ in rows) > block_size
     for ids, start in rows:
         cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
@@ -286,29 +284,26 @@ def score_answers(model, task, rows):
     return torch.tensor(right, device=idx.device)
 
 
-def share_of(correct, chance=0.0, shots=0, truncated=0):
-    """What eval.json says of examples of which `correct` tells whether they are."""
-    n = len(correct)
-    p = sum(correct) / n
-    return {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': chance,
-            'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': shots, 'truncated': truncated}
+def which_are_correct(task, scores):
+    """For each example whether it is, an array."""
+    nats, count, likeliest = scores.numpy().T
+    if task.kind == 'generate':
+        return nats > 0
+    examples = [example for example, _, _ in task.rows]
+    starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
+    if task.kind == 'language_modeling':
+        return likeliest[starts] == count[starts]
+    chosen = [np.argmin(alternatives) for alternatives in np.split(nats / count, starts[1:])]
+    return np.array(chosen) == task.answers
 
 
 def accuracy(task, scores):
-    """A dict with the accuracy, its standard error, ... and which examples are correct. Its keys are those of
-    eval.json, where `questions` is the number of examples."""
-    nats, count, likeliest = scores.numpy().T
-    examples = [example for example, _, _ in task.rows]
-    starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
-    if task.kind == 'generate':
-        correct = nats > 0
-    elif task.kind == 'language_modeling':
-        correct = likeliest[starts] == count[starts]
-    else:
-        alternatives = np.split(nats / count, starts[1:])
-        correct = np.array([np.argmin(losses) for losses in alternatives]) == task.answers
-    correct = correct.tolist()
-    return {**share_of(correct, task.chance, task.shots, task.truncated), 'correct': correct}
+    """The accuracy, its standard error, ...: what eval.json says, where `questions` are examples."""
+    correct = which_are_correct(task, scores)
+    p, n, chance = float(correct.mean()), len(correct), task.chance
+    return {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': chance,
+            'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': task.shots,
+            'truncated': task.truncated}
 
 
 def core_metric(results):

@@ -236,10 +236,10 @@ def test_finetuning_gives_a_plain_model_the_roles(script, chats, tmp_path):
     result = script('sample.py', f'--out_dir={tmp_path}/plain', '--chat', '--start=After 12?', '--device=cpu')
     assert result.status == 2 and 'knows no conversations' in result.err
     tasks = write_rows(tmp_path / 'tasks.jsonl', [
-        {'kind': 'generate', 'messages': [{'role': 'user', 'content': f'After {i}?'}], 'answer': str(i + 1), 'group': 'odd' if i % 2 else 'even'}
+        {'kind': 'generate', 'messages': [{'role': 'user', 'content': f'After {i}?'}], 'answer': str(i + 1)}
         for i in range(10, 20)])
     result = script('eval.py', f'--out_dir={tmp_path}/chat', '--split=none', f'--tasks={tasks}', '--device=cpu')
-    assert result.status == 0 and 'tasks.jsonl, odd' in result.out, result.err
+    assert result.status == 0, result.err
     saved = json.loads((tmp_path / 'chat' / 'eval.json').read_text())
     assert saved['tasks']['tasks.jsonl']['questions'] == 10
 

@@ -173,17 +173,17 @@ def by_transformers(folder, name, theirs, encode, first, block_size, limit=None)
 def compare(folder, name, net, theirs, tokenizer, batch_tokens, limit=None):
     task = tasks.load_task(name, str(folder), tokenizer, net.config.block_size, limit)
     scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
-    found = tasks.accuracy(task, scores)
+    found, correct = tasks.accuracy(task, scores), tasks.which_are_correct(task, scores).tolist()
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
     def encode(text):
         return [int(i) for i in tokenizer.encode(text)]
     want = by_transformers(folder, name, theirs, encode, first, net.config.block_size, limit)
-    assert len(want) == found['questions'] == len(found['correct'])
+    assert len(want) == found['questions'] == len(correct)
     nats_per_token = [nll for alternatives, _ in want for nll, _ in alternatives]
     assert (scores[:, 0] / scores[:, 1]).tolist() == pytest.approx(nats_per_token, abs=1e-4)
-    assert found['correct'] == [correct for _, correct in want]
-    assert found['accuracy'] == sum(found['correct']) / len(want)
+    assert correct == [correct for _, correct in want]
+    assert found['accuracy'] == sum(correct) / len(want)
     return found
 
 
@@ -235,7 +235,7 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
         if i % 4 == (task.answers[example] + (example > 0)) % 4:  # only the first example is correct
             scores[i, 0] = 0.5
     found = tasks.accuracy(task, scores)
-    assert found['correct'] == [True] + [False] * 5 and found['accuracy'] == 1 / 6
+    assert found['accuracy'] == 1 / 6
     assert found['error'] == pytest.approx(math.sqrt(1 / 6 * 5 / 6 / 6))
     assert found['centered'] == pytest.approx((1 / 6 - 1 / 4) / (3 / 4))
 
