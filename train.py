@@ -274,6 +274,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     guard.step(it, loss, grad_norm)  # optimizer.step(), unless loss or gradient are not finite
     optimizer.zero_grad(set_to_none=True)
     clock.tick(it)
+    logger.add(loss)  # into the mean of the latest ones
 
     # the log. Reading the loss waits for the device: a larger log_interval waits less often
     if log_interval > 0 and it % log_interval == 0:

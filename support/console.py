@@ -37,14 +37,6 @@ def format_duration(seconds):
     return f"{minutes // 60}h{minutes % 60:02}m"
 
 
-def amount(n):
-    """'950', '6.1M', '1.5B'"""
-    for size, letter in ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-        if n >= size:
-            return f"{n / size:.3g}{letter}"
-    return str(n)
-
-
 # -----------------------------------------------------------------------------
 # output whose reader may leave
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import importlib.metadata
 import importlib.util
 import io
 import math
@@ -12,6 +11,8 @@ import shlex
 import subprocess
 import sys
 import time
+
+import torch
 
 from configurator import fail, say, warn
 from support import console, devices, files, report
@@ -63,8 +64,7 @@ class Clock:
         self.show(it + 1, self.max_iters, self.note)
 
     def lap(self, batches):
-        """Milliseconds per iteration since the last lap; `data_wait` is the share of it spent waiting for
-        batches."""
+        """Milliseconds per iteration since the last lap. data_wait: the share of it that batches took."""
         self.seconds = time.perf_counter() - self.origin
         elapsed = self.seconds - self.lap_began
         self.data_wait = batches.waited / max(elapsed, 1e-9)
@@ -77,21 +77,26 @@ class Clock:
 
 
 class Logger:
+    """The console's lines, and the rows of log.csv and wandb."""
 
     def __init__(self, run, clock, dist):
         self.run, self.clock, self.dist, self.knobs = run, clock, dist, run.knobs
         self.row = {}  # of the present iteration: what was measured before its update
         self.average_ms = None  # per iteration, over the latest ones, for the time left
-        self.losses = []  # logged ones, for overfit_batch
-        self.loss_sum = (run.ckpt.get('loss_sum') if run.continues else None) or [0.0, 0.0]  # and weight
-        self.wandb, self.wandb_run_id = None, run.ckpt.get('wandb_run_id') if run.continues else None
-        writes = dist.is_main and not self.knobs['eval_only']
-        if self.knobs['wandb_log'] and dist.is_main:
+        saved = run.ckpt if run.continues else {}
+        # of the losses, each with 0.98 of the weight of the one after it: their weighted sum and the sum of
+        # the weights, on the device, so that no iteration waits
+        self.loss_sum = torch.tensor(saved.get('loss_sum') or [0.0, 0.0], device=dist.device)
+        self.wandb, self.wandb_run_id = None, saved.get('wandb_run_id')
+        self.csv = self.record = None
+        if not dist.is_main:
+            return
+        if self.knobs['wandb_log']:
             self.wandb = WandbLog(self.knobs, self.wandb_run_id)
             self.wandb_run_id = self.wandb.id  # goes into checkpoints: a resume continues the same curves
-        self.csv = CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter) if writes else None
-        self.record = RunRecord(self.knobs['out_dir'], self.knobs, facts(run), run.continues, run.start_iter,
-                                enabled=writes)
+        if not self.knobs['eval_only']:
+            self.csv = CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter)
+            self.record = RunRecord(run)
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
@@ -103,6 +108,11 @@ class Logger:
                 self.row.update(tokens=it * self.run.tokens_per_iter, seconds=self.clock.seconds)
                 self.flush()  # else its line is completed by iteration()
 
+    def add(self, loss):
+        """Count an iteration's loss, a tensor, into the mean of the latest ones."""
+        new = torch.stack([loss, torch.ones_like(loss)])
+        self.loss_sum = 0.98 * self.loss_sum + new.where(loss.isfinite(), 0.0)
+
     def iteration(self, it, measured):
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
@@ -111,31 +121,25 @@ class Logger:
         epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
+        total, weight = self.loss_sum.tolist()
+        smooth = total / weight if weight else None
         parts = {'loss': f"iter {it}: loss {measured['loss']:.4f}", 'time': f"time {ms:.2f}ms",
                  'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
                  'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
                  'epoch': f"epoch {epoch:.2f}", 'data': f"data {100 * clock.data_wait:.1f}%",
                  'eta': self.time_left(it, ms)}
-        smooth = smooth_loss(self.loss_sum, measured['loss'])
-        self.print_iteration({name: part for name, part in parts.items() if part}, tokens, smooth)
+        parts = {name: part for name, part in parts.items() if part}
+        # people's scripts find the numbers where there is no terminal
+        self.dist.print(console.fit(parts) if self.dist.on_terminal else ', '.join(parts.values()))
+        clock.note = f", loss {smooth:.4f}" if weight else ''
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
             'mfu': mfu, 'loss_smooth': smooth, 'seconds': clock.seconds, 'tokens': tokens,
             'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,
             'data': 100 * clock.data_wait, 'memory_gb': devices.peak_memory(self.dist.device)})
         self.flush()
-        self.losses.append(measured['loss'])
         if it == 0 and run.start == 'scratch':
             self.check_first_loss(measured['loss'])
-
-    def print_iteration(self, parts, tokens, smooth):
-        if not self.dist.on_terminal:  # people's scripts find the numbers there
-            return self.dist.print(', '.join(parts.values()))
-        self.dist.print(console.fit(parts))
-        before = self.run.tokens_before
-        in_all = f" ({console.amount(before + tokens)} in all)" if before else ''
-        loss = '' if smooth is None else f", loss {smooth:.4f}"
-        self.clock.note = f"{loss}, {console.amount(tokens)} tokens{in_all}"
 
     def time_left(self, it, ms):
         if it >= self.run.start_iter + 5:  # the first iterations are slower
@@ -161,7 +165,7 @@ class Logger:
             self.wandb.log(row)
 
     def state(self):
-        return {'wandb_run_id': self.wandb_run_id, 'loss_sum': list(self.loss_sum)}
+        return {'wandb_run_id': self.wandb_run_id, 'loss_sum': self.loss_sum.tolist()}
 
     def close(self, it, saver, stop):
         """The last line of a run that ended at pass `it`, its report. Returns the exit status."""
@@ -170,8 +174,9 @@ class Logger:
         outcome = self.last_line(it, saver, stop)
         if self.wandb:
             self.wandb.end(outcome=outcome, iterations=it, best_val_loss=saver.best_val_loss)
-        self.record.end(outcome, iterations=it, seconds=self.clock.seconds, best_val_loss=saver.best_val_loss)
         if self.csv:
+            self.record.end(outcome, iterations=it, seconds=self.clock.seconds,
+                            best_val_loss=saver.best_val_loss)
             self.csv.close()
             self.write_report()
         self.dist.close()
@@ -179,33 +184,27 @@ class Logger:
 
     def last_line(self, it, saver, stop):
         """Prints how the run ended; returns it in a few words."""
-        if stop.is_stopping() or not saver.whole:
-            return self.early_end(it, saver, stop)
-        if not self.knobs['eval_only']:
-            best = f", best validation loss {saver.best_val_loss:.4f}" if self.run.data.val else ''
-            then = '\n' if self.dist.on_terminal else '. '
-            self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
-                            f"see what it writes: python sample.py --out_dir={self.knobs['out_dir']}"
-                            + self.run.data.train.sample_flag)
-        if self.knobs['overfit_batch'] and self.losses:
-            self.dist.print(overfit_note([loss for loss in self.losses if math.isfinite(loss)]))
-        return 'done'
-
-    def early_end(self, it, saver, stop):
-        run = self.run
-        out_dir = run.knobs['out_dir']
         if stop.gave_up:  # the guard has said why
             return f"gave up: {stop.gave_up}"
+        run, out_dir = self.run, self.knobs['out_dir']
         if not saver.whole:
             if run.dist.is_main:
                 say(f"error: the last checkpoint could not be written ({newest(out_dir) or 'none'} "
                     f"is the newest). make room, then: {resume_line(run, 'auto')}")
             return 'ended without its last checkpoint'
-        saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
-        if it == run.start_iter and not run.resuming:
-            saved = "with nothing to save yet"
-        run.dist.print(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
-        return f'stopped by {stop.reason()}'
+        if stop.is_stopping():
+            saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
+            if it == run.start_iter and not run.resuming:
+                saved = "with nothing to save yet"
+            run.dist.print(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
+            return f'stopped by {stop.reason()}'
+        if not self.knobs['eval_only']:
+            best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
+            then = '\n' if self.dist.on_terminal else '. '
+            self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
+                            f"see what it writes: python sample.py --out_dir={out_dir}"
+                            + run.data.train.sample_flag)
+        return 'done'
 
     def write_report(self):
         out_dir = self.knobs['out_dir']
@@ -218,42 +217,12 @@ class Logger:
 def first_loss_note(loss, expected, vocab_size):
     """For random weights whose first loss is not about ln(vocab_size)."""
     if loss < expected:
-        return (f"note: the first loss is {loss:.2f}, far below ln({vocab_size}) = {expected:.2f}: random "
-                "weights cannot know that much. does a position see the one it is to predict (the causal "
-                "mask, the shift of the targets), or are the weights not random?")
-    return (f"note: the first loss is {loss:.2f}, far above ln({vocab_size}) = {expected:.2f}: the network "
-            "is sure of what it cannot know. are the initial weights too large (init, a changed layer), is "
-            "a norm missing, or is vocab_size far above the ids that occur?")
-
-
-def overfit_note(losses):
-    """What overfit_batch has shown, by the losses of its iterations."""
-    if not losses:
-        return "overfit_batch: no finite loss was logged. model or loop is broken"
-    first, last = losses[0], min(losses[-5:])
-    if last < 0.1 * first:
-        return (f"overfit_batch: the loss of one batch fell from {first:.3f} to {last:.4f}. model and loop "
-                "learn")
-    return (f"overfit_batch: the loss of one batch fell from {first:.3f} to {last:.3f} in {len(losses):,} "
-            "logged iterations, not to nearly 0. give it more of them or a larger learning rate, and no "
-            "dropout; if that does not help, model or loop is broken")
-
-
-def smooth_loss(loss_sum, loss):
-    """The mean of the logged losses up to this one, each with 0.9 of the weight of the one after it.
-    loss_sum: their weighted sum and the sum of the weights, which are brought up to date."""
-    if math.isfinite(loss):
-        loss_sum[:] = 0.9 * loss_sum[0] + loss, 0.9 * loss_sum[1] + 1
-    return loss_sum[0] / loss_sum[1] if loss_sum[1] else None
-
-
-def facts(run):
-    """What run.json tells besides the knobs."""
-    dataset = {'name': run.data.name, 'folder': run.data.folder}
-    dataset.update({key: run.data.meta.get(key) for key in ('splits', 'source', 'command')})
-    return {'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
-            'tokens_per_iter': run.tokens_per_iter, 'tokens_before': run.tokens_before,
-            'environment': run.environment, 'dataset': dataset}
+        why = ("below: random weights cannot know that much. does a position see the one it is to predict "
+               "(the causal mask, the shift of the targets), or are the weights not random?")
+    else:
+        why = ("above: the network is sure of what it cannot know. are the initial weights too large, is a "
+               "norm missing, or is vocab_size far above the ids that occur?")
+    return f"note: the first loss is {loss:.2f}; ln({vocab_size}) is {expected:.2f}, and it is far {why}"
 
 
 class CsvLog:
@@ -328,26 +297,28 @@ PACKAGES = ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb')
 
 
 class RunRecord:
-    """The run.json of `out_dir`: `knobs` is a dict, `facts` what follows from them. Each start is a session;
-    if the run is `continued`, those of before are kept."""
+    """out_dir's run.json: the knobs and what follows from them. Each start is a session; if the run goes on,
+    those of before are kept."""
 
-    def __init__(self, out_dir, knobs, facts, continued, iter_num, enabled=True):
-        self.path = os.path.join(out_dir, 'run.json') if enabled else None
-        if not enabled:
-            return
-        earlier = files.read_json(self.path).get('sessions') if continued else []
+    def __init__(self, run):
+        self.path = os.path.join(run.knobs['out_dir'], 'run.json')
+        earlier = files.read_json(self.path).get('sessions') if run.continues else []
         earlier = earlier if isinstance(earlier, list) else []  # a file may say anything
-        sessions = [*earlier, describe_session(iter_num)]
-        self.content = {**facts, 'knobs': knobs, 'outcome': None, 'sessions': sessions}
+        meta = run.data.meta
+        self.content = {
+            'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
+            'tokens_per_iter': run.tokens_per_iter, 'tokens_before': run.tokens_before,
+            'environment': run.environment,
+            'dataset': {'name': run.data.name, 'folder': run.data.folder,
+                        **{key: meta.get(key) for key in ('splits', 'source', 'command')}},
+            'knobs': run.knobs, 'outcome': None, 'sessions': [*earlier, describe_session(run.start_iter)]}
         self.write()
 
     def end(self, outcome, **figures):
         """`outcome`: 'done', 'stopped by ...', 'gave up: ...'. `figures`: iterations=1000, ..."""
-        if self.path:
-            self.content.update(outcome=outcome, **figures)
-            session = self.content['sessions'][-1]
-            session.update(outcome=outcome, ended=now(), to_iter=figures.get('iterations'))
-            self.write()
+        self.content.update(outcome=outcome, **figures)
+        self.content['sessions'][-1].update(outcome=outcome, ended=now(), to_iter=figures['iterations'])
+        self.write()
 
     def write(self):
         try:
@@ -366,7 +337,7 @@ def describe_session(iter_num):
         'system': platform.platform(),
         'cpus': os.cpu_count(),
         'python': platform.python_version(),
-        **{name: version(name) for name in PACKAGES if name in sys.modules},
+        **{name: getattr(sys.modules[name], '__version__', None) for name in PACKAGES if name in sys.modules},
         **code_version(),
         'outcome': None,
     }
@@ -376,26 +347,16 @@ def now():
     return time.strftime('%Y-%m-%d %H:%M:%S %z')
 
 
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # used from its source tree
-        return getattr(sys.modules[package], '__version__', None)
-
-
 def code_version():
     """The commit of the code, and whether any of its files was changed since."""
+    git = ['git', '-C', os.path.dirname(os.path.abspath(__file__))]
+    options = dict(capture_output=True, text=True, timeout=10, check=True)
     try:
-        changes = git('status', '--porcelain', '--untracked-files=no')
-        return {'commit': git('rev-parse', 'HEAD'), 'changed_since': changes != ''}
+        changes = subprocess.run([*git, 'status', '--porcelain', '--untracked-files=no'], **options).stdout
+        commit = subprocess.run([*git, 'rev-parse', 'HEAD'], **options).stdout.strip()
+        return {'commit': commit, 'changed_since': changes != ''}
     except (OSError, subprocess.SubprocessError):
         return {'commit': None}
-
-
-def git(*args):
-    command = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
 
 
 # -----------------------------------------------------------------------------
@@ -417,6 +378,7 @@ def wandb_problems():
 
 
 class WandbLog:
+    gone = False
 
     def __init__(self, knobs, run_id):
         import wandb
@@ -432,19 +394,17 @@ class WandbLog:
             self.run.define_metric(NAMES[name], step_metric='iter', summary=best)
 
     def log(self, row):
-        self.tell(lambda run: run.log({NAMES.get(name, name): value for name, value in row.items()}))
+        self.tell(self.run.log, {NAMES.get(name, name): value for name, value in row.items()})
 
     def end(self, **summary):
         """What wandb shows of the run in its tables."""
-        self.tell(lambda run: run.summary.update(summary))
+        self.tell(self.run.summary.update, summary)
 
-    def tell(self, function):
-        """function(run), as long as wandb's own process lives."""
-        if self.run is None:
-            return
+    def tell(self, function, values):
+        """function(values), as long as wandb's own process lives."""
         try:
-            function(self.run)
+            if not self.gone:
+                function(values)
         except Exception as e:  # whatever it is: log.csv has the same numbers
-            reason = first_line(e)
-            warn(f"wandb is gone ({reason}), the run continues without it")
-            self.run = None
+            warn(f"wandb is gone ({first_line(e)}), the run continues without it")
+            self.gone = True

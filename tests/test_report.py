@@ -90,7 +90,7 @@ def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
             assert float(row['progress']) == pytest.approx((int(row['iter']) + 1) / 6)
             assert row['tokens_total'] == row['tokens']
             losses = [float(row['loss']), *losses]
-            weights = [0.9 ** n for n in range(len(losses))]
+            weights = [0.98 ** n for n in range(len(losses))]
             mean = sum(a * b for a, b in zip(losses, weights)) / sum(weights)
             assert float(row['loss_smooth']) == pytest.approx(mean)
             assert 0 <= float(row['data']) <= 100 and 0.01 < float(row['memory_gb']) < 100

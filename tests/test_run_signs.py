@@ -29,7 +29,7 @@ def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
                 p *= 20
     monkeypatch.setattr(GPT, 'init_weights', too_large)
     result = script('train.py', *tiny, '--max_iters=3', '--overwrite')
-    assert re.search(r'note: the first loss is \S+, far above ln\(18\) = 2.89: .*initial weights', result.out)
+    assert re.search(r'note: the first loss is \S+; ln\(18\) is 2.89, .* far above: .*initial weights', result.out)
     result = script('train.py', *tiny, '--init_from=resume', '--max_iters=4')
     assert 'the first loss is' not in result.out, 'these weights are not random'
     assert 'causal' in first_loss_note(1.0, math.log(257), 257)
@@ -48,15 +48,13 @@ def test_the_first_loss_of_a_wide_network_is_within_what_is_expected(arch):
     assert len(said) == 1 and '30.00' in said[0]
 
 
-def test_one_batch_is_learned_by_heart_or_the_run_says_that_it_was_not(script, tiny):
+def test_one_batch_is_learned_by_heart(script, tiny):
     result = script('train.py', *tiny, '--overfit_batch', '--max_iters=200', '--eval_interval=0', '--log_interval=10')
-    assert re.search(r'overfit_batch: the loss of one batch fell from [23]\.\d+ to 0\.\d+. model and loop learn',
-                     result.out), result.out[-600:]
     assert result.losses()[190] < 0.3
     # the same batch each time: without learning, the same loss
     still = ['--learning_rate=0', '--min_lr=0', '--max_iters=4', '--overwrite']
     result = script('train.py', *tiny, '--overfit_batch', *still)
-    assert len(set(result.losses().values())) == 1 and 'not to nearly 0' in result.out
+    assert len(set(result.losses().values())) == 1
     assert len(set(script('train.py', *tiny, *still).losses().values())) == 4
 
 
