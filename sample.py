@@ -47,11 +47,10 @@ import torch
 
 from model import GPT
 from support import cpu, devices
-from support.chat import Session, answer_file, talk
 from support.compiling import compile_model
 from support.errors import explain
 from support.load import find, model_and_tokenizer
-from support.samples import begin, prompts_in, read_text
+from support.samples import Session, answer_file, begin, prompts_in, read_text, talk
 from support.tokenizer import END_OF_TEXT
 
 sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what a model writes

@@ -1,5 +1,5 @@
 """
-How a conversation becomes tokens, and how one is held (sample.py --chat). It is a list of messages {'role':
+How a conversation becomes tokens. It is a list of messages {'role':
 'system', 'user' or 'assistant', 'content': text}.
 
 A model from Hugging Face has a chat template of its own, which is used as it is. Every other tokenizer gets
@@ -17,9 +17,7 @@ import re
 
 import numpy as np
 
-from configurator import escape_control_characters, fail
 from support.hf_tokenizer import text_of_token
-from support.samples import Sample
 from support.tokenizer import ASSISTANT_END, END_OF_TEXT, make_tokenizer
 
 USER_START, USER_END, ASSISTANT_START = '<|user_start|>', '<|user_end|>', '<|assistant_start|>'
@@ -39,7 +37,6 @@ TEMPLATE = (
     "{{%- endif -%}}"
     "{{%- endfor -%}}"
     "{{%- if add_generation_prompt -%}}{{{{- '<|assistant_start|>' -}}}}{{%- endif -%}}")
-HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
 
 
 # -----------------------------------------------------------------------------
@@ -174,79 +171,3 @@ def compile_template(source):
     environment.globals.update(raise_exception=raise_exception, strftime_now=datetime.datetime.now().strftime)
     # {% generation %} ... {% endgeneration %} marks in some templates what the assistant says: a comment
     return environment.from_string(re.sub(r'\{%(-?\s*(end)?generation\s*-?)%\}', r'{#\1#}', source))
-
-
-# -----------------------------------------------------------------------------
-# a conversation at a terminal, or one answer to each prompt
-
-
-class Session:
-    """A model and the messages so far. generate: a function (ids, on_token) that stops at the stop ids."""
-
-    def __init__(self, model, tokenizer, max_new_tokens, generate):
-        self.format = chat_format(tokenizer)
-        if self.format is None:
-            fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
-                 "finetune it on some: python prepare.py NAME --chat --input=FILE, then "
-                 "config/finetune_chat.py")
-        self.tokenizer, self.generate = tokenizer, generate
-        self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
-        self.system, self.turns = [], []  # messages
-
-    def answer(self, question, write=lambda text: None):
-        """The model's answer, given to `write` piece by piece. It is kept, also if it was interrupted. The
-        oldest turns are left out where not all fit. ValueError if the question is too long or cannot be
-        encoded."""
-        turns = [*self.turns, {'role': 'user', 'content': question}]
-        while len(ids := self.format.render(self.system + turns, answer=True)[0].tolist()) > self.room:
-            if len(turns) == 1:
-                raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
-            del turns[:2]
-        if len(turns) <= len(self.turns):
-            write("(earlier messages no longer fit and are forgotten)\n")
-        sample = Sample(ids, len(ids), self.tokenizer, self.format.stop_ids)
-
-        def on_token(new):
-            sample.add(new.item())
-            write(sample.new_text())
-            return sample.done
-
-        self.generate(ids, on_token)
-        sample.finish()
-        write(sample.new_text())
-        self.turns = [*turns, {'role': 'assistant', 'content': sample.text}]
-        return sample.text
-
-
-def answer_file(session, questions):
-    """Print the answer to each question, a conversation of its own; for scripts."""
-    for question in questions:
-        session.turns = []
-        try:
-            print(session.answer(question).replace('\n', '\\n'), flush=True)
-        except ValueError as e:
-            fail(f"a prompt cannot be answered: {e}. shorten it")
-
-
-def talk(session):
-    """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer."""
-    print(HELP)
-    while True:
-        try:
-            line = input('> ').strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        command, _, text = line.partition(' ')
-        if command in ('/reset', '/system'):
-            session.turns = []
-        if command == '/system':
-            session.system = [{'role': 'system', 'content': text}] if text else []
-        elif command.startswith('/') and command != '/reset':
-            print(HELP)
-        elif line:
-            try:
-                session.answer(line, lambda text: print(escape_control_characters(text), end='', flush=True))
-            except ValueError as e:
-                print(f"({e})", end='')
-            print()

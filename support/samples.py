@@ -1,6 +1,6 @@
 """
-Text while it is generated: whole characters only, and nothing of the text to stop at. And what a model writes
-while it is trained: samples.md, a section each time. The processes share the prompts, and each prompt has its
+Text while it is generated: whole characters only, and nothing of the text to stop at. A conversation that is
+held (sample.py --chat). And what a model writes while it is trained: samples.md, a section each time. The processes share the prompts, and each prompt has its
 own random numbers: the texts do not depend on the number of processes, nor on what was drawn before, and
 training is left alone.
 """
@@ -13,6 +13,7 @@ import torch
 
 from configurator import escape_control_characters, fail, out_of_range, warn
 from dataset import SAMPLES, hash_seed
+from support.chat import chat_format
 from support.compiling import uncompiled
 from support.console import width
 from support.evaluate import eval_mode, next_end, rounds
@@ -218,3 +219,81 @@ def samples_in_loop(run, model, dist, autocast, stop):
         return {}
 
     return sample
+
+
+# -----------------------------------------------------------------------------
+# a conversation at a terminal, or one answer to each prompt
+
+HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
+
+
+class Session:
+    """A model and the messages so far. generate: a function (ids, on_token) that stops at the stop ids."""
+
+    def __init__(self, model, tokenizer, max_new_tokens, generate):
+        self.format = chat_format(tokenizer)
+        if self.format is None:
+            fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
+                 "finetune it on some: python prepare.py NAME --chat --input=FILE, then "
+                 "config/finetune_chat.py")
+        self.tokenizer, self.generate = tokenizer, generate
+        self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
+        self.system, self.turns = [], []  # messages
+
+    def answer(self, question, write=lambda text: None):
+        """The model's answer, given to `write` piece by piece. It is kept, also if it was interrupted. The
+        oldest turns are left out where not all fit. ValueError if the question is too long or cannot be
+        encoded."""
+        turns = [*self.turns, {'role': 'user', 'content': question}]
+        while len(ids := self.format.render(self.system + turns, answer=True)[0].tolist()) > self.room:
+            if len(turns) == 1:
+                raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
+            del turns[:2]
+        if len(turns) <= len(self.turns):
+            write("(earlier messages no longer fit and are forgotten)\n")
+        sample = Sample(ids, len(ids), self.tokenizer, self.format.stop_ids)
+
+        def on_token(new):
+            sample.add(new.item())
+            write(sample.new_text())
+            return sample.done
+
+        self.generate(ids, on_token)
+        sample.finish()
+        write(sample.new_text())
+        self.turns = [*turns, {'role': 'assistant', 'content': sample.text}]
+        return sample.text
+
+
+def answer_file(session, questions):
+    """Print the answer to each question, a conversation of its own; for scripts."""
+    for question in questions:
+        session.turns = []
+        try:
+            print(session.answer(question).replace('\n', '\\n'), flush=True)
+        except ValueError as e:
+            fail(f"a prompt cannot be answered: {e}. shorten it")
+
+
+def talk(session):
+    """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer."""
+    print(HELP)
+    while True:
+        try:
+            line = input('> ').strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        command, _, text = line.partition(' ')
+        if command in ('/reset', '/system'):
+            session.turns = []
+        if command == '/system':
+            session.system = [{'role': 'system', 'content': text}] if text else []
+        elif command.startswith('/') and command != '/reset':
+            print(HELP)
+        elif line:
+            try:
+                session.answer(line, lambda text: print(escape_control_characters(text), end='', flush=True))
+            except ValueError as e:
+                print(f"({e})", end='')
+            print()

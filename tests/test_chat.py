@@ -255,7 +255,7 @@ class Parrot:
 
 
 def test_a_conversation_is_cut_at_whole_turns():
-    from support.chat import Session
+    from support.samples import Session
     tokenizer = chat_tokenizer('byte')
     seen = []
 
