@@ -76,11 +76,9 @@ def model_card(name, ckpt, config, n_params, dtype):
     """The text of README.md: what the model is, from what it was made, how to load it."""
     loss = ckpt.get('evaluation', {}).get('metrics', {}).get('val_loss')
     rows = {'architecture': f"{CLASSES[preset_of(config)]}, {config.n_layer} layers, {config.n_head} heads, "
-                            f"{config.n_embd} channels",
-            'parameters': f"{n_params:,}, in {dtype}", 'context': f"{config.block_size:,} tokens",
-            'dataset': ckpt['config'].get('dataset'), 'iterations': ckpt['iter_num'],
-            'tokens': ckpt.get('tokens'), 'validation loss': loss,
-            'weights of': os.path.basename(ckpt['path'])}
+                            f"{config.n_embd} channels, {config.block_size:,} tokens of context",
+            'parameters': f"{n_params:,}, in {dtype}", 'dataset': ckpt['config'].get('dataset'),
+            'iterations': ckpt['iter_num'], 'validation loss': loss}
     table = '\n'.join(f"| {key} | {value} |" for key, value in rows.items() if value)
     return f"""---
 library_name: transformers
@@ -117,9 +115,8 @@ def to_tokenizer_json(tokenizer, block_size):
     if state['kind'] == 'hf':  # as it came
         settings = json.dumps({'tokenizer_class': 'PreTrainedTokenizerFast'})
         return state['json'], state.get('config') or settings
-    if state['kind'] == 'ids' or not all(len(c) == 1 for c in state.get('chars', '')):
-        raise ValueError("transformers has no such tokenizer: ids that are no text, or several characters "
-                         "each")
+    if state['kind'] == 'ids':
+        raise ValueError("its ids are no text, for which transformers has no tokenizer")
     special, ends = tokenizer.special_ids(), None
     if state['kind'] == 'char':
         chars = state['chars']
