@@ -272,7 +272,7 @@ def run_config(path, names, knobs):
     # config/x.py works from any folder: the working directory comes first, then the one of this file
     found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
     if found is None:
-        return {}, [f"config file not found ({path}). {help.no_config(path) if help else 'correct its name'}"]
+        return {}, [f"config file not found ({path}). looked in {os.getcwd()} and {here}"]
     scope, assigned = {**names, '__file__': found, '__name__': 'config'}, {}
 
     # an assignment that repeats the default counts, too: a resume must know what was asked for

@@ -80,20 +80,14 @@ def read_json(path):
         return {}
 
 
-def existing_parent(out_dir):
-    """out_dir, or the folder that it will be made in."""
-    folder = os.path.abspath(out_dir)
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
 def space_problems(out_dir, size, keep, replaced):
     """The problem if the disk has no room for checkpoints of `size` bytes: those kept, the best, one being
     written. replaced: the files whose place they take."""
-    there = sum(os.path.getsize(path) for path in replaced if os.path.exists(path))
+    folder = os.path.abspath(out_dir)
+    while not os.path.exists(folder):  # it will be made
+        folder = os.path.dirname(folder)
     need = 1.05 * size * (keep + 2) + 2**20
-    free = shutil.disk_usage(existing_parent(out_dir)).free + there
+    free = shutil.disk_usage(folder).free + sum(map(os.path.getsize, replaced))
     if need <= free:
         return []
     return [f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the "

@@ -11,7 +11,6 @@ comments of the block of knobs are the texts.
 
 import ast
 import difflib
-import glob
 import os
 import re
 import shutil
@@ -152,24 +151,12 @@ def similar(name, knobs, cutoff=0.6):
 
 
 def names_of_no_knob(path, assigned, tree, knobs):
-    """(problems, unused names) of what the config file `path`, of this syntax tree, assigns to no knob. It
-    may have names of its own, as in n_layers = 6; n_layer = n_layers, and some are merely left over. Refused
-    is what looks like a knob that is not set, and what others call a knob, if nothing uses it."""
+    """(problems, other names) of what the config file `path`, of this syntax tree, assigns to no knob and
+    makes no use of: what looks like a knob, or is one elsewhere, is a mistake."""
     used = {node.id for node in ast.walk(tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    problems, unused = [], []
-    for name in [name for name in assigned if name not in knobs]:
-        close, is_used = similar(name, knobs, cutoff=0.8), name in used
-        if (close and not (is_used and close in assigned)) or (not is_used and ALIASES.get(name) in knobs):
-            problems.append(f"unknown knob in {path} ({name}). {suggest(name, knobs)}; names that begin "
-                            "with _ are yours")
-        elif not is_used:
-            unused.append(name)
-    return problems, unused
-
-
-def no_config(path):
-    """The rest of the line about a config file that is not there."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    close = similar(path, glob.glob('config/*.py', root_dir=root))
-    return f"looked in {os.getcwd()} and {root}" + (f"; did you mean {close}?" if close else '')
+    unused = [name for name in assigned if name not in knobs and name not in used]
+    meant = [name for name in unused if similar(name, knobs, cutoff=0.8) or ALIASES.get(name) in knobs]
+    problems = [f"unknown knob in {path} ({name}). {suggest(name, knobs)}; names that begin with _ are yours"
+                for name in meant]
+    return problems, [name for name in unused if name not in meant]

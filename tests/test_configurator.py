@@ -119,7 +119,7 @@ def test_what_a_config_leaves_unused_is_told(monkeypatch, config, capsys):
 
 
 @pytest.mark.parametrize('content, words', [
-    ('learning_rte = 1e-3\nmin_lr = learning_rte\n', '(learning_rte). did you mean --learning_rate'), ('max_steps = 1\n', '(max_steps). did you mean --max_iters'),
+    ('learning_rte = 1e-3\n', '(learning_rte). did you mean --learning_rate'), ('max_steps = 1\n', '(max_steps). did you mean --max_iters'),
     ('max_iters = "ten"\n', 'whole number'), ('max_iters = [4]', 'whole number'), ('seed = 10**30', '2**63'), ('seed = True\n', 'whole number'),
     ('learning_rate = float("inf")\n', 'finite'), ('import numpy\nseed = numpy.ones((9, 9))', 'whole number'),
     ('max_iters = (\n', ':1'), ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('raise ValueError("one\\ntwo")', ':1'), ('import sys; sys.exit(0)', ':1'),
