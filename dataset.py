@@ -81,6 +81,7 @@ class Tokens:
         self.n = self.size = self.ends[-1]  # size: what a person counts
         self.fingerprint = f"{self.n:,} tokens, sha256 {checksum(entry)}"
         self.open = functools.lru_cache(self.open_files)(self.open_file)
+        self.lock = threading.Lock()  # a file has one position, and the Loader reads beside the evaluation
         # a wrong vocabulary should show before the model is built; each batch is checked as well
         ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
         self.sampled = hashlib.sha256(ids.astype(self.dtype)).hexdigest()[:16]  # tells data that was altered
@@ -166,25 +167,27 @@ class Tokens:
         """Fill the array `row` with the ids from `start` on, across files."""
         i = bisect.bisect_right(self.ends, start)
         while len(row):
-            part = row[:self.ends[i] - start]
             first = self.ends[i - 1] if i else 0
+            part = row[:self.ends[i] - start]
             try:
-                content = self.read_file(i, (start - first) * self.dtype.itemsize, part.nbytes)
+                n = self.read_file(part.view(np.uint8), i, (start - first) * self.dtype.itemsize)
             except OSError as e:
                 raise DataLost(f"{self.paths[i]} cannot be read ({e.strerror}). make it readable, or run "
                                "prepare.py for this dataset again") from e
-            if len(content) < part.nbytes:
+            if n != part.nbytes:
                 raise DataLost(f"{self.paths[i]} became shorter while it was read. restore it")
-            part[:] = np.frombuffer(content, self.dtype)
             row, start, i = row[len(part):], start + len(part), i + 1
 
-    def read_file(self, i, position, n):
-        """The n bytes of file i from `position` on; fewer if it ends before."""
-        file, content = self.open(i), b''
-        # network file systems may return less than asked for
-        while more := os.pread(file.fileno(), n - len(content), position + len(content)):
-            content += more
-        return content
+    def read_file(self, part, i, position):
+        """Fill `part` with the bytes of file i from `position` on; returns how many there were."""
+        with self.lock:
+            file = self.open(i)
+            file.seek(position)
+            n = more = file.readinto(part)
+            while more and n < part.nbytes:  # network file systems may return less than asked for
+                more = file.readinto(part[n:])
+                n += more
+        return n
 
 
 # -----------------------------------------------------------------------------

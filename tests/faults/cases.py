@@ -662,11 +662,11 @@ def unreadable(nth, number):
     def sabotage():
         real, calls = dataset.Tokens.read_file, [0]
 
-        def read_file(self, i, position, n):
-            calls[0] += 'train' in self.path and n < 100  # not the long ones of the beginning
+        def read_file(self, part, *args):
+            calls[0] += 'train' in self.path and part.nbytes < 100  # not the long ones of the beginning
             if calls[0] >= nth:
                 raise OSError(number, os.strerror(number))
-            return real(self, i, position, n)
+            return real(self, part, *args)
         dataset.Tokens.read_file = read_file
     return sabotage
 
