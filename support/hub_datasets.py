@@ -6,25 +6,22 @@ script that would make it is never run; the Hub's own parquet conversion is read
 
 import contextlib
 import dataclasses
-import errno
+import fnmatch
 import hashlib
 import os
 import re
-import time
 import urllib.request
 
 from configurator import fail
+from dataset import Prefetch
+from support.dataset_meta import sha256_of
 from support.errors import first_line
 from support.files import write_whole
-from dataset import Prefetch
 
 # as nanoGPT calls them
 GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}
 TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 TINYSHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
-WAITS = (1, 2, 5, 10, 30)  # seconds before a download is tried again
-DISK_ERRORS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES
-GLOB_TO_RE = {'**/': '(.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
 def hub():
@@ -40,28 +37,11 @@ def hub():
     return huggingface_hub
 
 
-def one_line(e):
-    """The message of an exception, for one of ours."""
-    return first_line(e)
-
-
-def explain(e, kind, what, remedy):
+def explain(e, what, remedy):
     """End with one line: because of the exception e of huggingface_hub's there is no `what`."""
-    errors, endpoint = hub().errors, hub().constants.ENDPOINT
-    status = getattr(getattr(e, 'response', None), 'status_code', None)
-    if isinstance(e, errors.GatedRepoError):
-        problem, remedy = f"{what} wants its terms accepted at {endpoint}", "accept them, then: hf auth login"
-    elif isinstance(e, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError,
-                        errors.HFValidationError)):
-        problem = f"no such {kind} at {endpoint} ({what})"
-        remedy = "name OWNER/NAME as it is written there; for a private one: hf auth login"
-    elif isinstance(e, errors.EntryNotFoundError) and status:
-        problem = f"{endpoint} has no {what}"
-    else:  # the network has many ways to fail, and they have no common class
-        why = f"{type(e).__name__}: {one_line(e)}"
-        problem = f"{what} cannot be had, {endpoint} does not answer as it should ({why})"
-        remedy = f"go online or try again, or {remedy}"
-    fail(f"{problem}. {remedy}", everywhere=True)
+    fail(f"{what} cannot be had from {hub().constants.ENDPOINT} ({type(e).__name__}: {first_line(e)}). check "
+         "its name; accept its terms and log in if it wants that (hf auth login); go online and try again; or "
+         f"{remedy}", everywhere=True)
 
 
 # -----------------------------------------------------------------------------
@@ -97,20 +77,19 @@ def get_file(source, name, needed=True):
     package, (repo, revision) = hub(), repo_of(source)
     try:
         return package.hf_hub_download(repo, name, revision=revision)
-    except Exception as e:
+    except Exception as e:  # the network has many ways to fail, and they have no common class
+        absent = isinstance(e, package.errors.EntryNotFoundError)
         if isinstance(e, package.errors.LocalEntryNotFoundError):  # the Hub does not answer
-            e = e.__cause__ or e
             cached = package.try_to_load_from_cache(repo, name, revision=revision)
-            if cached is None:  # nanoGPT's users have it as plain gpt2
-                cached = package.try_to_load_from_cache(source.partition('@')[0], name)
+            # nanoGPT's users have GPT-2 as plain gpt2
+            cached = cached or package.try_to_load_from_cache(source.partition('@')[0], name)
             if isinstance(cached, str):
                 return cached
             # the cache knows that there is no such file, or it was never asked for
-            if not needed and (cached is not None or isinstance(e, package.errors.OfflineModeIsEnabled)):
-                return get_file(source, 'config.json') and None
-        elif not needed and isinstance(e, package.errors.EntryNotFoundError):
+            absent = cached is not None or isinstance(e.__cause__, package.errors.OfflineModeIsEnabled)
+        if absent and not needed:
             return None
-        explain(e, 'model', f"{name} of {source}", "name a folder")
+        explain(e, f"{name} of {source}", "name a folder")
 
 
 # -----------------------------------------------------------------------------
@@ -135,24 +114,20 @@ def find_files(spec):
         config, split = '', config
     try:
         api = hub().HfApi()
-        info = api.dataset_info(repo, revision=revision or None)
-        paths, configs = choose_files(info, config, split)
-        if not paths and not revision:  # made by a script or from archives: the Hub keeps its own conversion
+        info = api.dataset_info(repo, revision=revision or None, files_metadata=True)
+        names, configs = choose_files(info, config, split)
+        if not names and not revision:  # made by a script or from archives: the Hub keeps its own conversion
             with contextlib.suppress(hub().errors.RevisionNotFoundError):
-                info = api.dataset_info(repo, revision='refs/convert/parquet')
-                paths, more = choose_files(info, config, split)
-                configs |= more
-        found = {}
-        for i in range(0, len(paths), 500):
-            some = api.get_paths_info(repo, paths[i:i + 500], revision=info.sha, repo_type='dataset')
-            found |= {file.path: file for file in some}
+                info = api.dataset_info(repo, revision='refs/convert/parquet', files_metadata=True)
+                names, configs = choose_files(info, config, split)
     except Exception as e:
-        explain(e, 'data set', f'hf:{spec}', "name files on this machine with --input")
-    if not paths:
+        explain(e, f'hf:{spec}', "name files on this machine with --input")
+    if not names:
         fail(f"no parquet or text files of that name in hf:{spec}. name one of its configurations: "
              f"{', '.join(sorted(configs)) or 'none was found'}")
-    stamps = {path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in found.items()}
-    return [File(path, found[path].size, stamps[path], repo, info.sha) for path in paths]
+    files = {file.rfilename: file for file in info.siblings}
+    return [File(name, files[name].size, files[name].lfs.sha256 if files[name].lfs else files[name].blob_id,
+                 repo, info.sha) for name in names]
 
 
 def choose_files(info, config, split):
@@ -160,40 +135,32 @@ def choose_files(info, config, split):
     data set's configurations. The card describes both; without it the names of folders and files have to
     tell."""
     every = sorted(file.rfilename for file in info.siblings)
-    every = [name for name in every if not name.startswith(('README', 'LICENSE'))]
     names = [name for name in every if name.endswith('.parquet')]
-    names = names or [name for name in every if re.search(r'\.(txt|jsonl)(\.gz|\.zst)?$', name)]
-
+    texts = re.compile(r'(?!README|LICENSE).*\.(txt|jsonl)(\.gz|\.zst)?')
+    names = names or [name for name in every if texts.fullmatch(name)]
     entries = (info.card_data or {}).get('configs') or []
     described = {str(entry['config_name']): entry.get('data_files') or [] for entry in entries}
     default = 'default' if 'default' in described else next(iter(described), '')
     patterns = patterns_of(described.get(config or default, []), split or 'train')
     if patterns:
-        return [name for name in names if re.fullmatch('|'.join(patterns), name)], set(described)
+        return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)], set(described)
 
     folders = {name.partition('/')[0] for name in names if '/' in name}
     folder = config or ('default' if 'default' in folders else '')
     names = [name for name in names if not folder or name.startswith(folder + '/')]
-    any_split = [name for name in names if contains_word(name, 'train|validation|valid|test')]
-    if split or any_split:
+    if split or any(contains_word(name, 'train|validation|valid|test') for name in names):
         names = [name for name in names if contains_word(name, re.escape(split or 'train'))]
     return names, set(described) or folders
 
 
 def patterns_of(data_files, split):
-    """Regular expressions for the files of a split. A card gives a pattern, a list of them, or a list of
-    {'split', 'path': a pattern or a list of them}."""
+    """The patterns of a split's files. A card gives a pattern, a list of them, or a list of {'split', 'path': a
+    pattern or a list of them}."""
     def listed(value):
         return value if isinstance(value, list) else [value]
 
     entries = [entry if isinstance(entry, dict) else {'path': entry} for entry in listed(data_files)]
-    return [glob_to_re(path) for entry in entries if entry.get('split', split) == split
-            for path in listed(entry['path'])]
-
-
-def glob_to_re(pattern):
-    parts = re.split(r'(\*\*/|\*\*|\*|\?)', pattern)
-    return ''.join(GLOB_TO_RE.get(part) or re.escape(part) for part in parts)
+    return [path for entry in entries if entry.get('split', split) == split for path in listed(entry['path'])]
 
 
 def contains_word(name, words):
@@ -221,32 +188,17 @@ def local_paths(files, first, folder):
 
 
 def download(file, folder):
-    """Download a File of the Hub into `folder`, a cache of huggingface_hub's. Returns its path once size and
-    checksum are right; ends with status 2 if that does not happen."""
-    for wait in (*WAITS, None):
-        try:
-            path = hub().hf_hub_download(file.repo, file.path, repo_type='dataset', revision=file.revision,
-                                         cache_dir=folder)
-            if checksum(path, file) == file.stamp:
-                return path
+    """Download a File of the Hub into `folder`, a cache of huggingface_hub's, which tries again where the
+    network fails. Returns its path once the checksum is right; else ends with status 2."""
+    try:
+        path = hub().hf_hub_download(file.repo, file.path, repo_type='dataset', revision=file.revision,
+                                     cache_dir=folder)
+        if len(file.stamp) == 64 and sha256_of(path) != file.stamp:  # small ones have git's sha1 alone
             os.remove(os.path.realpath(path))
             raise ValueError("what came has the wrong checksum")
-        except Exception as e:  # the network has many ways to fail, and they have no common class
-            if getattr(e, 'errno', None) in DISK_ERRORS:
-                raise
-            # some will be the same next time
-            if wait is None or getattr(getattr(e, 'response', None), 'status_code', None) in (401, 403, 404):
-                explain(e, 'data set', f"{file.path} of hf:{file.repo}",
-                        "run it again: it continues where it stopped")
-            print(f"note: {file.path}: {first_line(e)}; trying again in {wait} s", flush=True)
-            time.sleep(wait)
-
-
-def checksum(path, file):
-    """The checksum that the Hub has for a file: sha256, or git's sha1 if it is small."""
-    digest = hashlib.sha256() if len(file.stamp) == 64 else hashlib.sha1(b'blob %d\0' % file.size)
-    with open(path, 'rb') as f:
-        return hashlib.file_digest(f, lambda: digest).hexdigest()
+        return path
+    except Exception as e:
+        explain(e, f"{file.path} of hf:{file.repo}", "run it again: it continues where it stopped")
 
 
 def find_tinyshakespeare(path):
@@ -259,6 +211,5 @@ def find_tinyshakespeare(path):
             if hashlib.sha256(content).hexdigest() != TINYSHAKESPEARE_SHA256:
                 raise OSError(f"{len(content):,} bytes with a wrong checksum came")
         except OSError as e:
-            fail(f"cannot download {TINYSHAKESPEARE} ({first_line(e)}). put that file at {path}, or name it "
-                 "with --input=FILE")
+            fail(f"cannot download {TINYSHAKESPEARE} ({first_line(e)}). put that file at {path}")
         write_whole(path, content)

@@ -1,8 +1,8 @@
 """
 Text while it is generated: whole characters only, and nothing of the text to stop at. A conversation that is
-held (sample.py --chat). And what a model writes while it is trained: samples.md, a section each time. The processes share the prompts, and each prompt has its
-own random numbers: the texts do not depend on the number of processes, nor on what was drawn before, and
-training is left alone.
+held (sample.py --chat). And what a model writes while it is trained: samples.md, a section each time. The
+processes share the prompts, and each prompt has its own random numbers: the texts do not depend on the number
+of processes, nor on what was drawn before, and training is left alone.
 """
 
 import contextlib

@@ -394,7 +394,7 @@ def test_gpt2_by_its_name_is_openais_network(hub, tmp_path, gpt2, script):
 
 
 def test_what_the_hub_lacks_is_one_line(hub, tmp_path, script):
-    for offline, words in ((False, ['no such model', hub.url]), (True, ['does not answer', 'folder'])):
+    for offline, words in ((False, ['RepositoryNotFoundError', hub.url]), (True, ['go online', 'folder'])):
         hub.patch(HF_HUB_OFFLINE=offline)
         for name in ('sample.py', 'export.py'):
             to = [f"--to={tmp_path / 'x'}"] if name == 'export.py' else []
