@@ -218,8 +218,8 @@ for task in [task for of_one_name in loaded.values() for task in of_one_name]:
     r = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
     result['tasks'][task.name] = r
     note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
-    dist.print(f"{task.name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} {100 * r['chance']:5.1f}% "
-               f"{r['centered']:8.4f}{note}")
+    dist.print(f"{task.name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} "
+               f"{100 * r['chance']:5.1f}% {r['centered']:8.4f}{note}")
 if 'core' in loaded:
     found = [result['tasks'][task.name] for task in loaded['core']]
     result['core'] = core_metric(found)

@@ -75,8 +75,8 @@ def smooth(curve):
 
 
 def remark(log):
-    """What a person should not overlook: whether the run diverged or overfits. A dataset without validation is
-    judged by its training loss."""
+    """What a person should not overlook: whether the run diverged or overfits. A dataset without
+    validation is judged by its training loss."""
     word = 'validation' if len(values(log, 'val_loss')) else 'training'
     train = points(log, 'iter', 'train_loss')
     evaluations = points(log, 'iter', 'val_loss') if word == 'validation' else train
@@ -91,8 +91,8 @@ def remark(log):
         if latest > 1.05 * best:
             return f"{text}: the run diverged. Use a smaller learning rate or a longer warmup."
     elif latest > 1.01 * best and at < len(evaluations) - 2:
-        return (f"{text}: the model overfits. The best weights are in ckpt_best.pt; more text, `--dropout` or "
-                "a smaller model would help.")
+        return (f"{text}: the model overfits. The best weights are in ckpt_best.pt; more text, `--dropout` "
+                "or a smaller model would help.")
 
 
 def difference(runs):

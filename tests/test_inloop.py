@@ -1,7 +1,6 @@
 """Tasks and samples in the training loop: at the right iterations, the same after a resume and on any number
 of processes, without a trace in the training."""
 
-import contextlib
 import csv
 import json
 import os
@@ -14,7 +13,7 @@ import pytest
 import torch
 from conftest import TINY, make_dataset
 from test_eval import ASCII
-from test_tasks import BYTES, GO_ON, ONE, PLAIN, make_net, run_of, write_tasks
+from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
 from warm import processes
 
 from support import load, samples
@@ -50,7 +49,7 @@ def finished(script, place):
 def logged(folder):
     with open(folder / 'log.csv', newline='') as f:
         rows = list(csv.DictReader(f))
-    return {name: {int(row['iter']): row[name] for row in rows if row[name]}
+    return {name: {int(row['iter']): float(row[name]) for row in rows if row[name]}
             for name in ('loss', 'val_loss', 'hellaswag', 'core')}
 
 
@@ -75,13 +74,13 @@ def test_the_training_is_left_alone(script, place, finished, tmp_path):
 def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     folder, _, _ = place
     log, out = logged(finished), (finished / 'stdout').read_text()
-    assert f"step 7: hellaswag {100 * float(log['hellaswag'][7]):.2f} \u00b1" in out
-    assert f"step 7: CORE {float(log['core'][7]):.4f} over 4 tasks" in out
+    assert f"step 7: hellaswag {100 * log['hellaswag'][7]:.2f} \u00b1" in out
+    assert f"step 7: CORE {log['core'][7]:.4f} over 4 tasks" in out
     copy = shutil.copytree(finished, tmp_path / 'copy')
     result = script('eval.py', f'--out_dir={copy}', '--split=none', '--tasks=hellaswag,core',
                     '--max_per_task=5', f"--data_dir={folder / 'data'}", '--device=cpu', '--dtype=float32')
     found = json.loads((copy / 'eval.json').read_text())
-    assert found['core'] == pytest.approx(float(log['core'][7])), result.err
+    assert found['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
     assert '## Samples, after 7 iterations' in text and '| HellaSwag accuracy | CORE |' in text
@@ -107,50 +106,41 @@ def test_after_interruptions_all_is_as_without(script, place, finished, tmp_path
 
 
 def test_two_processes_find_and_write_the_same(script, place, tmp_path):
-    _, _, evaluated = place
-    flags = [*evaluated, '--gradient_accumulation_steps=2', '--max_iters=3',
-             '--dropout=0']
-    threads = torch.get_num_threads()
-    try:
-        assert script('train.py', *flags, f"--out_dir={tmp_path / 'one'}").status == 0
-    finally:
-        torch.set_num_threads(threads)
+    flags = [*place[2], '--gradient_accumulation_steps=2', '--max_iters=3', '--dropout=0']
+    assert script('train.py', *flags, f"--out_dir={tmp_path / 'one'}").status == 0
     results = processes(2, 'train.py', *flags, f"--out_dir={tmp_path / 'two'}")
     assert [status for status, _, _ in results] == [0, 0], results
-    for name, column in logged(tmp_path / 'one').items():
-        other = logged(tmp_path / 'two')[name]
-        assert {it: float(x) for it, x in column.items()} == pytest.approx({it: float(x) for it, x in other.items()}, abs=1e-4), name
+    one, two = logged(tmp_path / 'one'), logged(tmp_path / 'two')
+    for name, column in one.items():
+        assert column == pytest.approx(two[name], abs=1e-4), name
     assert samples_of(tmp_path / 'two') == samples_of(tmp_path / 'one')
 
 
-def test_what_is_missing_is_told_before_anything_is_trained(script, place, tmp_path):
-    _, plain, _ = place
+@pytest.mark.parametrize('args, words', [
+    ('--data_dir=empty --dataset=ascii --tasks=core --tasks_interval=2', 'http'),
+    ('--sample_interval=2 --sample_prompts=nowhere.txt', 'nowhere.txt'),
+    ('--sample_interval=2 --sample_prompts=empty.txt', 'empty'),
+    ('--sample_interval=2x0.5', 'sample_interval'), ('--sample_tokens=5 top_p=2', 'sample_tokens')])
+def test_what_is_missing_is_told_before_anything_is_trained(script, place, tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'empty.txt').write_text('\n')
-    make_dataset(tmp_path / 'data', 'ascii', ASCII)
-    for args, *words in (
-            ([f"--data_dir={tmp_path / 'data'}", '--tasks=core', '--tasks_interval=2'], 'eval_bundle', 'http'),
-            (['--sample_interval=2', '--sample_prompts=nowhere.txt'], 'nowhere.txt'),
-            (['--sample_interval=2', f"--sample_prompts={tmp_path / 'empty.txt'}"], 'empty'),
-            (['--sample_interval=2x0.5'], 'sample_interval'), (['--sample_tokens=5 top_p=2'], 'sample_tokens')):
-        result = script('train.py', *plain, f"--out_dir={tmp_path / 'out'}", *args)
-        assert result.status == 2 and result.err.count('error: ') == 1, (args, result.err)
-        assert all(word in result.err for word in words), (args, result.err)
-        assert not (tmp_path / 'out').exists(), args
+    make_dataset('empty', 'ascii', ASCII)
+    result = script('train.py', *place[1], '--out_dir=out', *re.split(' (?=--)', args))
+    assert result.status == 2 and result.err.count('error: ') == 1 and words in result.err, result.err
+    assert not (tmp_path / 'out').exists()
 
 
 # -----------------------------------------------------------------------------
 # without a run
 
 
-def sampler(out_dir, prompts_file=None):
-    run = run_of(make_tokenizer(BYTES), out_dir=out_dir, sample_prompts=prompts_file, sample_tokens=12, seed=1337,
-                 eval_only=False, sample_interval=5, max_iters=9)
-    return samples.samples_in_loop(run, make_net('llama'), ONE, PLAIN, GO_ON)
-
-
 def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
-    folder, _, _ = place
-    sample = sampler(str(tmp_path), str(folder / 'prompts.txt'))
+    def sampler(prompts):
+        k = dict(out_dir=str(tmp_path), sample_prompts=prompts, sample_tokens=12, seed=1337, eval_only=False,
+                 sample_interval=5, max_iters=9)
+        run = SimpleNamespace(knobs=k, data=SimpleNamespace(tokenizer=lambda: make_tokenizer(BYTES)))
+        return samples.samples_in_loop(run, make_net('llama'), ONE, PLAIN, SimpleNamespace(asks_to_stop=lambda: False))
+    sample, unprompted = sampler(str(place[0] / 'prompts.txt')), sampler(None)
     assert sample(3) == sample(7) == {}
     last = samples_of(tmp_path).split('## after 7 iterations\n\n')[1]
     parts = re.findall("(?s)(.*?) continues:\n\n(```+)text\n(.*?)\n\\2\n\n", last)
@@ -158,13 +148,11 @@ def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
     assert len({text for _, _, text in parts}) == 3
     out = capsys.readouterr().out
     assert out.startswith("step 3: it writes '7 times") and out.count('\n') == 2
-    sampler(str(tmp_path))(8)
-    text = samples_of(tmp_path).split('## after 8 iterations\n\n')[1]
-    assert text.count('```text') == 3 and 'continues' not in text
-    # a run that was interrupted after iteration 3 writes the later ones anew
+    unprompted(8)
     before = samples_of(tmp_path)
-    for it in (7, 8):
-        sampler(str(tmp_path), str(folder / 'prompts.txt') if it == 7 else None)(it)
+    text = before.split('## after 8 iterations\n\n')[1]
+    assert text.count('```text') == 3 and 'continues' not in text
+    sample(7), unprompted(8)  # a run that was interrupted after iteration 3 writes the later ones anew
     assert samples_of(tmp_path) == before
 
 
@@ -175,24 +163,14 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(script, place, tm
     assert result.status == 0, result.err
     told = re.findall(r'(?m)^step (\d+): it writes .*?(?: \(next at step (\d+)\))?$', result.out)
     assert told == [('2', '5'), ('5', '7'), ('7', '')]
-    sections = samples_of(tmp_path / 'a').split('\n## after ')[1:]
-    assert [section.count(' continues:') for section in sections] == [1, 1, 1]
+    assert samples_of(tmp_path / 'a').count(' continues:') == 3, 'one each time'
     for bad in ('0', '5 heat=1', '5 top_p=2', '5 prompts=0', 'many'):
         with pytest.raises(ValueError):
             samples.parse_style(bad)
-    prompts = [(str(i), [i]) for i in range(9)]
-    drawn = [samples.choose(prompts, 2, it, 1337) for it in range(20)]
-    assert all(len({*map(str, two)}) == 2 for two in drawn) and len({two[0][0] for two in drawn}) > 4
+    drawn = [samples.choose(list(range(9)), 2, it, 1337) for it in range(20)]
+    assert all(len(set(two)) == 2 for two in drawn) and len({two[0] for two in drawn}) > 4
     style = {'tokens': 64, 'temperature': 1, 'top_k': 200, 'top_p': 0.8, 'prompts': None}
     assert samples.parse_style('64 temperature=1 top_p=0.8') == style
-
-
-def test_on_a_terminal_a_sample_has_its_lines(capsys):
-    dist = SimpleNamespace(on_terminal=True, print=print)
-    samples.tell(7, 'ab\n\tc\x1b[2J' + 'd' * 200, 7, dist)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ['step 7: it writes', '| ab'] and lines[2].startswith('|         c\\x1b[2Jddd')
-    assert max(map(len, lines)) <= 80
 
 
 def test_gaps_grow_and_depend_on_the_iteration_alone():
@@ -204,15 +182,12 @@ def test_gaps_grow_and_depend_on_the_iteration_alone():
 
 
 def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
-    net = make_net('llama').train()
-    calls = []
+    net, calls = make_net('llama').train(), []
     net.compile(backend=lambda graph, inputs: calls.append(1) or graph)
     compiled, state = net._compiled_call_impl, torch.get_rng_state()
-    tokenizer = make_tokenizer(BYTES)
-    prompts = [('', [256])] * 3
 
     def write(it, **kwargs):
-        return samples.write(net, tokenizer, prompts, 8, it, 1337, ONE, contextlib.nullcontext(), **kwargs)
+        return samples.write(net, make_tokenizer(BYTES), [('', [256])] * 3, 8, it, 1337, ONE, PLAIN, **kwargs)
     texts = write(5)
     assert not calls and net._compiled_call_impl is compiled and net.training
     assert torch.equal(state, torch.get_rng_state())
