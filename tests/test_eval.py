@@ -194,13 +194,11 @@ def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_
     assert found == want, 'to the bit: the batches are the same'
 
 
-def test_mistakes_are_one_line(script, run, tmp_path):
-    other = make_dataset(tmp_path / 'data', 'other', 'abcabc' * 100)
-    for args, words in ((['--split=test'], 'val or train or none'), (['--stride=17'], '--stride=16'),
-                        (['--split=none'], 'nothing to do'), (['--block_size=17'], '--block_size=16'),
-                        (['--dataset=other', f'--data_dir={other.parent}'], 'another tokenizer'),
-                        (['--dataset=nowhere'], 'no dataset nowhere'),
-                        (['--tasks=hellaswag'], 'hellaswag_val.jsonl')):
-        result = script('eval.py', *flags(run, 'gpt2', *args))
-        assert result.status == 2 and result.err.count('error: ') == 1, (args, result.err)
-        assert words in result.err
+@pytest.mark.parametrize('flag, words', [
+    ('--split=test', 'val or train or none'), ('--stride=17', '--stride=16'), ('--split=none', 'nothing to do'),
+    ('--block_size=17', '--block_size=16'), ('--dataset=other', 'another tokenizer'),
+    ('--dataset=nowhere', 'no dataset nowhere'), ('--tasks=hellaswag', 'hellaswag_val.jsonl')])
+def test_mistakes_are_one_line(script, run, flag, words):
+    make_dataset(run / 'data', 'other', 'abcabc' * 100)
+    result = script('eval.py', *flags(run, 'gpt2', flag))
+    assert result.status == 2 and result.err.count('error: ') == 1 and words in result.err

@@ -9,10 +9,9 @@ import re
 import signal
 import sys
 
-import numpy as np
 import pytest
 
-from support import report
+from support import report, signals
 from support.files import write_json
 
 
@@ -21,25 +20,15 @@ def rows(folder):
         return list(csv.DictReader(f))
 
 
-@pytest.fixture
-def stop_after(monkeypatch):
-    """stop_after(n): the run gets SIGTERM when it polls for the n-th time."""
-    from support import signals
-
-    def arm(n):
-        poll, calls = signals.Stop.poll, itertools.count(1)
-
-        def counted(self):
-            if next(calls) == n:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return poll(self)
-        monkeypatch.setattr(signals.Stop, 'poll', counted)
-    yield arm
-
-
-def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_after, monkeypatch):
+def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkeypatch):
     out = tmp_path / 'out'
-    stop_after(8)
+    poll, calls = signals.Stop.poll, itertools.count(1)
+
+    def counted(self):
+        if next(calls) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return poll(self)
+    monkeypatch.setattr(signals.Stop, 'poll', counted)
     result = script('train.py', *tiny, pictures=True)
     assert result.status == 128 + signal.SIGTERM and f"report: {out / 'report.md'}" in result.out
     first = json.loads((out / 'run.json').read_text())
@@ -50,7 +39,6 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, stop_a
     begin = f'# out\n\n**Stopped by SIGTERM** after {stopped_at} of 6 iterations, '
     assert (out / 'report.md').read_text().startswith(begin)
 
-    monkeypatch.undo()
     result = script('train.py', '--init_from=resume', f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}",
                     '--device=cpu', '--dtype=float32', '--compile=False', pictures=True)
     assert result.status == 0, result.err
@@ -181,17 +169,10 @@ def test_runs_are_named_by_what_differs(tmp_path):
     assert report.difference([a, make_run(tmp_path / 'd')]) == ['a', 'd'], 'the same knobs'
 
 
-def count_color(path, color):
-    """How many points of the picture have this color, such as '#ff0000'."""
-    import matplotlib.colors
-    import matplotlib.image
-    pixels = matplotlib.image.imread(path)[:, :, :3]
-    return int((abs(pixels - matplotlib.colors.to_rgb(color)) < 1e-3).all(-1).sum())
-
-
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])
 def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
-    pytest.importorskip('matplotlib')
+    matplotlib = pytest.importorskip('matplotlib')
+    import matplotlib.image
     runs = []
     for k in range(3):
         def loss(i):
@@ -199,15 +180,10 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
         runs.append(make_run(tmp_path / f'run{k}', {'seed': k}, loss=loss, val=loss, own=(1, lambda i: k)))
     result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
     assert result.status == 0, result.err
-    found = [count_color(tmp_path / 'curves.png', color) for color in report.COLORS]
+    pixels = matplotlib.image.imread(tmp_path / 'curves.png')[:, :, :3]
+    found = [(abs(pixels - matplotlib.colors.to_rgb(color)) < 1e-3).all(-1).sum() for color in report.COLORS]
     assert min(found[:3]) > 300 and found[3] == 0
     assert not list(tmp_path.glob('*.tmp'))
-
-
-def test_smoothing_keeps_what_is_there():
-    line = np.arange(300.0)
-    assert report.smooth(line)[20:280] == pytest.approx(line[20:280]) and report.smooth(line)[0] < 20
-    assert max(abs(report.smooth(np.sin(line * line))[20:])) < 0.5
 
 
 def test_mistakes_are_one_line(script, tmp_path, monkeypatch):
