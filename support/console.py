@@ -140,11 +140,11 @@ def with_bar(before, fraction, after):
 
 
 def fit(parts):
-    """The line of `parts` ({name: text}) about an iteration, without those for which it is too narrow."""
-    parts, most = dict(parts), width()
-    for name in LEAST:
-        line = ', '.join(parts.values())
-        if name != 'eta' and len(line) <= most:
-            break
+    """The line of `parts` ({name: text}) about an iteration; on a terminal, without those for which it is
+    too narrow. In a pipe or a file people's scripts find the numbers."""
+    parts = {name: part for name, part in parts.items() if part}
+    for name in LEAST if sys.stdout.isatty() else ():
         parts.pop(name, None)
+        if len(', '.join(parts.values())) <= width():
+            break
     return ', '.join(parts.values())

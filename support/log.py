@@ -87,26 +87,25 @@ class Logger:
         # of the losses, each with 0.98 of the weight of the one after it: their weighted sum and the sum of
         # the weights, on the device, so that no iteration waits
         self.loss_sum = torch.tensor(saved.get('loss_sum') or [0.0, 0.0], device=dist.device)
-        self.wandb, self.wandb_run_id = None, saved.get('wandb_run_id')
-        self.csv = self.record = None
-        if not dist.is_main:
-            return
-        if self.knobs['wandb_log']:
-            self.wandb = WandbLog(self.knobs, self.wandb_run_id)
-            self.wandb_run_id = self.wandb.id  # goes into checkpoints: a resume continues the same curves
-        if not self.knobs['eval_only']:
-            self.csv = CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter)
-            self.record = RunRecord(run)
+        self.wandb_run_id = saved.get('wandb_run_id')  # in checkpoints: a resume continues the same curves
+        self.outputs = []  # what takes rows, and how the run ended
+        if self.knobs['wandb_log'] and dist.is_main:
+            self.outputs.append(WandbLog(self.knobs, self.wandb_run_id))
+            self.wandb_run_id = self.outputs[0].run.id
+        if dist.is_main and not self.knobs['eval_only']:
+            path = os.path.join(self.knobs['out_dir'], 'log.csv')
+            self.outputs += [CsvLog(path, run.start_iter), RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
-        if metrics:
-            times = {f'{name}_seconds': self.clock.spent.get(name) for name in ('eval', 'save', 'sample')}
-            self.row = {'iter': it, **metrics, **times}
-            interval = self.knobs['log_interval']
-            if not interval or it % interval or it >= self.knobs['max_iters']:
-                self.row.update(tokens=it * self.run.tokens_per_iter, seconds=self.clock.seconds)
-                self.flush()  # else its line is completed by iteration()
+        if not metrics:
+            return
+        times = {f'{name}_seconds': self.clock.spent.get(name) for name in ('eval', 'save', 'sample')}
+        self.row = {'iter': it, 'tokens': it * self.run.tokens_per_iter, 'seconds': self.clock.seconds,
+                    **metrics, **times}
+        interval = self.knobs['log_interval']
+        if not interval or it % interval or it >= self.knobs['max_iters']:
+            self.flush()  # else its line is completed by iteration()
 
     def add(self, loss):
         """Count an iteration's loss, a tensor, into the mean of the latest ones."""
@@ -116,30 +115,28 @@ class Logger:
     def iteration(self, it, measured):
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
-        run, clock, ms = self.run, self.clock, measured['ms']
+        run, ms, loss = self.run, measured['ms'], measured['loss']
         tokens = (it + 1) * run.tokens_per_iter
         epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
+        data = 100 * self.clock.data_wait
         total, weight = self.loss_sum.tolist()
         smooth = total / weight if weight else None
-        parts = {'loss': f"iter {it}: loss {measured['loss']:.4f}", 'time': f"time {ms:.2f}ms",
-                 'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
-                 'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
-                 'epoch': f"epoch {epoch:.2f}", 'data': f"data {100 * clock.data_wait:.1f}%",
-                 'eta': self.time_left(it, ms)}
-        parts = {name: part for name, part in parts.items() if part}
-        # people's scripts find the numbers where there is no terminal
-        self.dist.print(console.fit(parts) if self.dist.on_terminal else ', '.join(parts.values()))
-        clock.note = f", loss {smooth:.4f}" if weight else ''
+        self.clock.note = f", loss {smooth:.4f}" if weight else ''
+        self.dist.print(console.fit({
+            'loss': f"iter {it}: loss {loss:.4f}", 'time': f"time {ms:.2f}ms",
+            'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
+            'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
+            'epoch': f"epoch {epoch:.2f}", 'data': f"data {data:.1f}%", 'eta': self.time_left(it, ms)}))
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
-            'mfu': mfu, 'loss_smooth': smooth, 'seconds': clock.seconds, 'tokens': tokens,
-            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,
-            'data': 100 * clock.data_wait, 'memory_gb': devices.peak_memory(self.dist.device)})
+            'mfu': mfu, 'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
+            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second, 'data': data,
+            'memory_gb': devices.peak_memory(self.dist.device)})
         self.flush()
         if it == 0 and run.start == 'scratch':
-            self.check_first_loss(measured['loss'])
+            self.check_first_loss(loss)
 
     def time_left(self, it, ms):
         if it >= self.run.start_iter + 5:  # the first iterations are slower
@@ -153,16 +150,16 @@ class Logger:
         expected = math.log(vocab_size)
         # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
         if math.isfinite(loss) and abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
-            self.dist.print(first_loss_note(loss, expected, vocab_size))
+            why = TOO_GOOD if loss < expected else TOO_BAD
+            self.dist.print(f"note: the first loss is {loss:.2f}; ln({vocab_size}) is {expected:.2f}, and it "
+                            f"is far {why}")
 
     def flush(self):
-        """Write the row of the present iteration; one that says nothing but its number is not written."""
-        row = {name: value for name, value in self.row.items() if value is not None}
+        """Write the row of the present iteration."""
+        if self.row:
+            for output in self.outputs:
+                output.log(self.row)
         self.row = {}
-        if len(row) > 1 and self.csv:
-            self.csv.write(row)
-        if len(row) > 1 and self.wandb:
-            self.wandb.log(row)
 
     def state(self):
         return {'wandb_run_id': self.wandb_run_id, 'loss_sum': self.loss_sum.tolist()}
@@ -170,17 +167,14 @@ class Logger:
     def close(self, it, saver, stop):
         """The last line of a run that ended at pass `it`, its report. Returns the exit status."""
         self.flush()
-        status = stop.exit_status() if saver.whole or stop.gave_up else 4
         outcome = self.last_line(it, saver, stop)
-        if self.wandb:
-            self.wandb.end(outcome=outcome, iterations=it, best_val_loss=saver.best_val_loss)
-        if self.csv:
-            self.record.end(outcome, iterations=it, seconds=self.clock.seconds,
-                            best_val_loss=saver.best_val_loss)
-            self.csv.close()
+        for output in self.outputs:
+            output.end(outcome=outcome, iterations=it, seconds=self.clock.seconds,
+                       best_val_loss=saver.best_val_loss)
+        if self.dist.is_main and not self.knobs['eval_only']:
             self.write_report()
         self.dist.close()
-        return status
+        return stop.exit_status() if saver.whole or stop.gave_up else 4
 
     def last_line(self, it, saver, stop):
         """Prints how the run ended; returns it in a few words."""
@@ -214,15 +208,11 @@ class Logger:
             warn(f"no report ({type(e).__name__}: {e}). python plot.py {out_dir} --report=True makes it")
 
 
-def first_loss_note(loss, expected, vocab_size):
-    """For random weights whose first loss is not about ln(vocab_size)."""
-    if loss < expected:
-        why = ("below: random weights cannot know that much. does a position see the one it is to predict "
-               "(the causal mask, the shift of the targets), or are the weights not random?")
-    else:
-        why = ("above: the network is sure of what it cannot know. are the initial weights too large, is a "
-               "norm missing, or is vocab_size far above the ids that occur?")
-    return f"note: the first loss is {loss:.2f}; ln({vocab_size}) is {expected:.2f}, and it is far {why}"
+# what a first loss may come from that is far from that of random weights
+TOO_GOOD = ("below: random weights cannot know that much. does a position see the one it is to predict (the "
+            "causal mask, the shift of the targets), or are the weights not random?")
+TOO_BAD = ("above: the network is sure of what it cannot know. are the initial weights too large, is a norm "
+           "missing, or is vocab_size far above the ids that occur?")
 
 
 class CsvLog:
@@ -230,12 +220,11 @@ class CsvLog:
     on: they are written again, once. What a full disk does not take waits."""
 
     def __init__(self, path, start):
-        self.path, self.columns, rows = path, list(COLUMNS), []
-        self.waiting, self.unwritten, self.warned = [], b'', False  # rows, the rest of a row
+        self.path, self.columns = path, list(COLUMNS)
+        self.waiting, self.warned = [], False  # rows
         try:
-            if os.path.exists(path):
-                rows = [row for row in self.read() if int(row['iter']) < start]
-            self.rewrite(rows, self.columns)
+            rows = self.read() if os.path.exists(path) else []
+            self.rewrite([row for row in rows if int(row['iter']) < start], self.columns)
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
@@ -247,22 +236,22 @@ class CsvLog:
         with open(self.path, newline='', encoding='utf-8') as f:
             reader = csv.DictReader(f)
             rows = [row for row in reader if None not in row.values() and None not in row]
-            self.columns += [name for name in reader.fieldnames or () if name not in self.columns]
+            self.columns = self.with_columns(reader.fieldnames or ())
         return rows
 
-    def rewrite(self, rows, columns):
-        content = as_csv(columns, dict(zip(columns, columns)), *rows)
-        with files.replacing(self.path) as f:
-            f.write(content)
-        self.columns = columns
-        self.file = open(self.path, 'ab', buffering=0)  # so that it is known what the disk has taken
+    def with_columns(self, names):
+        return list(dict.fromkeys([*self.columns, *names]))
 
-    def write(self, row):
+    def rewrite(self, rows, columns):
+        with files.replacing(self.path) as f:
+            f.write(as_csv(columns, dict(zip(columns, columns)), *rows))
+        self.columns, self.file = columns, open(self.path, 'ab')
+
+    def log(self, row):
         """row: {column: number}"""
         self.waiting.append(row)
         try:
             self.flush()
-            self.warned = False
         except (OSError, ValueError, csv.Error) as e:  # no reason to end a run
             if not self.warned:
                 warn(f"log.csv could not be written ({getattr(e, 'strerror', None) or e}), the run "
@@ -270,18 +259,20 @@ class CsvLog:
             self.warned = True
 
     def flush(self):
-        while self.unwritten or self.waiting:
-            if not self.unwritten:
-                if new := [name for name in self.waiting[0] if name not in self.columns]:
-                    self.rewrite(self.read(), self.columns + new)
-                self.unwritten = as_csv(self.columns, self.waiting.pop(0))
-            self.unwritten = self.unwritten[self.file.write(self.unwritten):]
+        self.file.flush()  # Python keeps the rest of a row that the disk took in part
+        while self.waiting:
+            columns = self.with_columns(self.waiting[0])
+            if columns != self.columns:
+                self.rewrite(self.read(), columns)
+            self.file.write(as_csv(columns, self.waiting.pop(0)))
+            self.file.flush()
 
-    def close(self):
-        with contextlib.suppress(OSError):
+    def end(self, **summary):
+        try:
+            self.flush()
             self.file.close()
-        if self.waiting or self.unwritten:
-            warn(f"log.csv lacks its last {len(self.waiting) + bool(self.unwritten):,} rows")
+        except OSError as e:
+            warn(f"log.csv lacks its last rows ({e.strerror})")
 
 
 def as_csv(columns, *rows):
@@ -297,27 +288,27 @@ PACKAGES = ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb')
 
 
 class RunRecord:
-    """out_dir's run.json: the knobs and what follows from them. Each start is a session; if the run goes on,
-    those of before are kept."""
+    """run.json. Each start is a session; if a run is continued, those of before are kept."""
 
     def __init__(self, run):
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
         earlier = files.read_json(self.path).get('sessions') if run.continues else []
         earlier = earlier if isinstance(earlier, list) else []  # a file may say anything
-        meta = run.data.meta
+        dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.content = {
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
             'tokens_per_iter': run.tokens_per_iter, 'tokens_before': run.tokens_before,
             'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder,
-                        **{key: meta.get(key) for key in ('splits', 'source', 'command')}},
+            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
             'knobs': run.knobs, 'outcome': None, 'sessions': [*earlier, describe_session(run.start_iter)]}
         self.write()
 
-    def end(self, outcome, **figures):
-        """`outcome`: 'done', 'stopped by ...', 'gave up: ...'. `figures`: iterations=1000, ..."""
-        self.content.update(outcome=outcome, **figures)
-        self.content['sessions'][-1].update(outcome=outcome, ended=now(), to_iter=figures['iterations'])
+    def log(self, row):
+        """The rows are in log.csv."""
+
+    def end(self, outcome, iterations, **summary):
+        self.content.update(outcome=outcome, iterations=iterations, **summary)
+        self.content['sessions'][-1].update(outcome=outcome, ended=now(), to_iter=iterations)
         self.write()
 
     def write(self):
@@ -349,14 +340,14 @@ def now():
 
 def code_version():
     """The commit of the code, and whether any of its files was changed since."""
-    git = ['git', '-C', os.path.dirname(os.path.abspath(__file__))]
-    options = dict(capture_output=True, text=True, timeout=10, check=True)
+    command = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty',
+               '--abbrev=40', '--exclude=*']
     try:
-        changes = subprocess.run([*git, 'status', '--porcelain', '--untracked-files=no'], **options).stdout
-        commit = subprocess.run([*git, 'rev-parse', 'HEAD'], **options).stdout.strip()
-        return {'commit': commit, 'changed_since': changes != ''}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {'commit': None}
+    commit, _, changed = done.stdout.strip().partition('-')
+    return {'commit': commit, 'changed_since': changed == 'dirty'}
 
 
 # -----------------------------------------------------------------------------
@@ -365,8 +356,6 @@ def code_version():
 # the losses have nanoGPT's names
 NAMES = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss',
          'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}
-BEST = {'train_loss': 'min', 'val_loss': 'min', 'perplexity': 'min', 'bpb': 'min', 'hellaswag': 'max',
-        'core': 'max'}
 
 
 def wandb_problems():
@@ -388,13 +377,14 @@ class WandbLog:
         except wandb.Error as e:
             fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
                  "leave wandb_log out", everywhere=True)
-        self.id = self.run.id
         self.run.define_metric('*', step_metric='iter')
-        for name, best in BEST.items():  # in its tables the best value, not the last
+        for name in NAMES:  # in its tables the best value, not the last
+            best = 'max' if name in ('hellaswag', 'core') else 'min'
             self.run.define_metric(NAMES[name], step_metric='iter', summary=best)
 
     def log(self, row):
-        self.tell(self.run.log, {NAMES.get(name, name): value for name, value in row.items()})
+        named = {NAMES.get(name, name): value for name, value in row.items() if value is not None}
+        self.tell(self.run.log, named)
 
     def end(self, **summary):
         """What wandb shows of the run in its tables."""
@@ -406,5 +396,5 @@ class WandbLog:
             if not self.gone:
                 function(values)
         except Exception as e:  # whatever it is: log.csv has the same numbers
-            warn(f"wandb is gone ({first_line(e)}), the run continues without it")
             self.gone = True
+            warn(f"wandb is gone ({first_line(e)}), the run continues without it")

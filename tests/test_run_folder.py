@@ -15,7 +15,6 @@ import torch
 from configurator import say
 from support import checkpoint, files, load, samples
 from support.log import COLUMNS, CsvLog
-from support.log import RunRecord
 
 
 def some_state(it=1, fill=1.0):
@@ -119,12 +118,11 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('precious')
     out = tmp_path / 'out'
     out.mkdir()
-    for name in ('run.json.tmp', 'log.csv.tmp', 'ckpt_00000001.pt.tmp', 'ckpt.pt.tmp'):
+    for name in ('log.csv.tmp', 'ckpt_00000001.pt.tmp', 'ckpt.pt.tmp'):
         (out / name).symlink_to(tmp_path / 'precious')
-    RunRecord(str(out), {}, {}, False, 0)
     CsvLog(str(out / 'log.csv'), 0)
     saved(out, 1, 1.0)
-    assert (tmp_path / 'precious').read_text() == 'precious' and 'ckpt.pt' in names(out) and 'run.json' in names(out)
+    assert (tmp_path / 'precious').read_text() == 'precious' and 'ckpt.pt' in names(out)
 
 
 def test_nanogpts_checkpoint_is_kept_when_its_run_is_continued_in_place(script, tiny, tmp_path):
@@ -154,6 +152,9 @@ class FullDisk(io.RawIOBase):
     def __init__(self, file):
         self.file, self.room = file, 100
 
+    def writable(self):
+        return True
+
     def write(self, data):
         if not self.room:
             raise OSError(errno.ENOSPC, 'No space left on device')
@@ -164,15 +165,15 @@ class FullDisk(io.RawIOBase):
 
 def test_a_disk_that_is_full_for_900_rows_loses_none_of_them(tmp_path, capsys):
     log = CsvLog(str(tmp_path / 'log.csv'), 0)
-    real = log.file
-    log.file = full = FullDisk(real)
+    full = FullDisk(log.file.detach())
+    log.file = io.BufferedWriter(full)
     for it in range(900):
-        log.write({'iter': it, 'loss': it / 7})
+        log.log({'iter': it, 'loss': it / 7})
     assert capsys.readouterr().err.count('log.csv could not be written') == 1
     full.room = 10**9
-    log.write({'iter': 900, 'loss': 1.0})
-    log.write({'iter': 901, 'loss': 1.0, 'mine': 2.0})
-    log.close()
+    log.log({'iter': 900, 'loss': 1.0})
+    log.log({'iter': 901, 'loss': 1.0, 'mine': 2.0})
+    log.end()
     rows = list(csv.DictReader(open(tmp_path / 'log.csv', newline='')))
     assert [int(row['iter']) for row in rows] == list(range(902)) and rows[-1]['mine'] == '2.0'
     assert all(float(row['loss']) == it / 7 for it, row in enumerate(rows[:900]))
@@ -186,9 +187,9 @@ def test_a_new_column_on_a_full_disk_waits_as_well(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, 'No space left on device')
     with monkeypatch.context() as patch:
         patch.setattr(os, 'replace', no_room)
-        log.write({'iter': 0, 'mine': 1.0})
-        log.write({'iter': 1, 'mine': 2.0})
-    log.write({'iter': 2, 'mine': 3.0})
+        log.log({'iter': 0, 'mine': 1.0})
+        log.log({'iter': 1, 'mine': 2.0})
+    log.log({'iter': 2, 'mine': 3.0})
     rows = list(csv.DictReader(open(tmp_path / 'log.csv', newline='')))
     assert [(row['iter'], row['mine']) for row in rows] == [('0', '1.0'), ('1', '2.0'), ('2', '3.0')]
 
@@ -222,7 +223,7 @@ GARBLED = {
                  b'{"sessions": [5, null, {"from_iter": "x", "command": 5}], "dataset": {"splits": {"train": 5}}}',
                  b'{"knobs": 5, "max_iters": "x", "iterations": "x", "tokens_per_iter": [], "seconds": 1e999}'],
     'eval.json': [b'{', b'{"texts": 5}', b'{"texts": {"x": 5}, "tasks": [1]}', b'{"iter": "x", "tasks": {"a": {}}}'],
-    'log.csv': [b'\xff\xfe', b'', b'x,y\n1,2\n', b'iter,loss\n' + b'9' * 400 + b',1\n5,1e999\n', b'iter\n' + b'1' * 200_000,
+    'log.csv': [b'\xff\xfe', b'', b'x,y\n1,2\n', b'iter,loss\n' + b'9' * 400 + b',1\n5,1e999\n',
                 b'iter,tokens,seconds,val_loss\n1,inf,nan,2\n2,1e999,x,3\n', b'iter,loss\0\n1,2\n'],
     'samples.md': [b'\xff\xfe', b'## after 99999999999999999999999 iterations\n'],
 }
