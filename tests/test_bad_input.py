@@ -4,7 +4,6 @@ claim; some rows are no mistakes, and work. Overrides are in test_configurator.p
 """
 
 import builtins
-import importlib
 import importlib.util
 import json
 import os
@@ -14,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -86,12 +84,8 @@ def raw(content, name='train.bin'):
     return data(change)
 
 
-def gone(name, folder_instead=False):
-    def change(folder, place):
-        (folder / name).unlink()
-        if folder_instead:
-            (folder / name).mkdir()
-    return data(change)
+def gone(name):
+    return data(lambda folder, place: (folder / name).unlink())
 
 
 def shrinking(place, monkeypatch):
@@ -99,43 +93,29 @@ def shrinking(place, monkeypatch):
 
 
 row('--dataset=nowhere', 'nowhere', 'there is: tiny', 'prepare.py nowhere --input', 'runs/quickstart.sh')
-row('--dataset=pystdlib', 'python prepare.py pystdlib')
 for name in ('../tiny', '/etc', "''"):
     row(f'--dataset={name}', '--data_dir')
 row('--data_dir=/etc/passwd', 'there is none yet')
 row('', 'prepare.py', given=gone('train.bin'))
-row('', 'train.bin', 'prepare.py', given=gone('train.bin', folder_instead=True))
 row('', '50257', 'train.bin', given=raw(b'\xff\xff' * 1000))  # no meta.json: GPT-2's tokens, as in nanoGPT
-for text in (b'{', b'[1]', b'[' * 100_000, b'\xff\xfe{'):
+for text in (b'{', b'[' * 100_000, b'\xff\xfe{'):
     row('', 'meta.json', 'prepare.py', given=meta_text(text))
-row('', 'meta.json', given=gone('meta.json', folder_instead=True))
 row('', 'not finished', 'python prepare.py x', given=meta(unfinished=True, command='python prepare.py x'))
-for vocab_size in (10**30, -1, 18.0, True, 19, 1e400):
-    row('', 'meta.json', 'vocab_size', given=meta(vocab_size=vocab_size))
-for tokenizer in (None, {}, {'kind': ['char']}, {'kind': 'char'}, {'kind': 'char', 'chars': 'ab'}, {'kind': 'tiktoken'}, {'kind': 'hf', 'name': 5}):
-    row('', 'meta.json', given=meta(tokenizer=tokenizer))
-for path in ('../../../etc/passwd', '/etc/passwd', 5):
+for changes in (dict(vocab_size=10**30), dict(vocab_size=18.0), dict(vocab_size=19), dict(tokenizer={'kind': ['char']}),
+                dict(tokenizer={'kind': 'char', 'chars': 'ab'}), dict(splits={'train': 5}), dict(dtype='float32')):
+    row('', 'meta.json', given=meta(**changes))
+for path in ('../../../etc/passwd', '/etc/passwd'):
     row('', 'tokenizer', 'data/tiny', given=meta(tokenizer={'kind': 'tiktoken', 'name': 'x', 'ranks_file': path}))
-for tokens in (5, -5, 64281.5, '64281', None):
-    row('', 'prepare.py', given=meta(splits={'train': {'tokens': tokens}}))
-for splits in (None, {'train': 5}, {'train': {}}):
-    row('', 'meta.json', given=meta(splits=splits))
-for dtype in ('float32', ['uint16'], None):
-    row('', 'meta.json', 'dtype', given=meta(dtype=dtype))
+row('', 'prepare.py', given=meta(splits={'train': {'tokens': 5}}))
 row('', 'train.bin', 'prepare.py', given=meta(dtype='uint32'))
 row('', 'train.bin', 'multiple of 2', given=raw(b'\0' * 1001))
-row('', 'val.bin', 'prepare.py', given=raw(b'', 'val.bin'))
 row('', 'val.bin has 1 tokens', '--block_size', given=raw(b'\0\0', 'val.bin'))
 row('--block_size=99999', 'block_size', 'train.bin', 'val.bin', lines=2)
 row('', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]))
-row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(np.arange(len(a)) < len(a) // 2, a, 5000).astype('<u2')))
-row('', 'train.bin', 'another tokenizer', given=ids(lambda a: a.astype('>u2')))
+row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(a > 9, 5000, a).astype('<u2')))
 row('', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True)
 row('', 'meta.pkl', 'Path', given=raw(Evil, 'meta.pkl'))
-row('', 'meta.pkl', 'os.system', given=raw(b'cos\nsystem\n(S"touch canary"\ntR.', 'meta.pkl'))
-for content in ([1], {'vocab_size': 10**12, 'itos': {}}, {'vocab_size': 1e400, 'itos': {}}, {'vocab_size': 1, 'itos': [5]}, {'itos': ['a']}):
-    row('', 'meta.pkl', 'prepare.py', given=raw(pickle.dumps(content), 'meta.pkl'))
-for content in (b'', b'x', b'\x80\x04\x8d' + (2**62).to_bytes(8, 'little')):
+for content in (pickle.dumps([1]), pickle.dumps({'vocab_size': 10**12, 'itos': {}}), b'x'):
     row('', 'meta.pkl', 'prepare.py', given=raw(content, 'meta.pkl'))
 
 # -----------------------------------------------------------------------------
@@ -173,16 +153,15 @@ for flags, *words in (
         ('--n_layer=9999', 'n_layer', 'below 1,024'), ('--arch=llama --block_size=8000000 --n_embd=4096 --n_head=1', "rope's table for block_size=8000000", '--block_size=262144'),
         ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), 
         ('--n_embd=1e11 --mlp_width=9', 'n_embd'), ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
-        ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'), ('--lr_decay_iters=2', 'lr_decay_iters=2'),
-        ('--init_from=scrath', 'no checkpoint at scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'), ("--init_from='some where'", 'some where', 'OWNER/NAME'),
+        ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'),
+        ('--init_from=scrath', 'no checkpoint at scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
-        ('--device=cuda', '--device=cpu'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'), ('--device=meta', 'no such device'),
+        ('--device=cuda', '--device=cpu'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
         ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
         ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
     row(flags, *words)
 for flag in ('beta2=1', "eval_iters='0 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=1e99epochs', 'sample_interval=2x0.5'):
     row(f'--{flag}', flag.split('=')[0], 'out of range')
-row('--arch=llama --n_head=1000000000000000000 --n_kv_head=1000000000000', 'n_head', 'n_kv_head', 'below 1,048,576', lines=2)
 row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
 row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
@@ -318,8 +297,8 @@ row('--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt'
 row('--init_from=auto:{place}/data', 'no checkpoint in')
 row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=resume', '--overwrite', given=trained)
 row('--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained)
-for write in (Path.mkdir, Path.touch, lambda p: p.write_text('hello world\n' * 100), lambda p: zipfile.ZipFile(p, 'w').writestr('x', 'y'),
-              lambda p: p.write_bytes((2).to_bytes(8, 'little') + b'{}'), lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]), lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))):
+for write in (Path.mkdir, Path.touch, lambda p: p.write_text('hello world\n' * 100), lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]),
+              lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))):
     row('', 'no checkpoint in', 'is whole', 'ckpt.pt', '--overwrite', given=file(write))
 row('--init_from=auto', 'is whole', given=file(Path.touch))
 row('--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: trained(place) or (place / 'out' / 'ckpt.pt').write_text('text') and None)
@@ -331,7 +310,6 @@ row('--batch_size=8 --allow_change --max_iters=7', 'done: 7', given=run(), statu
 row('', 'train.bin changed', '--allow_change', given=both(run(), both(meta(splits={}), ids(lambda a: a[:-10]))))
 row('', 'train.bin changed', '--allow_change', given=both(run(), ids(lambda a: a[::-1])))
 row('', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0)
-row('--max_iters=4', 'this run is done: 6 of 4', given=run(), status=0)
 row('--dtype=bfloat16 --max_iters=7', 'done: 7', given=run(scaler={'scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000, '_growth_tracker': 0}), status=0)
 row('', 'newer flatgpt', 'update', given=run(version=2))
 
@@ -350,50 +328,38 @@ def evil(of, raw=False):
     return write
 
 
-NESTED = [1]
-for _ in range(60):  # all of it would be 2^60 words
-    NESTED = [NESTED, NESTED]
 W = 'transformer.h.0.attn.c_attn.weight'
 KEYS = ('model model_args optimizer scaler config iter_num best_val_loss tokenizer evaluation seconds bad_steps wandb_run_id trained_on environment '
         'version').split()
 row('', 'refused', 'would run code', given=evil(lambda e: e))
 row('', 'refused', given=evil(lambda e: {'model': {}, 'model_args': e}))
-for protocol in (1, 2, 4):
-    row('', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=protocol))
-for state in ([1], {}, torch.zeros(3), {'model': torch.zeros(3)}):
+row('', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=2))
+for state in ([1], {'model': torch.zeros(3)}):
     row('', 'not a checkpoint', given=file(lambda p, state=state: torch.save(state, p)))
 for key, word in {'model': 'model', 'model_args': 'model_args', 'optimizer': 'weights only'}.items():
     row('', word, given=run(**{key: None}))
 for key in KEYS:
     row('', 'ckpt_00000006.pt', given=run(**{key: [1]}))
-for number in (-3, float('nan'), torch.tensor([3, 4])):
-    row('', 'not a checkpoint', given=run(iter_num=number))
-for content in (b'\xff\xfe', b'x,y\n1,2\n'):
-    row('--max_iters=7', 'log.csv', 'move it away', given=run(log=content), writes=True)
-for changes in (dict(tokenizer={'kind': ['char']}), dict(tokenizer={5: 6}), dict(seconds=NESTED), dict(tokenizer={'kind': 'char', 'chars': {5: NESTED}}), dict(model_args={'arch': NESTED})):
-    row('', 'ckpt_00000006.pt', given=run(**changes))
-for tokenizer in ({'kind': 'char', 'chars': 5}, {'kind': 'hf', 'name': 'x', 'json': '{'}, {'kind': 'byte'}, {'kind': 'char', 'chars': []}):
-    row('', 'tokenizer', given=run(tokenizer=tokenizer))
-for name, change in {'batch_size': 0, 'learning_rate': -1.0, 'dropout': 2.0, 'keep_checkpoints': 0, 'sample_tokens': 10**12}.items():
+row('', 'not a checkpoint', given=run(iter_num=-3))
+row('--max_iters=7', 'log.csv', 'move it away', given=run(log=b'\xff\xfe'), writes=True)
+for tokenizer in ({5: 6}, {'kind': 'char', 'chars': 5}, {'kind': 'hf', 'name': 'x', 'json': '{'}):
+    row('', 'ckpt_00000006.pt', given=run(tokenizer=tokenizer))
+for name, change in {'batch_size': 0, 'sample_tokens': 10**12}.items():
     row('--max_iters=7', name, given=run(edit('config', **{name: change})))
 row('--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), lr_schedule='x', save=1, os='x', evil=1), lambda s: s['config'].update({5: 6})), status=0)
-for path in ('../decoy/tiny', '.', 'a\0b', str(REPO / 'data')):
+for path in ('../decoy/tiny', str(REPO / 'data')):
     row('', "dataset is a folder's name", given=decoy(edit('config', dataset=path)))
 row('', 'no dataset decoy', given=decoy(edit('config', dataset='decoy')))
 row('--max_iters=7', 'done: 7', given=decoy(edit('config', data_dir='decoy', out_dir='decoy', init_from='decoy', overwrite=True, wandb_log=True)), status=0)
-for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'param_groups': [{'params': [0]}]}), optimizer(lambda s: {'param_groups': s['param_groups']}),
-               optimizer(lambda s: {**s, 'state': {'x': s['state'][0]}}), optimizer(lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}), moments(lambda own: own.update(exp_avg=torch.zeros(3))),
-               moments(lambda own: own.update(exp_avg='x')), moments(lambda own: own['exp_avg'].fill_(float('nan'))), moments(lambda own: own.pop('exp_avg_sq')), moments(lambda own: own.update(evil=torch.zeros(3))),
-               moments(lambda own: own.update(exp_avg=own['exp_avg'].to_sparse())), moments(lambda own: own.update(step=None))):
+for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}),
+               moments(lambda own: own.update(exp_avg=torch.zeros(3))), moments(lambda own: own['exp_avg'].fill_(float('nan'))),
+               moments(lambda own: own.pop('exp_avg_sq')), moments(lambda own: own.update(step=None))):
     row('', "optimizer's state", '--init_from=', given=run(change))
-for key, value in (('evaluation', {'iter': 6}), ('trained_on', {}), ('environment', {5: 6})):
-    row('--max_iters=7', 'done: 7', given=run(**{key: value}), status=0)
-for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(n_layer=2.0), dict(n_layer=0), dict(evil=1), dict(n_embd=64), dict(n_embd=float('nan')), dict(n_head=3), dict(block_size=10**12), dict(dropout='x'),
-               dict(bias=1), dict(n_kv_head=10**30), dict(norm=['x']), dict(arch='llama'), dict(arch=None), dict(n_layer=torch.tensor(2)), dict(self=1)):
+for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(evil=1), dict(n_embd=64), dict(n_head=3), dict(block_size=10**12), dict(norm=['x'])):
     row('', 'ckpt_00000006.pt', given=weights(edit('model_args', **change)))
-for change in (lambda p: torch.zeros(2, 2), lambda p: 'x', lambda p: p * float('nan'), torch.Tensor.long, torch.Tensor.to_sparse, lambda p: p.to('meta')):
+for change in (lambda p: torch.zeros(2, 2), lambda p: 'x', lambda p: p * float('nan'), torch.Tensor.to_sparse):
     row('', 'ckpt_00000006.pt', given=weights(lambda s, f=change: s['model'].update({W: f(s['model'][W])})))
-for change in (lambda s: s['model'].pop(W) is None, edit('model', **{'x.y': torch.zeros(2)}), lambda s: s['model'].update({5: torch.zeros(2)})):
+for change in (lambda s: s['model'].pop(W) is None, edit('model', **{'x.y': torch.zeros(2)})):
     row('', 'ckpt_00000006.pt', given=weights(change))
 row('', 'no plain tensor', given=weights(edit('model', **{'transformer.wte.weight': torch.zeros(1).expand(10**7, 10**5)}), edit('model_args', n_embd=10**5, vocab_size=10**7)))
 
@@ -456,15 +422,12 @@ def test_overwrite_deletes_nothing_that_only_a_config_file_names(script, tiny, t
 
 
 def test_sampling_from_a_hostile_file_executes_and_opens_nothing(script, tmp_path, monkeypatch):
-    for content, protocol in ((lambda e: e, False), (lambda e: {'model': {}, 'model_args': e}, False), (lambda e: {'x': e}, 2)):
-        evil(content, protocol)(tmp_path, monkeypatch)
-        is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
-        shutil.rmtree(tmp_path / 'out')
-    for path in ('../decoy/tiny', str(tmp_path / 'decoy' / 'tiny')):  # with no tokenizer in the file, the dataset's name tells it
-        with monkeypatch.context() as patch:
-            decoy(edit('config', dataset=path), tokenizer=None)(tmp_path, patch)
-            is_one_line(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '--dataset=NAME')
-        shutil.rmtree(tmp_path / 'out')
+    evil(lambda e: {'model': {}, 'model_args': e})(tmp_path, monkeypatch)
+    is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
+    shutil.rmtree(tmp_path / 'out')
+    # with no tokenizer in the file, the dataset's name tells it
+    decoy(edit('config', dataset='../decoy/tiny'), tokenizer=None)(tmp_path, monkeypatch)
+    is_one_line(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '--dataset=NAME')
     assert not (tmp_path / 'canary').exists()
 
 
@@ -472,15 +435,6 @@ def test_missing_packages_are_one_sentence(script, tiny, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name, *a: None if name == 'wandb' else real(name, *a))
     is_one_line(script('train.py', *tiny, '--wandb_log'), 'wandb', 'pip install wandb')
-
-
-def test_an_old_torch_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(torch, '__version__', '2.8.0+cpu')
-    with pytest.raises(SystemExit, match='^2$'):
-        importlib.reload(devices)
-    assert '2.9' in capsys.readouterr().err
-    monkeypatch.undo()
-    importlib.reload(devices)
 
 
 def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
@@ -495,9 +449,8 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
         err = capsys.readouterr().err
         assert all(word in err for word in words), err
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'Tesla T4')
-    for capability, want in ((8, 0), 'bfloat16'), ((7, 5), 'float16'):
-        monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device, c=capability: c)
-        assert devices.choose_dtype('auto', torch.device('cuda:0'))[0] == want
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7, 5))
+    assert devices.choose_dtype('auto', torch.device('cuda:0'))[0] == 'float16'
     with pytest.raises(SystemExit):
         devices.choose_dtype('bfloat16', torch.device('cuda:0'))
     assert 'T4' in capsys.readouterr().err
