@@ -482,7 +482,9 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
-        return self.loss(x, targets.reshape(-1), reduction, return_logits)
+        logits, loss = self.loss(x, targets.reshape(-1), reduction, return_logits)
+        # the mean over no targets at all is 0, not nan
+        return logits, loss if reduction == 'none' else torch.where((targets >= 0).any(), loss, 0.0)
 
     def loss(self, x, targets, reduction='mean', return_logits=True):
         """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""

@@ -54,7 +54,7 @@ class ChunkedLoss(torch.autograd.Function):
                 d = d.to(dtype)
                 out.copy_(d @ w * keep)
                 dw += d.mT @ (part * keep)
-        n = (targets >= 0).sum()
+        n = (targets >= 0).sum().clamp(min=1)
         ctx.save_for_backward(dx, dw, n)
         return total / n
 

@@ -10,10 +10,12 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import REPO, TEXT, make_dataset, own_process
 
+import dataset
 from model import GPT, GPTConfig
 from optim import create_optimizer
 from support import checkpoint, devices, load, signals, log
@@ -149,19 +151,13 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
     result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert result.status == 0 and 'iter 0:' in result.out
     assert load.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
-    before = (tmp_path / 'out' / 'ckpt.pt').read_bytes()
-    result = script('train.py', *tiny, f'--init_from={old}')  # into the folder of the run that it comes from
-    assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'out' / 'ckpt.pt').read_bytes() == before
-    result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'larger'}", '--block_size=32')
-    assert result.status == 2 and 'block_size=32' in result.err and '16' in result.err
     result = script('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
     assert result.status == 0 and load.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
     result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
     assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
 
 
-@pytest.mark.parametrize('arch', ['llama', 'modern'])
-def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny, tmp_path, arch):
+def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny, tmp_path, arch='llama'):
     result = script('train.py', 'config/train_gpt2.py', f'config/arch_{arch}.py', *tiny, '--max_iters=3', '--n_kv_head=1')
     assert result.status == 0 and f'model     {arch}, 2 layers' in result.out, result.err
     args = load.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']
@@ -173,23 +169,13 @@ def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny,
     assert script('train.py', *tiny, *flags).status == 0
     args = load.read(str(tmp_path / 'longer' / 'ckpt.pt'))['model_args']
     assert args['block_size'] == 32 and args['rope_scaling'] == 'linear:2'
-    result = script('train.py', *tiny, '--overwrite', f'--arch={arch}', '--bias=True', '--n_kv_head=3', '--mlp=relu')
-    assert result.status == 2 and 'no such mlp (relu)' in result.err
-    result = script('train.py', *tiny, '--overwrite', f'--arch={arch}', '--bias=True', '--n_kv_head=3')
-    assert result.status == 2 and result.err.count('error: ') == 2 and 'bias=True makes no sense' in result.err and '--n_kv_head=2' in result.err
 
 
-def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny):
-    size = len(TEXT) * 9 // 10
-    for flag, want in (('--budget=300 tokens', 5), ('--budget=0.01 epochs', -(-size // 16 * 16 // 6400)), ('--budget=0.01 tokens_per_param', None)):
-        result = script('train.py', *tiny, flag, '--overwrite', '--warmup_iters=0')
-        budget = int(re.search(r'budget +([\d,]+) iterations', result.out)[1].replace(',', ''))
-        assert result.status == 0 and len(result.losses()) == budget
-        if want:
-            assert budget == want
-        else:
-            n_params = int(re.search(r'([\d,]+) parameters', result.out)[1].replace(',', ''))
-            assert budget == -(-n_params // 100 // 64) or budget == -(-n_params // 6400)
+@pytest.mark.parametrize('budget, iterations', [
+    ('300 tokens', 5), ('0.01 epochs', -(-(len(TEXT) * 9 // 10) // 16 * 16 // 6400)), ('0.001 tokens_per_param', 1)])
+def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny, budget, iterations):
+    result = script('train.py', *tiny, f'--budget={budget}', '--warmup_iters=0', '--eval_interval=0')
+    assert result.status == 0 and f'budget    {iterations} iterations' in result.out and len(result.losses()) == iterations
 
 
 def test_a_dataset_without_val_trains_and_says_so(script, tiny, tmp_path):
@@ -200,26 +186,23 @@ def test_a_dataset_without_val_trains_and_says_so(script, tiny, tmp_path):
 
 
 def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
-    result = script('train.py', *tiny, '--eval_only', '--eval_iters=3')
-    found = result.globals
-    model, data = found['model'].eval(), found['data']
-    ids = torch.tensor(data.val.windows([0], 12 * 16 + 1)[0])
-    x, y = ids[:-1].view(12, 16), ids[1:].view(12, 16)
-    with torch.no_grad():
-        want = model(x, y)[1].item()
-    assert found['metrics']['val_loss'] == pytest.approx(want, rel=1e-5)
-    # the same windows whatever the batch size, and all of the split with 0
-    a = script('train.py', *tiny, '--eval_only', '--eval_iters=320 tokens', '--batch_size=4').globals['metrics']['val_loss']
-    b = script('train.py', *tiny, '--eval_only', '--eval_iters=320 tokens', '--batch_size=3').globals['metrics']['val_loss']
-    assert a == pytest.approx(b, rel=1e-6)
+    def evaluated(*flags):
+        """(the loss found, the model's loss over the first n windows of 16 as a function of n, how many there are)"""
+        found = script('train.py', *tiny, '--eval_only', *flags).globals
+        model, val = found['model'].eval(), found['data'].val
+
+        def loss(n):
+            ids = torch.tensor(val.windows([0], n * 16 + 1)[0])
+            with torch.no_grad():
+                return model(ids[:-1].view(n, 16), ids[1:].view(n, 16))[1].item()
+        return found['metrics']['val_loss'], loss, val.n_windows(16)
+    found, loss, _ = evaluated('--eval_iters=3')
+    assert found == pytest.approx(loss(12), rel=1e-5)
+    found, loss, _ = evaluated('--eval_iters=320 tokens', '--batch_size=3')  # the same windows whatever the batch size
+    assert found == pytest.approx(loss(20), rel=1e-5)
     make_dataset(tmp_path / 'data', 'small', TEXT[:6000] + TEXT[-3000:])
-    result = script('train.py', *tiny, '--eval_only', '--eval_iters=0', '--dataset=small')
-    model, data, whole = result.globals['model'].eval(), result.globals['data'], result.globals['metrics']['val_loss']
-    n = data.val.n_windows(16)
-    ids = torch.tensor(data.val.windows([0], n * 16 + 1)[0])
-    with torch.no_grad():
-        want = model(ids[:-1].view(n, 16), ids[1:].view(n, 16))[1].item()
-    assert whole == pytest.approx(want, rel=1e-5)
+    found, loss, n = evaluated('--eval_iters=0', '--dataset=small')  # all of the split
+    assert found == pytest.approx(loss(n), rel=1e-5)
 
 
 def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
@@ -238,9 +221,6 @@ def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
             with torch.no_grad():
                 total += (j - i) * model(window[None, i:j], window[None, i + 1:j + 1])[1].item()
     assert loss == pytest.approx(total / 128, rel=1e-4) and abs(loss - across) > 1e-3
-    script('eval.py', f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--eval_tokens=128', '--device=cpu', '--dtype=float32')
-    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())['texts']['tiny/val']
-    assert found['loss'] == pytest.approx(loss, rel=1e-4)
 
 
 def test_a_best_found_right_after_a_resume_is_saved(script, tiny, tmp_path):
@@ -268,12 +248,14 @@ def test_weights_alone_are_not_resumed_but_start_a_run(script, tiny, tmp_path):
 
 
 def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
-    script('train.py', *tiny, '--budget=128 tokens', '--warmup_iters=0', '--total_batch_size=64')
+    (tmp_path / 'long.py').write_text("budget = '128 tokens'\n")
+    flags = [flag for flag in tiny if not flag.startswith('--max_iters')]
+    short = script('train.py', *flags, '--max_iters=1', tmp_path / 'long.py', '--warmup_iters=0')
+    assert 'budget    1 iterations' in short.out, 'a flag is given after the file'
+    script('train.py', *flags, tmp_path / 'long.py', '--warmup_iters=0', '--total_batch_size=64', '--overwrite')
     place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
-    for budget, want in (('--max_iters=4', 4), ('--budget=384 tokens', 6), ('--budget=0.02 tokens_per_param', None)):
-        result = script('train.py', *place, budget)
-        assert result.status == 0, result.err
-        assert want is None or max(result.losses()) == want - 1
+    for flags, n in (([], 2), (['--max_iters=4'], 4), (['--budget=384 tokens'], 6)):
+        assert f'budget    {n} iterations' in script('train.py', *place, *flags).out
     result = script('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
     assert '128 tokens per iteration' in result.out
 
@@ -313,7 +295,7 @@ def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny, flags, re
     assert 'are warmup' not in script('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
 
 
-def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
+def nanogpt_checkpoint(path, vocab_size):
     """A checkpoint as nanoGPT writes it: six keys, the compiled model's names, a loss that is a tensor."""
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
     torch.manual_seed(3)
@@ -325,11 +307,9 @@ def nanogpt_checkpoint(path, vocab_size=23, prefix='_orig_mod.'):
     state = optimizer.state_dict()
     for group in state['param_groups']:
         group['fused'] = None
-    config = dict(out_dir='out', eval_interval=3, eval_iters=2, log_interval=1, eval_only=False, always_save_checkpoint=True, init_from='scratch',
-                  wandb_log=False, wandb_project='owt', wandb_run_name='gpt2', dataset='old', gradient_accumulation_steps=1, batch_size=4, block_size=16,
-                  n_layer=2, n_head=2, n_embd=32, dropout=0.0, bias=False, learning_rate=1e-3, max_iters=3, weight_decay=0.1, beta1=0.9, beta2=0.95,
-                  grad_clip=1.0, decay_lr=True, warmup_iters=1, lr_decay_iters=10, min_lr=1e-4, backend='nccl', device='cuda', dtype='float16', compile=True)
-    torch.save({'model': {prefix + k: v for k, v in model.state_dict().items()}, 'optimizer': state, 'model_args': args, 'iter_num': 1,
+    config = dict(eval_interval=3, eval_iters=2, log_interval=1, dataset='old', gradient_accumulation_steps=1, batch_size=4, block_size=16, max_iters=3,
+                  warmup_iters=1, lr_decay_iters=10, min_lr=1e-4, backend='nccl', device='cuda', dtype='float16', compile=True)
+    torch.save({'model': {'_orig_mod.' + k: v for k, v in model.state_dict().items()}, 'optimizer': state, 'model_args': args, 'iter_num': 1,
                 'best_val_loss': torch.tensor(3.2), 'config': config}, path)
     return model
 
@@ -439,21 +419,15 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
         now[0] = signals.started + seconds
         seen.append(stop.poll())
     assert seen.index('stop') == 7 and stop.reason() == 'max_minutes' and not any(seen[:7])  # 520 + 2 * 60 is after 600
-    stop = signals.Stop(Distributed('cpu'))
-    stop.saved(again_in=60)
-    asked = []
-    for seconds in (0, 30, 61):
-        now[0] = signals.started + 520 + seconds
-        asked.append(stop.poll())
-    assert asked == [None, None, 'save']
 
 
-def test_of_iterations_and_a_budget_the_given_one_wins(script, tiny, tmp_path):
-    """A short try of a config whose length is a budget; and the resume knows which one it was."""
-    (tmp_path / 'long.py').write_text("budget = '640 tokens'\n")
-    flags = [flag for flag in tiny if not flag.startswith('--max_iters')]
-    for words, n in ((['--max_iters=3'], 3), ([], 10)):
-        done = script('train.py', *flags, *words, tmp_path / 'long.py', '--overwrite', '--warmup_iters=1')
-        assert f'budget    {n} iterations' in done.out, done.out + done.err
-        again = script('train.py', *[f for f in tiny if '_dir' in f], '--init_from=resume')
-        assert f'budget    {n} iterations' in again.out, again.out + again.err
+def test_a_micro_batch_whose_targets_are_all_masked_trains_on(script, tiny, monkeypatch):
+    real = dataset.Tokens.batch
+
+    def masked(self, seed, numbers, block_size):
+        x, y = real(self, seed, numbers, block_size)
+        return x, np.where(np.asarray(numbers)[0] % 8 == 4, -1, y)  # every second micro-batch of four
+    monkeypatch.setattr(dataset.Tokens, 'batch', masked)
+    for flags in ([], ['--arch=modern', '--n_layer=1']):
+        result = script('train.py', *tiny, '--gradient_accumulation_steps=2', '--overwrite', *flags)
+        assert result.status == 0 and 'finite' not in result.out + result.err and 0 < result.losses()[5] < 3, result.out
