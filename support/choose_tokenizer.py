@@ -9,6 +9,7 @@ from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
 from support.encode_text import after_letter, are_ids, cut_up
 from support.files import read_json
 from support.hf_tokenizer import bytes_to_unicode, oniguruma
+from support.huggingface import read_tokenizer
 from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
 
 # bytes of text from which on each is taken, and why; bytes per token were measured on English books
@@ -47,7 +48,6 @@ def state_at(source):
     """The state of the tokenizer in a dataset's folder, a .json file, or a Hugging Face folder or name."""
     if os.path.exists(os.path.join(source, 'meta.json')) or bin_files(source, 'train'):
         return read_tokenizer_state(source, read_meta(source))
-    from support.huggingface import read_tokenizer
     state = read_tokenizer(source)
     if make_tokenizer(state).end_of_text is None:
         print(f"note: {source} has no token that begins or ends a text: documents follow each other without "
@@ -74,11 +74,7 @@ def by_size(files):
 def learn_bpe(n_vocab, texts):
     """A byte-level BPE of n_vocab ids, <|endoftext|> the last of them, learned from `texts` by the tokenizers
     package. It is used through tiktoken, which is three times as fast."""
-    try:
-        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-    except ImportError:
-        fail("to learn a tokenizer a package is needed that is not installed (tokenizers). "
-             "pip install tokenizers")
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
@@ -116,13 +112,12 @@ def sample(documents, files):
 def check_replacement(folder, tokenizer):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
     made elsewhere and perhaps cannot be made again."""
-    path = os.path.join(folder, 'meta.json')
-    ours, meta = os.path.exists(path), read_json(path)
-    if not bin_files(folder, 'train') or ours and not isinstance(meta.get('tokenizer'), dict):
+    ours = os.path.exists(os.path.join(folder, 'meta.json'))
+    if not bin_files(folder, 'train') or ours and 'splits' not in read_json(os.path.join(folder, 'meta.json')):
         return  # nothing, or damaged, or not finished
-    states = (meta if ours else read_meta(folder))['tokenizer'], tokenizer.state()
-    old, new = (state.get('name', state.get('kind')) for state in states)
+    states = read_meta(folder)['tokenizer'], tokenizer.state()
+    old, new = (state.get('name', state['kind']) for state in states)
     if old != new or not ours:
-        made = f"with another tokenizer ({old}, not {new})" if old != new else "that prepare.py did not make"
+        made = f"with another tokenizer ({old}, not {new})" if ours else "that prepare.py did not make"
         fail(f"{folder} holds a dataset {made}. give this one another name, or the same --tokenizer={old}, "
              "or replace that one with --overwrite")

@@ -35,12 +35,11 @@ class HFTokenizer:
         self.n_vocab = max(self.vocab.values(), default=0) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()
         config = json.loads(state.get('config') or '{}')
-        self.config = config if isinstance(config, dict) else {}
-        bos, eos = self.id_of(self.config.get('bos_token')), self.id_of(self.config.get('eos_token'))
-        found = (id for id in (bos, eos, self.id_of(END_OF_TEXT)) if id is not None)
-        self.end_of_text = next(found, None)
+        eos = self.id_of(config.get('eos_token'))
+        found = [self.id_of(config.get('bos_token')), eos, self.id_of(END_OF_TEXT)]
+        self.end_of_text = next((id for id in found if id is not None), None)
         # what its authors ended a text with, and what stands before the next one in our datasets
-        self.stop_ids = list(dict.fromkeys(id for id in (eos, self.end_of_text) if id is not None)) or None
+        self.stop_ids = [id for id in dict.fromkeys((eos, self.end_of_text)) if id is not None] or None
         self.split_at = 'words' if self.splits_at_words() else 'nowhere'
 
     def id_of(self, token):
@@ -80,9 +79,10 @@ class HFTokenizer:
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
         for token, id in self.vocab.items():
-            if byte_level and id not in self.added:  # these vocabularies write a character per byte
+            added = self.added.get(id)
+            if byte_level and not added:  # these vocabularies write a character per byte
                 lengths[id] = len(token)
-            elif id not in self.added or not self.added[id].special:
+            elif not added or not added.special:
                 # sentencepiece writes a mark for a space, and odd bytes in their own way
                 text = re.sub('^<0x[0-9A-F]{2}>$', ' ', token.replace('\u2581', ' '))
                 lengths[id] = len(text.encode('utf-8', 'surrogatepass'))
@@ -97,9 +97,7 @@ def guess_special(added):
     names = [text_of_token(token) or '' for token in added]
     found = {}
     for key, pattern in (('bos_token', BEGIN), ('eos_token', END)):
-        matching = [name for name in names if re.fullmatch(pattern, name)]
-        if matching:
-            found[key] = matching[0]
+        found |= {key: name for name in reversed(names) if re.fullmatch(pattern, name)}
     return found
 
 

@@ -14,6 +14,7 @@ Tokenizers. Each one has
 """
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -172,9 +173,6 @@ class TiktokenTokenizer:
 
 KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': IdsTokenizer, 'hf': HFTokenizer,
          'tiktoken': TiktokenTokenizer}
-# what the state of each kind has at least
-NEEDED = {'byte': {}, 'char': {'chars': (str, list)}, 'tiktoken': {'name': str}, 'hf': {'name': str},
-          'ids': {'n_vocab': int}}
 
 
 def make_tokenizer(state):
@@ -200,17 +198,16 @@ def make_tokenizer(state):
 def read_ranks(content, special_tokens):
     """{token: id} of a tokenizer.tiktoken. ValueError for one that tiktoken would panic about, or take."""
     content = content.encode() if isinstance(content, str) else content
-    lines = [line.split() for line in content.splitlines()]
-    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    pairs = [line.split() for line in content.splitlines()]
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     ids = {*ranks.values(), *special_tokens.values()}
-    if len(ids) < len(lines) + len(special_tokens) or any(bytes([b]) not in ranks for b in range(256)):
+    if len(ids) < len(pairs) + len(special_tokens) or any(bytes([b]) not in ranks for b in range(256)):
         raise ValueError("its file is damaged: each byte and each id should be there, and once")
     return ranks
 
 
 def get_encoding(name):
-    """tiktoken's own encoding `name`, from its cache or the network. If neither has it, say which file to put
-    where."""
+    """tiktoken's own encoding `name`, from its cache or the network."""
     import tiktoken
     if name not in tiktoken.list_encoding_names():
         names = ', '.join(sorted(tiktoken.list_encoding_names()))
@@ -219,11 +216,9 @@ def get_encoding(name):
         return tiktoken.get_encoding(name)
     # errors of the requests package are OSErrors; a page in its place: ValueError
     except (OSError, ValueError) as e:
-        urls = GPT2_URLS if name == 'gpt2' else [getattr(getattr(e, 'request', None), 'url', 'its files')]
-        where = ' and '.join(f"{url} as {cache_path(url)}" for url in urls)
-        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
-             f"({type(e).__name__}). on a machine with a network, download {where} (TIKTOKEN_CACHE_DIR names "
-             "another folder), or use --tokenizer=byte")
+        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded ({type(e).__name__}). "
+             "with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
+             f"tiktoken.get_encoding('{name}')\", and bring FOLDER here; or use --tokenizer=byte")
 
 
 def cache_path(url):
@@ -240,11 +235,10 @@ def cache_path(url):
 def check_tokenizer_state(state):
     """Raise an exception of some kind if `state`, which a file brought, is not one that make_tokenizer()
     knows."""
+    texts = [state.get('name', 'a name'), *state.get('chars', ()), *state.get('added', ())]
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
-    for name, kind in NEEDED[state['kind']].items():
-        assert isinstance(state.get(name), kind), f"{name} of the tokenizer is {type(state.get(name))}"
-    added = state.get('added', [])
-    assert isinstance(added, list) and all(isinstance(token, str) and token for token in added), 'added'
+    assert all(isinstance(text, str) and text for text in texts), 'a text of the tokenizer'
+    assert isinstance(state.get('n_vocab', 0), int), 'n_vocab'
 
 
 def full_state_if_cached(state):
@@ -259,8 +253,8 @@ def token_bytes(state, vocab_size):
     """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
     tokenizer's package is not installed or its files are not at hand."""
     package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'], 'numpy')
-    named_only = package == 'tiktoken' and 'ranks' not in state
-    if state['kind'] == 'ids' or named_only or not importlib.util.find_spec(package):
+    at_hand = state['kind'] not in ('ids', 'tiktoken') or 'ranks' in state
+    if not at_hand or not importlib.util.find_spec(package):
         return None
     found = make_tokenizer(state).token_bytes()[:vocab_size]
     return np.pad(found, (0, vocab_size - len(found)))
@@ -292,10 +286,8 @@ def empty_prompt(tokenizer):
     if tokenizer.end_of_text is not None:
         return [tokenizer.end_of_text]
     for text in ('\n', ' '):
-        try:
+        with contextlib.suppress(ValueError):
             return tokenizer.encode_prompt(text) or [0]
-        except ValueError:
-            pass
     return [0]
 
 

@@ -154,8 +154,7 @@ def test_without_network_and_cache_the_error_names_the_files(tmp_path, book):
     data_dir = f"--data_dir={tmp_path / 'data'}"
     result = own_process('prepare.py', 'mine', book, '--tokenizer=gpt2', data_dir, env=env)
     assert result.status == 2 and result.err.count('\n') == 1, result.err
-    words = ['vocab.bpe', '6d1cbeee0f20b3d9449abfede4726ed8212e3aee', str(tmp_path / 'cache'),
-             '6c7ea1a7e38e3a7f062df639a5b80947f075ffe6']
+    words = ['TIKTOKEN_CACHE_DIR', 'gpt2', 'byte']
     assert all(word in result.err for word in words), result.err
     assert not (tmp_path / 'data' / 'mine').exists()
 
