@@ -43,6 +43,7 @@ from support.chat import chat_format
 from support.compiling import uncompiled, varying_shapes
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
+from support.tokenizer import empty_prompt
 
 HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
 BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'
@@ -59,7 +60,7 @@ class Task:
     delimiter: str = ' '  # between context and answer
     # filled by load_task()
     tokenizer: object = None
-    # per example: the number of the right alternative, or the text
+    # per example: the number of the right alternative; or the text, and whether that is a line
     answers: list = dataclasses.field(default_factory=list)
     rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
     truncated: int = 0  # examples that are too long for the model
@@ -146,7 +147,7 @@ def add_example(task, examples, i, block_size):
     if task.chance is None:  # one's own
         task.chance = 1 / len(rows) if len(rows) > 1 else 0.0
     if task.kind == 'generate':
-        task.answers.append(example['answer'].strip())
+        task.answers.append((example['answer'].strip(), 'prompt' in example))
     else:
         task.answers.append(answer_of(example))
         assert 0 <= answer_of(example) < len(rows), 'no such answer'
@@ -179,7 +180,7 @@ def render(task, example, shots):
             raise ValueError("it is a conversation, and the tokenizer has no roles for one")
         return [(form.render(example['messages'], answer=True)[0].tolist(), 0)]
     if task.kind == 'generate':
-        return [(tokenizer.encode_prompt(example['prompt']), 0)]
+        return [(tokenizer.encode_prompt(example['prompt']) or empty_prompt(tokenizer), 0)]
     if task.kind == 'hellaswag':
         context = encode(example['ctx'])
         return [(context + encode(' ' + ending), len(context)) for ending in example['endings']]
@@ -264,21 +265,21 @@ def score_batch(model, task, rows):
 
 
 def score_answers(model, task, rows):
-    """Whether what the model generates after prompts of one length, up to a stop id or, without one, the end
-    of the line, is the answer; (B, 1)."""
+    """Whether what the model generates after prompts of one length is the answer, (B, 1). It ends at a stop
+    id, after a plain prompt also with the line, and 8 tokens behind what the answer takes: the same in every
+    batch."""
     tokenizer, form = task.tokenizer, chat_format(task.tokenizer)
     stop = form.stop_ids if form else list(tokenizer.stop_ids or ())
     answers = [task.answers[example] for example, _, _ in rows]
+    lengths = [len(tokenizer.encode(answer)) + 8 for answer, _ in answers]
     idx = torch.from_numpy(np.stack([ids for _, ids, _ in rows])).long().to(model.lm_head.weight.device)
-    n_new = max(len(tokenizer.encode(answer)) for answer in answers) + 8
-    out = model.generate(idx, n_new, temperature=0, vocab_size=tokenizer.n_vocab, stop=stop or None)
+    out = model.generate(idx, max(lengths), temperature=0, vocab_size=tokenizer.n_vocab, stop=stop or None)
     right = []
-    for row, answer in zip(out[:, idx.size(1):].tolist(), answers):
-        ended = list(itertools.takewhile(lambda id: id not in stop, row))
-        text = tokenizer.decode(ended).strip()
-        if len(ended) == len(row):
-            text = text.split('\n')[0].strip()
-        right.append([float(text == answer)])
+    for row, length, (answer, is_plain) in zip(out[:, idx.size(1):].tolist(), lengths, answers):
+        text = tokenizer.decode(list(itertools.takewhile(lambda id: id not in stop, row[:length])))
+        if is_plain:
+            text = text.partition('\n')[0]
+        right.append([float(text.strip() == answer)])
     return torch.tensor(right, device=idx.device)
 
 

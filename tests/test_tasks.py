@@ -203,6 +203,27 @@ def test_no_batch_changes_a_score(folder):
         torch.testing.assert_close(tasks.score(net, task, batch_tokens, ONE, PLAIN), want, atol=1e-4, rtol=0)
 
 
+def test_an_answer_counts_alike_in_every_batch_and_order(tmp_path, monkeypatch):
+    net, tokenizer = make_net('llama'), make_tokenizer(BYTES)
+    said = {'5+1=': '6\nthen more\x00', '5+2=': ' 7 \x00 and more', '5+3=': '8 and more\n', 'who=': 'nobody at all, says the answer',
+            'why=': 'x' * 50, '5+4=': '9' * 90}
+    wanted = {**dict.fromkeys(said, 'nobody at all, says the answer'), '5+1=': '6', '5+2=': '7', '5+3=': '8', '5+4=': '9' * 5}
+
+    def generate(idx, n, **kwargs):
+        answers = [said[tokenizer.decode(row)].ljust(200) for row in idx.tolist()]
+        new = [[256 if c == '\x00' else ord(c) for c in answer[:n]] for answer in answers]
+        return torch.cat((idx, torch.tensor(new)), dim=1)
+    monkeypatch.setattr(net, 'generate', generate)
+    for order in (list(said), list(said)[::-1]):
+        examples = [{'kind': 'generate', 'prompt': prompt, 'answer': wanted[prompt]} for prompt in order]
+        (tmp_path / 'x.jsonl').write_text('\n'.join(map(json.dumps, examples)))
+        for batch_tokens in (1, 8, 1000):
+            task = tasks.load_task(str(tmp_path / 'x.jsonl'), '', tokenizer, 256)
+            scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
+            right = tasks.which_are_correct(task, scores)
+            assert sorted(tokenizer.decode(ids) for (_, ids, _), ok in zip(task.rows, right) if ok) == ['5+1=', '5+2=', 'who=']
+
+
 def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
     task = tasks.load_task('choice', str(folder), make_tokenizer(BYTES), 256)
     scores = torch.ones(len(task.rows), 3, dtype=torch.float64)
