@@ -8,8 +8,10 @@ import contextlib
 import glob
 import math
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -61,23 +63,20 @@ class PlainRMSNorm(torch.autograd.Function):
         return (torch.addcmul(grad, y, along, value=-1) * scale).to(grad.dtype), None
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
-                                 scale=None, enable_gqa=False):
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **others):
     """F.scaled_dot_product_attention: query (B, H, T, D), key and value (B, K, S, D)."""
-    dtype, T, S = query.dtype, query.size(2), key.size(2)
-    short = is_causal and attn_mask is None and scale is None and T == S <= 512
-    if not short or query.device.type != 'cpu' or not query.dtype == key.dtype == torch.bfloat16:
+    dtype, T = query.dtype, query.size(2)
+    short = is_causal and attn_mask is None and 'scale' not in others and T == key.size(2) <= 512
+    if not short or query.device.type != 'cpu' or not dtype == key.dtype == torch.bfloat16:
+        # the cache may have another dtype: see to_inference
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(key.dtype)
-        # the cache may have another dtype: see to_inference
-        y = F.scaled_dot_product_attention(query.to(key.dtype), key, value, attn_mask, dropout_p, is_causal,
-                                           scale=scale, enable_gqa=enable_gqa)
-        return y.to(dtype)
+        query = query.to(key.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                              **others).to(dtype)
     # the definition itself: on short sequences torch's fused kernel takes up to seven times as long
     # (dev/LOG.md)
-    heads_per_key = query.size(1) // key.size(1)
-    key = key.repeat_interleave(heads_per_key, dim=1)
-    value = value.repeat_interleave(heads_per_key, dim=1)
+    key, value = (kv.repeat_interleave(query.size(1) // kv.size(1), dim=1) for kv in (key, value))
     future = torch.full((T, T), -math.inf, dtype=dtype).triu(1)
     scale = query.size(-1) ** -0.5
     scores = torch.baddbmm(future, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=scale)  # (B * H, T, T)
@@ -91,57 +90,46 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 def to_inference(model, device, dtype, n_texts=None, compiling=False):
     """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. n_texts: how many at
     once, if that is known. compiling: torch.compile follows, which cannot take packed matrices."""
-    device = torch.device(device)
     for p in model.parameters():  # not the table of rotations
         p.data = p.data.to(device, getattr(torch, dtype))
     if device.type == 'cpu':
         faster(model)
         # bfloat16 takes attention up to eight times as long there (dev/LOG.md)
         model.cache_dtype = torch.float32
-        if not compiling and dtype != 'float16' and torch.backends.mkldnn.is_available():
-            replace_linears(model, OneRowLinear if n_texts == 1 and dtype == 'bfloat16' else PackedLinear)
+        if not compiling:
+            with contextlib.suppress(RuntimeError, AttributeError):  # a CPU, or a torch, without the kernels
+                faster_linears(model, one_row=n_texts == 1 and dtype == 'bfloat16')
     return model.to(device)
 
 
-def replace_linears(model, kind):
-    """Replace every Linear of a model by one of another kind, if this CPU can."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear):
-                try:
-                    setattr(module, name, kind(child))
-                except RuntimeError:  # a CPU without the instructions
-                    return
+def faster_linears(model, one_row):
+    for linear in model.modules():
+        if isinstance(linear, nn.Linear) and one_row:
+            linear.__class__ = OneRowLinear
+        elif isinstance(linear, nn.Linear):
+            packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1)
+            del linear.weight  # a Parameter cannot be packed
+            linear.weight, linear.__class__ = packed, PackedLinear
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(nn.Linear):
     """A Linear for inference, its weights in oneDNN's own layout: for few rows F.linear needs 1.3 to 2 times
     as long (dev/LOG.md). Neither function has a public name; torch.compile uses both."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1)
-        self.bias = linear.bias
 
     def forward(self, x):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
 
 
-class OneRowLinear(nn.Module):
+class OneRowLinear(nn.Linear):
     """A Linear for inference, in bfloat16 for one text at a time: for a single row torch's own product needs
     0.5 to 0.8 of the time of oneDNN's, packed or not (dev/LOG.md); for the rows of a prompt it is slow."""
 
-    def __init__(self, linear):
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-
     def forward(self, x):
-        before = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = before and x.numel() > x.size(-1)
+        torch.backends.mkldnn.enabled = x.numel() > x.size(-1)
         try:
-            return F.linear(x, self.weight, self.bias)
+            return super().forward(x)
         finally:
-            torch.backends.mkldnn.enabled = before
+            torch.backends.mkldnn.enabled = True
 
 
 # -----------------------------------------------------------------------------
@@ -149,7 +137,7 @@ class OneRowLinear(nn.Module):
 # keeps its core busy. Alone that is the fastest way to wait. Beside other programs a thread spins on the core
 # that the late one needs, and an iteration takes many times as long (dev/records/shared_cpu.md).
 
-CROWDED, ALONE = 0.12, 0.06  # share of the time in which threads that could run wait for a core
+CROWDED, ALONE = 0.12, 0.06  # shares of waiting, see below
 CALM = 4  # looks without company before threads spin again
 
 
@@ -159,48 +147,41 @@ def watch(device):
     n = torch.get_num_threads()
     if device.type != 'cpu' or n == 1:
         return '1 thread'
-    # read by OpenMP while torch is loaded: whoever sets them has chosen how threads wait
-    chosen = [name for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT') if name in os.environ]
-    if chosen:
-        return f"{n} threads (waiting as {' and '.join(chosen)} says)"
-    if not uses_libgomp():
+    maps = Path('/proc/self/maps').read_text() if sys.platform == 'linux' else ''
+    if 'libgomp' not in maps:  # not GNU's OpenMP, as in torch's wheels for Linux
         return f'{n} threads'
     threading.Thread(target=look, args=(n,), daemon=True).start()
     return f'{n} threads (they spin only while no other program uses the cores)'
 
 
-def uses_libgomp():
-    """Whether the threads are those of GNU's OpenMP, as in torch's wheels for Linux."""
-    if not os.path.exists('/proc/self/maps'):
-        return False
-    with open('/proc/self/maps') as f:
-        maps = f.read()
-    return 'libgomp' in maps and 'libomp' not in maps and 'libiomp' not in maps
-
-
-def times_of_threads():
-    """Nanoseconds in which the threads of this process (ran, waited for a core), as Linux counts them."""
-    times = []
-    for path in glob.glob('/proc/self/task/*/schedstat'):
-        with contextlib.suppress(OSError), open(path) as f:  # the thread may have ended
-            times.append([int(number) for number in f.read().split()[:2]])
-    return torch.tensor(times).sum(dim=0)
-
-
-def look(n_threads, seconds=0.5):
-    """Look twice a second whether this process has company."""
-    company_left, calm, before = None, 0, times_of_threads()  # an event, while there is company
+def look(n_threads):
+    """Have threads sleep while this process has company."""
+    shares = shares_of_waiting()
     while True:
-        time.sleep(seconds)
-        now = times_of_threads()
-        ran, waited = (now - before).tolist()
-        share, before = waited / max(ran + waited, 1), now
-        calm = calm + 1 if share < ALONE else 0
-        if company_left is None and share > CROWDED:
-            company_left = sleep_instead_of_spinning(n_threads)
-        elif company_left is not None and calm >= CALM:
-            company_left.set()
-            company_left = None
+        while next(shares) <= CROWDED:
+            pass
+        company_left = sleep_instead_of_spinning(n_threads)
+        calm = 0
+        while calm < CALM:
+            calm = calm + 1 if next(shares) < ALONE else 0
+        company_left.set()
+
+
+def shares_of_waiting():
+    """Twice a second, the share of the time in which threads of this process that could run waited for a
+    core."""
+    before = None
+    while True:
+        times = []  # nanoseconds in which each thread (ran, waited), as Linux counts them
+        for path in glob.glob('/proc/self/task/*/schedstat'):
+            with contextlib.suppress(OSError):  # the thread may have ended
+                times.append([int(number) for number in Path(path).read_text().split()[:2]])
+        now = torch.tensor(times).sum(dim=0)
+        if before is not None:
+            ran, waited = (now - before).tolist()
+            yield waited / max(ran + waited, 1)
+        before = now
+        time.sleep(0.5)
 
 
 def sleep_instead_of_spinning(n_threads):

@@ -22,6 +22,8 @@ from support import cpu
 from support.cpu import RMSNorm, scaled_dot_product_attention
 from support.devices import peak_flops_of
 
+CPU = torch.device('cpu')
+
 RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
 
 
@@ -256,15 +258,15 @@ def test_weights_for_inference_keep_the_function(arch):
     net = lively(arch, bias=True if arch == 'gpt2' else None)
     idx = torch.randint(40, (2, 16))
     want = net(idx, full_logits=True)[0]
-    for_one = cpu.to_inference(copy.deepcopy(net), 'cpu', 'bfloat16', n_texts=1)
+    for_one = cpu.to_inference(copy.deepcopy(net), CPU, 'bfloat16', n_texts=1)
     for rows in idx, idx[:1, :1]:  # one row goes another way
         got, alone = for_one(rows, full_logits=True)[0], net(rows, full_logits=True)[0]
         assert 0 < (got.float() - alone).norm() < 0.05 * alone.norm()
     assert for_one.generate(idx[:1], 20, temperature=0).shape == (1, 36)
     assert torch.backends.mkldnn.enabled
-    exact = cpu.to_inference(copy.deepcopy(net), 'cpu', 'float32')
+    exact = cpu.to_inference(copy.deepcopy(net), CPU, 'float32')
     torch.testing.assert_close(exact(idx, full_logits=True)[0], want, rtol=1e-4, atol=1e-5)
-    cpu.to_inference(net, 'cpu', 'bfloat16')
+    cpu.to_inference(net, CPU, 'bfloat16')
     got = net(idx, full_logits=True)[0]
     assert (got.float() - want).norm() < 0.05 * want.norm()
     assert net.rope is None or net.rope.dtype == torch.float32  # rounded angles would be other positions
