@@ -1,15 +1,22 @@
 """Conversations: how they become tokens, a mask and windows; training on them; talking."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import REPO, TINY
+import torch
+from conftest import REPO, TEXT, TINY, make_dataset, torchrun
 
-from support.chat import chat_format, with_chat_tokens, without_chat_tokens
+from model import GPT, GPTConfig
+from support.chat import chat_format, compile_template, with_chat_tokens, without_chat_tokens
 from support.conversations import best_fit, messages_of, open_dataset, read_conversations
+from support.gguf import CONTROL, vocabulary
+from support.hf_export import to_tokenizer_json
+from support.huggingface import read_tokenizer
+from support.samples import Session
 from support.tokenizer import make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
@@ -29,21 +36,15 @@ def chat_tokenizer(kind):
 
 @pytest.mark.parametrize('kind', STATES)
 def test_the_mask_has_what_the_assistant_says_and_the_end_of_its_turn(kind):
-    tokenizer = chat_tokenizer(kind)
+    plain, tokenizer = make_tokenizer(STATES[kind]), chat_tokenizer(kind)
     ids, mask = chat_format(tokenizer).render([SYSTEM, *TALK])
-    said = ''.join(tokenizer.decode([id]) if id < 128 or kind == 'char' else '' for id in ids[mask].tolist())
-    assert tokenizer.decode(ids[mask].tolist()) == '3<|assistant_end|>7, na\u00efvely<|assistant_end|>', said
+    assert tokenizer.decode(ids[mask].tolist()) == '3<|assistant_end|>7, na\u00efvely<|assistant_end|>'
     start = '<|endoftext|>' if kind == 'byte' else '<|bos|>'
     assert tokenizer.decode(ids.tolist()).startswith(
         f'{start}<|user_start|>Be brief.\n\nAdd 1 and 2.<|user_end|><|assistant_start|>3<|assistant_end|>')
-
-
-@pytest.mark.parametrize('kind', STATES)
-def test_the_first_ids_are_those_of_the_tokenizer_without_roles(kind):
-    plain, tokenizer = make_tokenizer(STATES[kind]), chat_tokenizer(kind)
+    # the first ids are those of the tokenizer without roles
     assert without_chat_tokens(tokenizer.state()) == plain.state()
-    text = 'Add 1 and 2.'
-    assert np.array_equal(plain.encode(text), tokenizer.encode(text))
+    assert np.array_equal(plain.encode('Add 1'), tokenizer.encode('Add 1'))
     assert tokenizer.n_vocab == plain.n_vocab + (4 if kind == 'byte' else 5) == len(tokenizer.token_bytes())
 
 
@@ -55,7 +56,6 @@ def test_a_role_in_the_text_stays_text():
 
 
 def test_the_template_writes_what_render_encodes():
-    from support.chat import compile_template
     tokenizer = chat_tokenizer('byte')
     form = chat_format(tokenizer)
     template = compile_template(form.template)
@@ -135,35 +135,23 @@ def chats(tmp_path_factory):
 CHAT = [*TINY, '--dataset=chats', '--block_size=64', '--arch=modern', '--eval_iters=0']
 
 
-def test_a_dataset_of_conversations_has_tokens_mask_and_starts(chats):
-    data = open_dataset('chats', str(chats))
-    assert data.train.size + data.val.size == 300
-    form = chat_format(data.tokenizer())
-    start, n = data.train.starts[3], data.train.lengths[3] + 1
-    ids = data.train.windows([start], n)[0].tolist()
-    text = data.tokenizer().decode(ids)
-    question, answer = text.split('<|user_start|>')[1].split('<|user_end|>')
-    assert question.startswith('After ')
-    assert data.train.mask[start:start + n].sum() == sum(
-        len(form.tokenizer.encode(part.split('<|assistant_end|>')[0])) + 1 for part in text.split('<|assistant_start|>')[1:])
-
-
 def test_an_epoch_has_each_conversation_once_whole(chats):
-    train = open_dataset('chats', str(chats), seed=5).train
-    n = train.n_windows(64)
-    assert 'cut' not in train.summary(64) and 'left out' not in train.summary(64)
+    data = open_dataset('chats', str(chats), seed=5)
+    train, n = data.train, data.train.n_windows(64)
+    assert train.size + data.val.size == 300 and 'cut' not in train.summary(64)
+    start = train.starts[3]
+    text = data.tokenizer().decode(train.windows([start], train.lengths[3] + 1)[0].tolist())
+    assert text.startswith('<|endoftext|><|user_start|>After ') and text.endswith('<|assistant_end|>')
     windows = train.windows_at(5, range(n), 64)
     assert sorted(windows.tolist()) == list(range(n))
     assert train.windows_at(5, range(n, 2 * n), 64).tolist() != windows.tolist()
     _, y, texts = train.packed(windows)
-    assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum()
+    assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum() == train.count_targets(5, range(n), 64)
     assert ((texts >= 0).sum(1) <= 64).all() and (texts >= 0).sum() == train.lengths.sum()
 
 
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
-    import torch
-    from model import GPT, GPTConfig
     train = open_dataset('chats', str(chats)).train
     train.pack(64)
     number = max(range(len(train.windows_of)), key=lambda i: len(train.windows_of[i]))
@@ -178,33 +166,21 @@ def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
     for i in range(int(texts.max()) + 1):
         alone = model(x[texts == i][None], full_logits=True)[0]
         torch.testing.assert_close(logits[texts == i], alone[0], rtol=1e-4, atol=1e-5)
-    mixed = model(x, y)[0]  # without the third tensor they look at each other
-    assert not torch.allclose(mixed[texts == 1], logits[texts == 1], atol=1e-3)
 
 
-def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches(script, chats, tmp_path):
-    losses = []
-    for batch, steps in ((8, 1), (2, 4)):
-        flags = ['--gradient_accumulation_steps=1', f'--batch_size={batch}', f'--gradient_accumulation_steps={steps}']
-        result = script('train.py', *CHAT, *flags, f'--data_dir={chats}', f'--out_dir={tmp_path}/{batch}')
-        assert result.status == 0, result.err
-        losses.append(list(result.losses().values()))
-    assert losses[0] == pytest.approx(losses[1], abs=2e-4) and losses[0][0] != losses[0][-1]
-
-
-def test_two_processes_have_the_losses_of_one(script, chats, tmp_path):
-    from conftest import torchrun
-    flags = [*CHAT, '--gradient_accumulation_steps=4', '--batch_size=2', f'--data_dir={chats}', '--max_iters=4']
-    one = script('train.py', *flags, f'--out_dir={tmp_path}/one')
-    two = torchrun(2, 'train.py', *flags, f'--out_dir={tmp_path}/two')
-    assert one.status == two.status == 0, two.err
-    assert list(one.losses().values()) == pytest.approx(list(two.losses().values()), abs=2e-4)
-    steps = [[line for line in r.out.splitlines() if line.startswith('step ')] for r in (one, two)]
-    assert steps[0][0] == steps[1][0]
+def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches_and_processes(script, chats, tmp_path):
+    flags = [*CHAT, f'--data_dir={chats}', '--max_iters=4']
+    whole, parts = ([f'--batch_size={batch}', f'--gradient_accumulation_steps={steps}'] for batch, steps in ((8, 1), (2, 4)))
+    runs = [script('train.py', *flags, *whole, f'--out_dir={tmp_path}/whole'), script('train.py', *flags, *parts, f'--out_dir={tmp_path}/parts'),
+            torchrun(2, 'train.py', *flags, *parts, f'--out_dir={tmp_path}/two')]
+    assert all(result.status == 0 for result in runs), runs[-1].err
+    losses = [list(result.losses().values()) for result in runs]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4) and losses[1] == pytest.approx(losses[2], abs=2e-4)
+    steps = {next(line for line in result.out.splitlines() if line.startswith('step ')) for result in runs[1:]}
+    assert len(steps) == 1
 
 
 def test_a_resumed_run_on_conversations_has_the_same_bits(script, chats, tmp_path):
-    import torch
     flags = [*CHAT, f'--data_dir={chats}', '--eval_interval=2']
     assert script('train.py', *flags, f'--out_dir={tmp_path}/a').status == 0
     assert script('train.py', *flags, f'--out_dir={tmp_path}/b', '--max_iters=4', '--lr_decay_iters=6').status == 0
@@ -216,8 +192,6 @@ def test_a_resumed_run_on_conversations_has_the_same_bits(script, chats, tmp_pat
 
 def test_finetuning_gives_a_plain_model_the_roles(script, chats, tmp_path):
     """A run on bytes, finetuned on conversations, asked at the end."""
-    import torch
-    from conftest import TEXT
     (tmp_path / 'book.txt').write_text(TEXT)
     assert script('prepare.py', 'book', f'--input={tmp_path}/book.txt', '--tokenizer=byte', f'--data_dir={tmp_path}').status == 0
     plain = [*TINY, '--dataset=book', f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/plain', '--block_size=64', '--arch=llama']
@@ -235,13 +209,10 @@ def test_finetuning_gives_a_plain_model_the_roles(script, chats, tmp_path):
     assert result.status == 0 and len(result.out.splitlines()) == 2, result.err
     result = script('sample.py', f'--out_dir={tmp_path}/plain', '--chat', '--start=After 12?', '--device=cpu')
     assert result.status == 2 and 'knows no conversations' in result.err
-    tasks = write_rows(tmp_path / 'tasks.jsonl', [
-        {'kind': 'generate', 'messages': [{'role': 'user', 'content': f'After {i}?'}], 'answer': str(i + 1)}
-        for i in range(10, 20)])
+    question = {'kind': 'generate', 'messages': [{'role': 'user', 'content': 'After 12?'}], 'answer': '13'}
+    tasks = write_rows(tmp_path / 'tasks.jsonl', [question])
     result = script('eval.py', f'--out_dir={tmp_path}/chat', '--split=none', f'--tasks={tasks}', '--device=cpu')
-    assert result.status == 0, result.err
-    saved = json.loads((tmp_path / 'chat' / 'eval.json').read_text())
-    assert saved['tasks']['tasks.jsonl']['questions'] == 10
+    assert result.status == 0 and 'tasks.jsonl' in result.out, result.err
 
 
 # -----------------------------------------------------------------------------
@@ -255,12 +226,10 @@ class Parrot:
 
 
 def test_a_conversation_is_cut_at_whole_turns():
-    from support.samples import Session
     tokenizer = chat_tokenizer('byte')
     seen = []
 
     def generate(ids, on_token):
-        import torch
         seen.append(tokenizer.decode(ids))
         for id in [*b'yes', 260]:
             if on_token(torch.tensor([[id]])):
@@ -305,7 +274,6 @@ def hf_folder(tmp_path_factory):
 @pytest.mark.parametrize('name', ['own', 'none'])
 def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tmp_path):
     transformers = pytest.importorskip('transformers')
-    from support.huggingface import read_tokenizer
     tokenizer = make_tokenizer(with_chat_tokens(read_tokenizer(str(hf_folder / name))))
     (tmp_path / 'tokenizer.json').write_text(tokenizer.state()['json'])
     (tmp_path / 'tokenizer_config.json').write_text(tokenizer.state()['config'])
@@ -323,7 +291,6 @@ def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tm
 
 
 def test_a_template_that_fails_is_told(hf_folder):
-    from support.huggingface import read_tokenizer
     state = read_tokenizer(str(hf_folder / 'own'))
     config = {**json.loads(state['config']), 'chat_template': CHATML + "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"}
     form = chat_format(make_tokenizer({**state, 'config': json.dumps(config)}))
@@ -334,7 +301,6 @@ def test_a_template_that_fails_is_told(hf_folder):
 @pytest.mark.parametrize('kind', STATES)
 def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, tmp_path):
     transformers = pytest.importorskip('transformers')
-    from support.hf_export import to_tokenizer_json
     tokenizer = chat_tokenizer(kind)
     content, settings = to_tokenizer_json(tokenizer, 128)
     (tmp_path / 'tokenizer.json').write_text(content)
@@ -350,7 +316,6 @@ def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, t
 
 def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     pytest.importorskip('tokenizers')
-    from support.gguf import CONTROL, vocabulary
     tokenizer = chat_tokenizer('byte')
     keys = vocabulary(tokenizer.state(), tokenizer.n_vocab)
     roles = tokenizer.special_ids()
@@ -366,45 +331,36 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
 # bad input
 
 
-@pytest.mark.parametrize('rows, flags, what', [
-    ([{'messages': TALK[1:]}], [], 'rows.jsonl:1 is no conversation'), ([{'messages': [{**TALK[0], 'content': ''}]}], [], 'is empty'),
-    ([{'text': 'x'}], ['--bad_rows=skip'], 'no conversation'), ([], [], 'no conversation'),
-    ([{'messages': TALK}], ['--tokenizer=bpe:300'], 'learns no tokenizer'), ([{'messages': TALK}], ['--tokenizer=nosuch'], 'no such tokenizer')])
-def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flags, what):
+@pytest.mark.parametrize('rows, flag, what', [
+    ([{'messages': TALK[1:]}], '--tokenizer=byte', 'rows.jsonl:1 is no conversation'), ([], '--tokenizer=byte', 'no conversation'),
+    ([{'messages': TALK}], '--tokenizer=bpe:300', 'learns no tokenizer'), ([{'messages': TALK}], '--tokenizer=nosuch', 'no such tokenizer')])
+def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flag, what):
     path = write_rows(tmp_path / 'rows.jsonl', rows)
-    result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1',
-                    *(flags if '--tokenizer=' in str(flags) else ['--tokenizer=byte', *flags]))
+    result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', flag)
     assert result.status == 2 and result.err.startswith('error: ') and len(result.err.splitlines()) == 1
     assert what in result.err and not (tmp_path / 'bad').exists()
 
 
-def test_a_dataset_with_another_tokenizer_is_not_replaced_unasked(script, tmp_path):
-    path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}] * 9)
-    (tmp_path / 'book.txt').write_text('Some words. ' * 40)
-    made = ['prepare.py', 'same', f'--data_dir={tmp_path}', '--workers=1']
-    assert script(*made, f'--input={tmp_path}/book.txt', '--tokenizer=char').status == 0
-    before = (tmp_path / 'same' / 'train.bin').read_bytes()
-    result = script(*made, '--chat', f'--input={path}', '--tokenizer=byte')
-    assert result.status == 2 and '--overwrite' in result.err
-    assert (tmp_path / 'same' / 'train.bin').read_bytes() == before
-    assert script(*made, '--chat', f'--input={path}', '--tokenizer=byte', '--overwrite').status == 0
-
-
-def test_bad_rows_can_be_left_out(script, tmp_path):
+def test_bad_rows_are_left_out_and_no_other_dataset_is_replaced_unasked(script, tmp_path):
     path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}, {'text': 'x'}, {'messages': TALK[1:]}] * 4)
-    result = script('prepare.py', 'some', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--workers=1', '--tokenizer=byte',
-                    '--bad_rows=skip', '--val_fraction=0')
+    before = (make_dataset(tmp_path, 'same') / 'train.bin').read_bytes()
+    made = ['prepare.py', 'same', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--tokenizer=byte', '--bad_rows=skip', '--val_fraction=0']
+    result = script(*made)
+    assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'same' / 'train.bin').read_bytes() == before
+    result = script(*made, '--overwrite')
     assert result.status == 0 and '8 rows' in result.out, result.err
 
 
-@pytest.mark.parametrize('damage', ['mask', 'starts', 'no mask'])
-def test_a_mask_that_does_not_fit_is_told(script, chats, tmp_path, damage):
-    import shutil
+@pytest.mark.parametrize('name', ['train.mask', 'train.starts'])
+def test_a_mask_that_was_altered_or_is_gone_is_told(script, chats, tmp_path, name):
     shutil.copytree(chats / 'chats', tmp_path / 'chats')
-    path = tmp_path / 'chats' / ('train.starts' if damage == 'starts' else 'train.mask')
-    path.unlink() if damage == 'no mask' else path.write_bytes(path.read_bytes()[:-8])
-    result = script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out')
-    assert result.status == 2 and path.name in result.err and len(result.err.splitlines()) == 1
+    path = tmp_path / 'chats' / name
+    content = bytearray(path.read_bytes())
+    content[9] ^= 1
+    for damage in (lambda: path.write_bytes(content), path.unlink):
+        damage()
+        result = script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out')
+        assert result.status == 2 and name in result.err and len(result.err.splitlines()) == 1
 
 
 def test_a_conversation_longer_than_a_window_is_told(script, chats, tmp_path):
