@@ -13,9 +13,11 @@ from model import GPT, GPTConfig
 from support import gguf as gguf_file, hf_export, huggingface
 from support.gguf import PRE, rope_factors, vocabulary
 from support.choose_tokenizer import learn_bpe
+from support.hf_tokenizer import bytes_to_unicode
+from support.huggingface import to_config
 from support.tokenizer import make_tokenizer
 
-gguf = pytest.importorskip('gguf')
+gguf, transformers = pytest.importorskip('gguf'), pytest.importorskip('transformers')
 READABLE = {
     name: SHAPES[name]
     for name in ('gpt2 with the tanh gelu', 'llama', 'llama grouped', 'llama tied, one key')
@@ -32,7 +34,6 @@ def written(net, path, tokenizer=BYTES, dtype='f32'):
 
 @pytest.mark.parametrize('shape', READABLE)
 def test_transformers_reads_the_file_as_the_same_network(shape, tmp_path):
-    transformers = pytest.importorskip('transformers')
     pytest.importorskip('accelerate')
     net = random_model(dict(READABLE[shape], vocab_size=257))
     written(net, tmp_path / 'm.gguf')
@@ -61,15 +62,10 @@ def test_matrices_have_the_dtype_that_was_asked_for_and_vectors_are_exact(dtype,
     reader = written(net, tmp_path / 'm.gguf', dtype=dtype)
     found = {tensor.name: tensor for tensor in reader.tensors}
     for ours, theirs, kind in (
-        ('transformer.wte.weight', 'token_embd.weight', dtype.upper()),
-        ('transformer.wpe.weight', 'position_embd.weight', 'F32'),
-        ('transformer.h.1.ln_2.bias', 'blk.1.ffn_norm.bias', 'F32'),
-        (
-            'transformer.h.1.mlp.c_proj.weight',
-            'blk.1.ffn_down.weight',
-            'F16' if dtype == 'q8_0' else dtype.upper(),
-        ),
-    ):
+            ('transformer.wte.weight', 'token_embd.weight', dtype.upper()),
+            ('transformer.wpe.weight', 'position_embd.weight', 'F32'),
+            ('transformer.h.1.ln_2.bias', 'blk.1.ffn_norm.bias', 'F32'),
+            ('transformer.h.1.mlp.c_proj.weight', 'blk.1.ffn_down.weight', 'F16' if dtype == 'q8_0' else dtype.upper())):
         tensor, p = found[theirs], net.state_dict()[ours].numpy()
         assert tensor.tensor_type.name == kind
         back = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -98,22 +94,8 @@ def test_what_came_out_different_is_an_error(tmp_path):
 
 def test_scaled_rotations_are_those_of_transformers(tmp_path):
     rope = pytest.importorskip('transformers.modeling_rope_utils')
-    from transformers import LlamaConfig
-
     net = random_model(dict(SHAPES['llama far'], vocab_size=257))
-    theirs = LlamaConfig(
-        hidden_size=32,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        rope_parameters={
-            'rope_type': 'llama3',
-            'rope_theta': 500000.0,
-            'factor': 8.0,
-            'low_freq_factor': 1.0,
-            'high_freq_factor': 4.0,
-            'original_max_position_embeddings': 16,
-        },
-    )
+    theirs = transformers.LlamaConfig(**to_config(net.config, make_tokenizer(BYTES), 'float32'))
     inv_freq, _ = rope.ROPE_INIT_FUNCTIONS['llama3'](theirs, 'cpu')
     plain = 500000.0 ** -(torch.arange(0, 8, 2) / 8)
     torch.testing.assert_close(rope_factors(net.config), plain / inv_freq, rtol=1e-4, atol=0.0)
@@ -136,29 +118,17 @@ def through_tokenizer_json(state, folder):
 def encode(keys, text, split):
     """The ids of a text by the vocabulary and merges in `keys`, as llama.cpp's BPE defines them; split: the
     regular expression of its pre-tokenizer."""
-    import regex
-
-    letters = {b: c for b, c in zip(range(256), keys_letters())}
+    regex, letters = pytest.importorskip('regex'), bytes_to_unicode()
     number = {token: i for i, token in enumerate(keys['tokenizer.ggml.tokens'])}
     rank = {tuple(merge.split(' ')): i for i, merge in enumerate(keys['tokenizer.ggml.merges'])}
     ids = []
     for word in regex.findall(split, text):
         parts = [letters[b] for b in word.encode()]
-        while len(parts) > 1:
-            best = min(zip(parts, parts[1:]), key=lambda pair: rank.get(pair, len(rank)))
-            if best not in rank:
-                break
-            i = next(i for i in range(len(parts) - 1) if (parts[i], parts[i + 1]) == best)
-            parts[i : i + 2] = [''.join(best)]
+        while rank.keys() & (pairs := list(zip(parts, parts[1:]))):
+            i = min(range(len(pairs)), key=lambda i: rank.get(pairs[i], len(rank)))
+            parts[i:i + 2] = [''.join(pairs[i])]
         ids += [number[part] for part in parts]
     return ids
-
-
-def keys_letters():
-    from support.hf_tokenizer import bytes_to_unicode
-
-    letters = bytes_to_unicode()
-    return [letters[b] for b in range(256)]
 
 
 GPT2_SPLIT = (
@@ -173,15 +143,10 @@ LLAMA_SPLIT = (
 @pytest.mark.parametrize('through_json', [False, True])
 @pytest.mark.parametrize('kind', ['gpt2', 'bpe', 'byte'])
 def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, request):
-    pytest.importorskip('regex')
-    text = (
-        "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3
-    ) + TRICKY.strip()
+    text = "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3 + TRICKY.strip()
     if kind == 'gpt2':
         request.getfixturevalue('gpt2')
-        ours = make_tokenizer({'kind': 'tiktoken', 'name': 'gpt2'})
-    else:
-        ours = make_tokenizer(BYTES) if kind == 'byte' else learn_bpe(400, [text])
+    ours = learn_bpe(400, [text]) if kind == 'bpe' else make_tokenizer(BYTES if kind == 'byte' else {'kind': 'tiktoken', 'name': 'gpt2'})
     state = through_tokenizer_json(ours.state(), tmp_path / 'hf') if through_json else ours.state()
     vocab_size = ours.n_vocab + 7
     keys = vocabulary(state, vocab_size)
@@ -192,11 +157,7 @@ def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, reques
     assert len(names) == len(types) == vocab_size == len(set(names))
     eot = ours.end_of_text
     assert keys['tokenizer.ggml.eos_token_id'] == keys['tokenizer.ggml.bos_token_id'] == eot
-    assert (
-        names[eot] == '<|endoftext|>'
-        and types[eot] == 3
-        and keys['tokenizer.ggml.add_bos_token'] is False
-    )
+    assert names[eot] == '<|endoftext|>' and types[eot] == 3 and keys['tokenizer.ggml.add_bos_token'] is False
     assert types[ours.n_vocab:] == [5] * 7
 
 
@@ -209,13 +170,9 @@ def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, t
     keys = vocabulary(state, len(chars) + 1)
     assert keys['tokenizer.ggml.model'] == 'rwkv' and not any('eos' in key for key in keys)
     words = keys['tokenizer.ggml.tokens']
-    back = [
-        codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words
-    ]  # as RWKV's files are read
+    back = [codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words]  # as RWKV's files are read
     assert back[:-1] == [c.encode() for c in chars]
-    assert all(
-        word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words
-    ), 'it reads small digits only'
+    assert all(word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words), 'it reads small digits only'
     with pytest.raises(UnicodeDecodeError):  # what only pads the vocabulary is no text
         back[-1].decode()
 
@@ -223,7 +180,7 @@ def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, t
 def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(tmp_path):
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    letters = {c: i for i, c in enumerate(keys_letters())}
+    letters = {c: i for i, c in enumerate(bytes_to_unicode().values())}
     byte_level = pre_tokenizers.ByteLevel
 
     def keys_of(*steps, normalizer=None):
@@ -239,12 +196,8 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
     llama3 = next(pattern for pattern in PRE if pattern.startswith("(?i:'s"))
     found = keys_of(pre_tokenizers.Split(Regex(llama3), 'isolated'), byte_level(False, use_regex=False))
     assert found['tokenizer.ggml.pre'] == 'llama-bpe' and found['tokenizer.ggml.merges'] == ['a b']
-    for steps in (
-        [byte_level(True)],
-        [pre_tokenizers.Digits(False), byte_level(False)],
-        [pre_tokenizers.Whitespace()],
-        [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)],
-    ):
+    for steps in ([byte_level(True)], [pre_tokenizers.Digits(False), byte_level(False)], [pre_tokenizers.Whitespace()],
+                  [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)]):
         with pytest.raises(ValueError, match='theirs.*convert_hf_to_gguf'):
             keys_of(*steps)
     with pytest.raises(ValueError, match='theirs'):
@@ -256,35 +209,16 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
 
 def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script):
     assert script('train.py', *tiny).status == 0
-    out, to = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf'
+    out, to, x = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf', f"--to={tmp_path / 'x.gguf'}"
     done = script('export.py', out, f'--to={to}', '--gguf_dtype=bf16')
-    assert (
-        done.status == 0
-        and 'gpt2, 0.03M parameters in bf16' in done.out
-        and 'tanh approximation' in done.out
-    ), done.err
+    assert done.status == 0 and 'gpt2, 0.03M parameters in bf16' in done.out and 'tanh approximation' in done.out, done.err
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
-    assert sorted(path.name for path in to.parent.iterdir()) == ['m.gguf']
-    done = script('export.py', out, f'--to={to}')
-    assert (
-        done.status == 2
-        and 'm.gguf is there already' in done.err
-    )
-    x = f"--to={tmp_path / 'x.gguf'}"
+    assert_refused(script('export.py', out, f'--to={to}'), ['m.gguf is there already'])
     assert_refused(script('export.py', out, x, '--dtype=bfloat16'), ['gguf_dtype for a file'])
-    assert_refused(script('export.py', out, f"--to={tmp_path / 'x'}", '--gguf_dtype=f32'), ['NAME.gguf'])
-    for flags, words in (
-        ([], ['NanoChat', '--arch=gpt2 or llama']),
-        (['--softcap=0'], ['NanoChat']),
-        (['--positions=learned'], ['positions=learned']),
-    ):
-        assert script('train.py', *tiny, '--overwrite', '--arch=modern', *flags).status == 0
+    for flags, words in ((['--arch=modern'], ['NanoChat', '--arch=gpt2 or llama']), (['--arch=modern', '--positions=learned'], ['positions=learned']),
+                         (['--mlp=relu2'], ['--mlp=relu2', '--to=FOLDER', 'gelu_tanh'])):
+        assert script('train.py', *tiny, '--overwrite', *flags).status == 0
         assert_refused(script('export.py', out, x), words)
-    assert script('train.py', *tiny, '--overwrite', '--mlp=relu2').status == 0
-    assert_refused(script('export.py', out, x), ['--mlp=relu2', '--to=FOLDER', 'gelu_tanh'])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        'data',
-        'made',
-        'out',
-    ], 'nothing half-written stays'
+    left = {path.name for folder in (tmp_path, to.parent) for path in folder.iterdir()}
+    assert left == {'data', 'made', 'out', 'm.gguf'}, 'nothing half-written stays'
