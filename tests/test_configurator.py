@@ -14,7 +14,6 @@ from conftest import REPO, own_process
 
 import configurator
 from support.help import names_at_top, suggest
-from support.resume import inherit
 
 BLOCK = dict(__name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False, top_k=200,
              min_lr=None, start='\n', wandb_run_name='gpt2', seed=1337, path=None, runs=[],
@@ -46,10 +45,9 @@ def is_refused(capsys, *words, lines=1):
 
 @pytest.mark.parametrize('arg, name, value', [
     ('--learning_rate=1', 'learning_rate', 1.0), ('--max_iters=1e5', 'max_iters', 100000), ('--max_iters=1_000', 'max_iters', 1000),
-    ('--top_k=none', 'top_k', None), ('--start=123', 'start', '123'), ('--start=a=b', 'start', 'a=b'), ('--compile=false', 'compile', False),
-    ('--compile', 'compile', True), ('--compile=auto', 'compile', 'auto'), ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0),
-    ('--min_lr=None', 'min_lr', None), ('--start=', 'start', ''), ('--start=None', 'start', 'None'), ('-max_iters=4', 'max_iters', 4),
-    ('--path=~/x', 'path', os.path.expanduser('~/x')), ('--path=resume:~/x', 'path', 'resume:' + os.path.expanduser('~/x')), ('--start=~/x', 'start', '~/x'),
+    ('--top_k=none', 'top_k', None), ('--start=123', 'start', '123'), ('--start=a=b', 'start', 'a=b'), ('--compile', 'compile', True),
+    ('--compile=auto', 'compile', 'auto'), ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0), ('--start=None', 'start', 'None'),
+    ('--path=resume:~/x', 'path', 'resume:' + os.path.expanduser('~/x')), ('--start=~/x', 'start', '~/x'),
 ])
 def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
     given = apply(monkeypatch, arg)
@@ -58,8 +56,7 @@ def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
 
 @pytest.mark.parametrize('args, expected', [
     ('--max_iters 4', dict(max_iters=4)), ('--min_lr -1e-3', dict(min_lr=-1e-3)), ('--start - --seed 3', dict(start='-', seed=3)),
-    ('--path x.py', dict(path='x.py')), ('--eval_only True', dict(eval_only=True)), ('--compile auto', dict(compile='auto')),
-    ('--eval_only --compile false', dict(eval_only=True, compile=False)), ('--eval_only a.py', dict(eval_only=True, max_iters=3)),
+    ('--path x.py', dict(path='x.py')), ('--compile auto', dict(compile='auto')), ('--eval_only a.py', dict(eval_only=True, max_iters=3)),
 ])
 def test_a_value_may_stand_apart_from_its_knob(monkeypatch, config, args, expected):
     monkeypatch.chdir(config('max_iters = 3\n').parent)
@@ -72,11 +69,10 @@ def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch):
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--lerning_rate=1', '--learning_rate'), ('--max_lr=1', '--learning_rate'), ('--learning-rate=1', '--learning_rate'), ('--ünknown=1', '--help'),
-    ('--max_iters=x', 'whole number'), ('--max_iters=1.5', 'whole number'), ('--learning_rate=nan', 'finite'), ('--learning_rate=1e999', 'finite'),
-    ('--seed=True', 'whole number'), ('--seed=' + '9' * 5000, 'finite'), ('--seed=1e30', '2**63'), ('--max_iters many', 'whole number'), ('--max_iters --compile', 'whole number'),
-    ('--eval_only maybe', 'True or False'), ('--lerning_rate 1', '--learning_rate'), ('--max_iters', 'whole number'),
-    ('max_iters=4', '--key=value'), ('--__name__=foo', '--help'), ('--', '--help'), ('nowhere.py', f'looked in {os.getcwd()}'), ('tiny.cfg', 'neither a config file'),
+    ('--lerning_rate=1', '--learning_rate'), ('--learning-rate=1', '--learning_rate'), ('--ünknown=1', '--help'),
+    ('--max_iters=1.5', 'whole number'), ('--learning_rate=nan', 'finite'), ('--seed=True', 'whole number'), ('--seed=1e30', '2**63'),
+    ('--max_iters many', 'whole number'), ('--max_iters --compile', 'whole number'), ('--eval_only maybe', 'True or False'),
+    ('max_iters=4', '--key=value'), ('--__name__=foo', '--help'), ('nowhere.py', f'looked in {os.getcwd()}'), ('tiny.cfg', 'neither a config file'),
     ('--path=\udcff', 'not UTF-8'),
 ])
 def test_a_mistake_is_named_with_its_remedy(monkeypatch, capsys, args, words):
@@ -120,10 +116,9 @@ def test_what_a_config_leaves_unused_is_told(monkeypatch, config, capsys):
 
 @pytest.mark.parametrize('content, words', [
     ('learning_rte = 1e-3\n', '(learning_rte). did you mean --learning_rate'), ('max_steps = 1\n', '(max_steps). did you mean --max_iters'),
-    ('max_iters = "ten"\n', 'whole number'), ('max_iters = [4]', 'whole number'), ('seed = 10**30', '2**63'), ('seed = True\n', 'whole number'),
-    ('learning_rate = float("inf")\n', 'finite'), ('import numpy\nseed = numpy.ones((9, 9))', 'whole number'),
+    ('max_iters = "ten"\n', 'whole number'), ('learning_rate = float("inf")\n', 'finite'), ('import numpy\nseed = numpy.ones((9, 9))', 'whole number'),
     ('max_iters = (\n', ':1'), ('x = 1\nmax_iters = 1 / 0\n', ':2'), ('raise ValueError("one\\ntwo")', ':1'), ('import sys; sys.exit(0)', ':1'),
-    ('seed = 4\0', 'a.py'), ('def f(): f()\nf()', 'RecursionError'), ('del seed', 'NameError'), (b'x = "\xff"\n', 'utf-8'),
+    (b'x = "\xff"\n', 'utf-8'),
 ])
 def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, config, capsys, content, words):
     with pytest.raises(SystemExit, match='^2$'):
@@ -139,9 +134,8 @@ def test_a_config_is_found_from_any_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize('script, name, words', [
     ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'), ('train', 'vocab_size', "dataset's"),
     *[('train', name, f'--{knob}?') for name, knob in {
-        'embd_size': 'n_embd', 'core-metric-every': 'tasks_interval', 'enable_compilation': 'compile', 'ckpt_dir': 'out_dir',
-        'dataset_dir': 'data_dir', 'load_ckpt': 'init_from', 'training_tokens': 'budget', 'warmup_iterations': 'warmup_iters',
-        'max_seq_len': 'block_size', 'eval_freq': 'eval_interval', 'n_heads': 'n_head', 'eps': 'adam_eps', 'multiple_of': 'mlp_width'}.items()]])
+        'embd_size': 'n_embd', 'core-metric-every': 'tasks_interval', 'ckpt_dir': 'out_dir', 'warmup_iterations': 'warmup_iters',
+        'n_heads': 'n_head', 'eps': 'adam_eps'}.items()]])
 def test_what_others_call_a_knob_leads_to_it(script, name, words):
     assert words in suggest(name, configurator.plain(names_at_top(REPO / f'{script}.py')))
 
@@ -211,13 +205,6 @@ def test_it_works_alone_in_an_empty_folder(tmp_path, config):
         assert done.returncode == status and said in done.stdout + done.stderr and 'Traceback' not in done.stderr, done
 
 
-def test_inherited_knobs_yield_to_given_ones():
-    knobs = {k: v for k, v in BLOCK.items() if not k.startswith('_')}
-    saved = dict(learning_rate=1, max_iters=5, out_dir='x', nonsense=1, seed='bad')
-    changed = inherit({**knobs, 'learning_rate': 2.0}, configurator.types_of(BLOCK, knobs), {'learning_rate': 2.0}, saved, never=['out_dir'])
-    assert changed == [('learning_rate', 1.0, 2.0)]
-
-
 # -----------------------------------------------------------------------------
 # --help
 
@@ -252,7 +239,7 @@ def test_help_tells_the_values_of_a_config_and_only_what_is_asked_for(script, mo
     assert script('train.py', '--help', '--lerning_rate=3').status == 2
 
 
-@pytest.mark.parametrize('name, slow', [('train.py', 'torch'), ('eval.py', 'torch'), ('plot.py', 'matplotlib')])
+@pytest.mark.parametrize('name, slow', [('train.py', 'torch'), ('plot.py', 'matplotlib')])
 def test_ctrl_c_during_the_start_is_no_traceback(name, slow, tmp_path):
     (tmp_path / f'{slow}.py').write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n")
     (tmp_path / 'log.csv').write_text('iter,loss,tokens\n1,2,3\n2,1,6\n')
