@@ -21,8 +21,8 @@ init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume i
 overwrite = False  # True: 'scratch' deletes the run that is in out_dir
 allow_change = False  # True: resume although the data or the tokens per iteration have changed
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
-save_interval: int = None  # iterations between checkpoints. None: one at each evaluation
-keep_checkpoints = 2  # the newest ones, besides the best
+save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
+keep_checkpoints = 2  # the newest ones, besides the best; 0: all
 # data
 dataset = 'openwebtext'  # the folder data/<dataset>, made by prepare.py
 data_dir: str = None  # None: data/ beside this file

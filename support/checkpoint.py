@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import zipfile
+from concurrent.futures import Future, wait
 
 import torch
 
@@ -67,7 +68,7 @@ def newest(out_dir):
 
 def save(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; keep the newest `keep`
-    (None: all of them); let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it. Raises NotSaved if the disk does
+    (0: all of them); let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it. Raises NotSaved if the disk does
     not take it. Returns what failed once it was in place: {what: error}."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
@@ -75,6 +76,7 @@ def save(out_dir, state, links, keep):
             torch.save(state, f)  # not to a path: then torch hides the system's error
             f.flush()
             verify_records(f.name)  # what cannot be read back must not replace what can
+        files.sync_folder(out_dir)  # its name has to reach the disk before older files go
     except (OSError, RuntimeError, Damaged) as e:
         # torch hides the system's error behind its own
         error = e.__context__ if isinstance(e, RuntimeError) else e
@@ -86,11 +88,9 @@ def save(out_dir, state, links, keep):
 
 def tidy(out_dir, path, links, keep):
     """The rest of save(). Nothing in it makes the checkpoint `path` worse, so each step is tried."""
-    # the name has to reach the disk before older files go; these go before a link, which may be a copy and
-    # want their room
-    steps = [('flush its name to the disk', files.sync_folder, (out_dir,))]
+    # older ones go before a link, which may be a copy and want their room
     old = numbered(out_dir)[:-keep] if keep else ()
-    steps += [('remove an older one', os.remove, (file,)) for file in old]
+    steps = [('remove an older one', os.remove, (file,)) for file in old]
     steps += [(f'renew {name}', link, (path, os.path.join(out_dir, name))) for name in links]
     failed = {}
     for what, function, args in steps:
@@ -98,8 +98,6 @@ def tidy(out_dir, path, links, keep):
             function(*args)
         except OSError as e:
             failed[what] = e
-            if function is files.sync_folder:
-                break  # the older ones stay
     return failed
 
 
@@ -139,56 +137,49 @@ class Writer:
     does the work: the states have to be copies."""
 
     def __init__(self, on_failure, in_thread):
-        self.on_failure, self.in_thread = on_failure, in_thread
-        self.status, self.told, self.thread, self.error = WHOLE, set(), None, None
-        self.longest = 0.0  # seconds that a thread took at most
+        self.on_failure, self.in_thread, self.told = on_failure, in_thread, set()
+        self.job = Future()  # of the last checkpoint that was begun
+        self.job.set_result(WHOLE)
+        self.longest = 0.0  # seconds that the thread took at most
 
     def start(self, *args):
-        if not self.in_thread:
-            return self.save(*args)
-        # no daemon: an ending process waits for it
-        self.thread = threading.Thread(target=self.work, args=args, name=CHECKPOINT_WRITER)
-        self.thread.start()
+        self.job = Future()
+        if self.in_thread:  # no daemon: an ending process waits for it
+            threading.Thread(target=self.work, args=args, name=CHECKPOINT_WRITER).start()
+        else:
+            self.work(*args)
 
     def work(self, *args):
-        t0 = time.monotonic()
         try:
-            self.save(*args)
+            self.job.set_result(self.save(*args))
         except BaseException as e:  # for whoever waits
-            self.error = e
-        self.longest = max(self.longest, time.monotonic() - t0)
+            self.job.set_exception(e)
 
     def save(self, *args):
+        t0 = time.monotonic()
         try:
             failed = save(*args)
         except NotSaved as e:
-            self.status, failed = NOT_SAVED, {}
             self.on_failure()
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
                  "were")
-        if 'renew ckpt_best.pt' in failed:
-            self.status = NOT_BEST
+            return NOT_SAVED
         for what, error in failed.items():
             if (what, error.errno) not in self.told:  # it will be the same next time
                 self.told.add((what, error.errno))
                 warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
                      "run continues")
+        if self.in_thread:
+            self.longest = max(self.longest, time.monotonic() - t0)
+        return NOT_BEST if 'renew ckpt_best.pt' in failed else WHOLE
 
     def is_busy(self):
         """Whether it still writes; waits for up to a second."""
-        if self.thread is not None:
-            self.thread.join(timeout=1)
-        return self.thread is not None and self.thread.is_alive()
+        return bool(wait([self.job], timeout=1).not_done)
 
     def finish(self):
         """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
-        if self.thread is not None:
-            self.thread.join()
-        error, self.thread, self.error = self.error, None, None
-        if error is not None:
-            raise error
-        status, self.status = self.status, WHOLE
-        return status
+        return self.job.result()
 
 
 # -----------------------------------------------------------------------------
@@ -260,39 +251,44 @@ class Saver:
             if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):
                 keep_original(run.ckpt['path'], run.start_iter, dist.print)
 
-    def due(self, it, request):
+    def regular(self, it):
+        """Whether a checkpoint is due by save_interval, or because one had to be put off."""
         interval = self.knobs['save_interval']
-        regular = (interval is not None and it % interval == 0) or it == self.postponed
-        return self.writes and (regular or request is not None or self.begins_branch(it))
+        return bool(interval) and it % interval == 0 or it == self.postponed
 
     def begins_branch(self, it):
         """A run that branches off another one saves its beginning, so that it can be resumed, whatever
         comes."""
         return self.run.start == 'branch' and it == self.run.start_iter
 
+    def due(self, it, request):
+        return self.writes and (self.regular(it) or request is not None or self.begins_branch(it))
+
     def save(self, it, metrics, last):
-        """Save if the validation loss improved, or it is time for it. To be called by all processes."""
+        """Save if it is time for it. To be called by all processes."""
         with self.clock.spending('save'):
             self.finish()
-        val_loss = metrics.get('val_loss', math.inf)
-        improved = val_loss < self.best_val_loss  # False for nan
+        request, always = self.stop.poll(), self.knobs['always_save_checkpoint']
+        asked = request is not None or last
+        wanted = asked or self.regular(it) or self.begins_branch(it)
+        improved = metrics.get('val_loss', math.inf) < self.best_val_loss  # False for nan
+        if self.knobs['save_interval'] is None or not always:
+            wanted = wanted or always or improved  # each evaluation leaves one, or each better one
+        elif not wanted:
+            improved = False  # save_interval spaces the checkpoints, and the best is one of them
         if improved:
-            self.best_val_loss = val_loss
-        request, interval = self.stop.poll(), self.knobs['save_interval']
-        regular = it % interval == 0 if interval else self.knobs['always_save_checkpoint']
-        regular = regular or it == self.postponed
+            self.best_val_loss = metrics['val_loss']
         # not the file that was just read, not the random weights of the beginning
         is_new = it > self.run.start_iter or self.begins_branch(it) or (self.run.resuming and improved)
-        wanted = improved or regular or request is not None or last or self.begins_branch(it)
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
         doubtful = self.guard.is_counting() and not improved
-        if doubtful and request is None and not last:  # it would take the place of a good one
+        if doubtful and not asked:  # it would take the place of a good one
             self.postponed = it + self.guard.max_in_a_row  # by then these updates are over, or the run
             return
         with self.clock.spending('save'):
             self.write(it, improved, doubtful)
-            if request is not None or last or not self.is_async:  # else it is looked at the next time
+            if asked or not self.is_async:  # else it is looked at the next time
                 self.finish()
         if self.whole and request == 'save':
             self.dist.print(f"saved in {self.out_dir} after {it:,} iterations, as asked")
@@ -308,7 +304,7 @@ class Saver:
             is_newest = self.knobs['always_save_checkpoint'] or self.run.data.val is None
             links = ['ckpt.pt'] if is_newest or improved or not os.path.exists(ckpt_pt) else []
             links += ['ckpt_best.pt'] if improved else []
-            keep = None if doubtful else self.knobs['keep_checkpoints']
+            keep = 0 if doubtful else self.knobs['keep_checkpoints']
             self.writer.start(self.out_dir, state, links, keep)
 
     def rescue(self):
@@ -323,7 +319,7 @@ class Saver:
             return f". {again}"
         try:
             self.writer.finish()  # one that a thread is writing
-            save(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], None)
+            save(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
         except NotSaved as e:
             return f". {e}. {again}"
         return f". saved in {self.out_dir} after {it:,} iterations. {again}"

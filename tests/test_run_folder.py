@@ -236,3 +236,10 @@ def test_half_a_character_is_written_and_read_as_json(tmp_path):
     path = str(tmp_path / 'y.json')
     files.write_json(path, {'out_dir': 'out\udcff'})
     assert files.read_json(path) == {'out_dir': 'out\udcff'}
+
+
+def test_save_interval_spaces_the_checkpoints(script, tiny, tmp_path):
+    flags = ['--max_iters=9', '--eval_interval=1', '--keep_checkpoints=0', '--warmup_iters=0']
+    for interval, kept in ((4, [4, 8, 9]), (0, [9])):
+        assert script('train.py', *tiny, *flags, f'--save_interval={interval}', '--overwrite').status == 0
+        assert [int(path[-11:-3]) for path in checkpoint.numbered(str(tmp_path / 'out'))] == kept
