@@ -19,7 +19,7 @@ out_dir = 'out'  # ignored if init_from is not 'resume'
 dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
 data_dir: str = None  # the folder with the datasets and the tasks' files. None: data/ beside this file
 split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': only the tasks
-eval_tokens: int = None  # evaluate the first so many tokens. None: the whole split
+eval_tokens: int = None  # evaluate so many tokens, in windows spread evenly. None: the whole split
 block_size: int = None  # the context length. None: what the model was trained with
 stride: int = None  # tokens from window to window; less gives each token more context. None: block_size
 tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name; or
@@ -162,8 +162,8 @@ def with_error(value, error):
 
 
 def evaluate_text():
-    n = tokens.n_targets(block_size)
-    rows = windows(min(n, eval_tokens or n), block_size, stride)
+    most = max(1, eval_tokens // (stride or block_size)) if eval_tokens else None
+    rows = windows(tokens.n_targets(block_size), block_size, stride, most)
     size = batch_size
     if compiling:
         zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)

@@ -203,7 +203,7 @@ def get_lr(it):
 
 
 def estimate_loss(it):
-    """Mean loss over the first windows of each split, the same ones each time; processes share the work."""
+    """Mean loss over windows spread evenly over each split, the same ones each time, shared by processes."""
     return evaluate.losses(model, data, run.eval_windows, batch_size, dist, autocast, stop, it)
 
 

@@ -12,16 +12,20 @@ import torch
 
 from support.tokenizer import token_bytes
 
-def windows(n_targets, block_size, stride=None):
-    """Windows over the first n_targets targets of a text (its ids from the second one on): an array (n, 3) of
-    rows (begin, done, end). The model reads from id `begin` on; the targets done + 1 to `end` are counted.
-    With a stride below block_size (the default) windows overlap, and each target has more context."""
+
+def windows(n_targets, block_size, stride=None, most=None):
+    """Windows over a text with n_targets targets (its ids from the second one on), at most so many, evenly
+    spread: an array (n, 3) of rows (begin, done, end). The model reads from id `begin` on; the targets
+    done + 1 to `end` are counted. With a stride below block_size (the default) windows overlap, and each
+    target has more context."""
     stride = stride or block_size
-    ends = np.arange(block_size, max(n_targets, block_size) + stride, stride)
-    ends = np.unique(np.minimum(ends, n_targets))
-    done = np.concatenate(([0], ends[:-1]))
+    n = 1 + max(0, math.ceil((n_targets - block_size) / stride))
+    count = min(n, most or n)
+    number = np.arange(count) * n // count
+    end = np.minimum(block_size + number * stride, n_targets)
+    done = np.where(number == 0, 0, block_size + (number - 1) * stride)
     begin = np.maximum(0, done - (block_size - stride))
-    return np.stack((begin, done, ends), axis=1)
+    return np.stack((begin, done, end), axis=1)
 
 
 @contextlib.contextmanager
@@ -178,13 +182,13 @@ class Evaluator:
         return {'evaluation': self.done}
 
 
-def losses(model, data, counts, batch_size, dist, autocast, stop, it):
-    """{train_loss, val_loss, perplexity, bpb} over the first `counts[split]` windows of each split."""
+def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
+    """{train_loss, val_loss, perplexity, bpb} over n_windows windows of each split, evenly spread; or all."""
     block_size = model.config.block_size
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}
     for split, tokens in data.splits.items():
-        rows = windows(counts[split] * block_size, block_size)
+        rows = windows(tokens.n_targets(block_size), block_size, most=n_windows)
         found[split] = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, sizes,
                                  stop.asks_to_stop, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())

@@ -101,14 +101,12 @@ class Run:
 
     @property
     def eval_windows(self):
-        """How many windows of block_size tokens of each split an evaluation reads: {split: number}."""
-        k = self.k
-        have = {split: tokens.n_windows(k.block_size) for split, tokens in self.data.splits.items()}
+        """How many windows of block_size tokens of each split an evaluation reads, or all that it has."""
+        k, split = self.k, self.data.val or self.data.train
         batches, tokens = parse_eval_iters(k.eval_iters)
-        wanted = batches * k.batch_size or have.get('val', have['train'])
         if tokens:
-            wanted = max(1, tokens // k.block_size)
-        return {split: min(wanted, n) for split, n in have.items()}
+            return max(1, tokens // k.block_size)
+        return batches * k.batch_size or math.ceil(split.n_targets(k.block_size) / k.block_size)
 
     def loss_chunk_size(self, model):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""

@@ -179,17 +179,20 @@ def test_a_dataset_without_val_trains_and_says_so(script, tiny, tmp_path):
     assert load.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == 6, 'the newest, as there is no best'
 
 
-def test_evaluation_is_the_loss_of_the_first_windows(script, tiny, tmp_path):
+def test_evaluation_is_the_loss_of_windows_spread_evenly(script, tiny, tmp_path):
     def evaluated(*flags):
-        """(the loss found, the model's loss over the first n windows of 16 as a function of n, how many there are)"""
+        """(the loss found, the model's loss over n windows of 16 as a function of n, how many there are)"""
         found = script('train.py', *tiny, '--eval_only', *flags).globals
         model, val = found['model'].eval(), found['data'].val
+        ids, n_all = torch.tensor(val.windows([0], val.n)[0]), -(-(val.n - 1) // 16)
 
         def loss(n):
-            ids = torch.tensor(val.windows([0], n * 16 + 1)[0])
+            begin = [16 * (i * n_all // n) for i in range(n)]
+            parts = [ids[at:at + 17] for at in begin]  # the last one may be shorter
             with torch.no_grad():
-                return model(ids[:-1].view(n, 16), ids[1:].view(n, 16))[1].item()
-        return found['metrics']['val_loss'], loss, val.n_windows(16)
+                nats = [model(part[None, :-1], part[None, 1:])[1].item() * (len(part) - 1) for part in parts]
+            return sum(nats) / sum(len(part) - 1 for part in parts)
+        return found['metrics']['val_loss'], loss, n_all
     found, loss, _ = evaluated('--eval_iters=3')
     assert found == pytest.approx(loss(12), rel=1e-5)
     found, loss, _ = evaluated('--eval_iters=320 tokens', '--batch_size=3')  # the same windows whatever the batch size
