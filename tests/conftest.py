@@ -77,6 +77,24 @@ def script(capsys, monkeypatch):
     return run
 
 
+@pytest.fixture
+def prepare(script, tmp_path):
+    """prepare('mine', '--input=a.txt', ...) -> Result; the dataset is in tmp_path/data, of bytes if nothing else
+    is said."""
+    def run(name, *args):
+        args = [f'--input={arg}' if isinstance(arg, os.PathLike) else arg for arg in args]
+        if not any(str(arg).startswith(('--tokenizer', '--show', '--chat')) for arg in args):
+            args.append('--tokenizer=byte')
+        return script('prepare.py', name, *args, f"--data_dir={tmp_path / 'data'}")
+    return run
+
+
+def is_refused(result, *words):
+    """One line on standard error with these words, and status 2."""
+    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+    assert all(word in result.err for word in words), result.err
+
+
 def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
     """The same in a process of its own, or under a launcher such as torchrun; returns a Result."""
     done = subprocess.run([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
