@@ -35,25 +35,24 @@ class ChunkedLoss(torch.autograd.Function):
         dx, dw, total = torch.empty_like(x), torch.zeros_like(weight), 0.0
         w, targets = weight.to(dtype), targets.view(-1, 1)
         chunks = zip(x.split(chunk_size), targets.split(chunk_size), dx.split(chunk_size))
-        with torch.autocast(device, enabled=False):
-            for part, target, out in chunks:
-                part, keep, target = part.to(dtype), target >= 0, target.clamp(min=0)
-                logits = part @ w.mT
-                if softcap:
-                    logits = softcap * torch.tanh(logits.float() / softcap)
-                logp = F.log_softmax(logits.float(), dim=-1)  # (chunk_size, V)
-                total = total - (logp.gather(1, target) * keep).sum()
-                # the gradient of the logits: probabilities, less one for the target
-                d = logp.exp_()
-                if torch.compiler.is_compiling():  # it would not fuse a scatter with what is around
-                    d = d - (torch.arange(len(w), device=w.device) == target).float()
-                else:
-                    d.scatter_add_(1, target, torch.full_like(d[:, :1], -1.0))
-                if softcap:
-                    d = d * (1 - (logits / softcap).square())
-                d = d.to(dtype)
-                out.copy_(d @ w * keep)
-                dw += d.mT @ (part * keep)
+        for part, target, out in chunks:
+            part, keep, target = part.to(dtype), target >= 0, target.clamp(min=0)
+            logits = part @ w.mT
+            if softcap:
+                logits = softcap * torch.tanh(logits.float() / softcap)
+            logp = F.log_softmax(logits.float(), dim=-1)  # (chunk_size, V)
+            total = total - (logp.gather(1, target) * keep).sum()
+            # the gradient of the logits: probabilities, less one for the target
+            d = logp.exp_()
+            if torch.compiler.is_compiling():  # it would not fuse a scatter with what is around
+                d = d - (torch.arange(len(w), device=w.device) == target).float()
+            else:
+                d.scatter_add_(1, target, torch.full_like(d[:, :1], -1.0))
+            if softcap:
+                d = d * (1 - (logits / softcap).square())
+            d = d.to(dtype)
+            out.copy_(d @ w * keep)
+            dw += d.mT @ (part * keep)
         n = (targets >= 0).sum().clamp(min=1)
         ctx.save_for_backward(dx, dw, n)
         return total / n
@@ -67,29 +66,22 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def usable_on(model, dist):
-    """Whether it is the loss that model.py computes; says so if not."""
-    if same_as_forward(model):
-        return True
-    dist.print("note: the loss in model.py is not the one in support/chunked_loss.py, so all logits are held "
-               "in memory at once")
-    return False
-
-
-def same_as_forward(model):
-    """Whether the loss above is the one that the model's own forward() defines, which may have been edited.
-    Tried on a tiny network of the same class and parts; the random numbers of the caller are left alone."""
+    """Whether the loss above is the one that the model's own forward() defines, which may have been edited;
+    says so if not. Tried on a tiny network of the same class; random numbers are left alone."""
     small = dataclasses.replace(model.config, n_layer=1, n_head=2, n_kv_head=2, n_embd=16, mlp_width=16,
                                 vocab_size=11, block_size=8, dropout=0.0)
+    found = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = type(model)(small)
         torch.nn.init.normal_(net.lm_head.weight)
-        idx = torch.randint(11, (2, 8))
-        targets = torch.randint(-1, 11, (2, 8))
-        found = []
+        idx, targets = torch.randint(11, (2, 8)), torch.randint(-1, 11, (2, 8))
         for chunk_size in (0, 3):
             use_chunked_loss(net, chunk_size)
             loss = net(idx, targets)[1]
-            gradient = torch.autograd.grad(loss, net.lm_head.weight)[0]
-            found.append(torch.cat([loss.view(1), gradient.flatten()]))
-    return torch.allclose(*found, rtol=1e-3, atol=1e-5)
+            found += [torch.autograd.grad(loss, net.lm_head.weight)[0], loss]
+    same = all(torch.allclose(*pair, rtol=1e-3, atol=1e-5) for pair in zip(found[:2], found[2:]))
+    if not same:
+        dist.print("note: the loss in model.py is not the one in support/chunked_loss.py, so all logits are "
+                   "held in memory at once")
+    return same

@@ -33,22 +33,12 @@ def uncompile(model, why):
 
 
 @contextlib.contextmanager
-def uncompiled(model):
-    """Inside, modules run as they are written: for passes of ever new shapes, each of which would be
-    compiled."""
-    compiled = {module: module._compiled_call_impl for module in model.modules()}
-    for module in compiled:
-        module._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for module in compiled:
-            module._compiled_call_impl = compiled[module]
-
-
 def varying_shapes():
-    """A context for scoring texts of any length: without cuDNN's attention, as in GPT.generate."""
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    """A context for scoring texts of any length: eagerly, as each length would be compiled, and without
+    cuDNN's attention, as in GPT.generate."""
+    with (torch.compiler.set_stance('force_eager'),
+          sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])):
+        yield
 
 
 def compile_model(model, step, wish, **options):

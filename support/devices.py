@@ -11,7 +11,7 @@ import torch
 
 from configurator import fail
 
-if tuple(int(n) for n in torch.__version__.split('+')[0].split('.')[:2]) < (2, 9):
+if torch.__version__ < '2.9.0a0':
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
 
 
@@ -29,32 +29,21 @@ def choose_device(device, local_rank=0, is_distributed=False):
             device, why = 'mps', 'an Apple GPU was found'
         if torch.cuda.is_available():
             device, why = 'cuda', 'a GPU was found'
-    try:
-        device = torch.device(device)
-        # torch knows names of devices that it was not built for
-        if device.type not in ('cpu', 'cuda', 'mps'):
-            torch.zeros(1, device=device).item()
-    except Exception:
+    if not re.fullmatch(r'cpu|mps|cuda(:\d+)?', device):
         fail(f"no such device ({device}). use --device=auto, cpu, cuda, cuda:1 or mps")
+    device = torch.device(device)
     if device.type == 'cuda':
         # torch.cuda.set_device wants a number
         device = torch.device('cuda', local_rank if is_distributed else device.index or 0)
-        check_cuda(device, is_distributed)
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            fail(f"device={device}, but torch finds {count} GPU(s) here. use --device=auto, torchrun with "
+                 f"--nproc_per_node={count}, or a torch built for the GPU's driver", everywhere=count > 0)
         torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
     if device.type == 'mps' and (is_distributed or not torch.backends.mps.is_available()):
         fail("device=mps is for one process on a Mac with an Apple GPU. use plain python there, or "
              "--device=cpu")
     return device, why
-
-
-def check_cuda(device, is_distributed):
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        fail("device=cuda, but torch finds no GPU. use --device=cpu, or install a torch built for your "
-             "GPU's driver")
-    if device.index >= count:
-        remedy = f"--nproc_per_node={count}" if is_distributed else f"--device=cuda:{count - 1} or less"
-        fail(f"device=cuda:{device.index}, but there are {count} GPU(s) here. use {remedy}", everywhere=True)
 
 
 def has_bfloat16(device):
@@ -69,26 +58,19 @@ def has_bfloat16(device):
 
 def choose_dtype(dtype, device):
     """(name, why) of the dtype of matrix products."""
-    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
-        fail(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
-    # https://github.com/pytorch/pytorch/issues/195910
-    if device.type == 'mps' and dtype not in ('auto', 'float32'):
-        fail(f"dtype={dtype}, but on Apple GPUs only float32 is right in every torch from 2.9 on. use "
-             "--dtype=float32")
-    if device.type == 'cpu' and dtype == 'float16':
-        fail("dtype=float16, but CPUs only emulate it. use --dtype=float32 or bfloat16")
-    if device.type == 'cuda' and dtype == 'bfloat16' and not has_bfloat16(device):
-        fail(f"dtype=bfloat16, but {torch.cuda.get_device_name(device)} lacks it. use --dtype=float16 or "
-             "float32")
+    usable = ['float32']  # on Apple GPUs no more: https://github.com/pytorch/pytorch/issues/195910
+    if device.type == 'cuda':
+        usable.append('float16')  # CPUs only emulate it
+    if device.type == 'cpu' or has_bfloat16(device):
+        usable.append('bfloat16')
+    if dtype not in ('auto', *usable):
+        fail(f"no such dtype ({dtype}) on {name_of(device)}. use --dtype=auto or {' or '.join(usable)}")
     if dtype != 'auto':
         return dtype, 'as asked'
+    kind = 'CPU' if device.type == 'cpu' else 'GPU'
     if has_bfloat16(device):
-        return 'bfloat16', f"this {'GPU' if device.type == 'cuda' else 'CPU'} has it"
-    if device.type == 'cuda':
-        return 'float16', 'this GPU has no bfloat16'
-    if device.type == 'cpu':
-        return 'float32', 'this CPU has no bfloat16 instructions'
-    return 'float32', f'the safe one on {device.type}'
+        return 'bfloat16', f'this {kind} has it'
+    return 'float16' if device.type == 'cuda' else 'float32', f'this {kind} has no fast bfloat16'
 
 
 def choose_compile(wish, device):

@@ -14,7 +14,7 @@ import torch
 from configurator import escape_control_characters, fail, out_of_range, warn
 from dataset import SAMPLES, hash_seed
 from support.chat import chat_format
-from support.compiling import uncompiled
+from support.compiling import varying_shapes
 from support.console import width
 from support.evaluate import eval_mode, next_end, rounds
 from support.files import write_whole
@@ -140,7 +140,7 @@ def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)  # sampling needs cumsum: not deterministic on CUDA
     try:
-        with eval_mode(model), uncompiled(model):
+        with eval_mode(model), varying_shapes():
             for i, counts in rounds(len(prompts), dist, is_stopping):
                 ids = torch.tensor([prompts[i][1]], device=device)
                 generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from configurator import fail
 from dataset import DATA_DIR
 from support.chat import chat_format
-from support.compiling import uncompiled, varying_shapes
+from support.compiling import varying_shapes
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
 from support.tokenizer import empty_prompt
@@ -221,7 +221,7 @@ def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
     scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
     batches = make_batches(task.rows, batch_tokens, of_one_length=task.kind == 'generate')
     score_some = score_answers if task.kind == 'generate' else score_batch
-    with eval_mode(model), uncompiled(model), varying_shapes():
+    with eval_mode(model), varying_shapes():
         for b, counts in rounds(len(batches), dist, is_stopping, dist.progress(task.name)):
             with autocast:
                 found = score_some(model, task, [task.rows[i] for i in batches[b]])

@@ -443,7 +443,7 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     assert devices.choose_device('auto')[0] == devices.choose_device('cuda')[0] == torch.device('cuda:0')
     assert devices.choose_device('cuda', local_rank=1, is_distributed=True)[0] == torch.device('cuda:1')
-    for args, words in [(('cuda:2',), ['cuda:2', '2 GPU', '--device=cuda:1']), (('cuda', 3, True), ['2 GPU', '--nproc_per_node=2'])]:
+    for args, words in [(('cuda:2',), ['cuda:2', '2 GPU']), (('cuda', 3, True), ['2 GPU', '--nproc_per_node=2'])]:
         with pytest.raises(SystemExit):
             devices.choose_device(*args)
         err = capsys.readouterr().err

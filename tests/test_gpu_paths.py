@@ -184,7 +184,7 @@ def test_only_what_will_run_is_compiled(monkeypatch, eval_only, graphs):
     net, notes = compile_it(monkeypatch, counter, eval_only=eval_only)
     assert counter.frame_count == graphs and notes[0].startswith('compiled in ')
     evaluate(net, *tokens())
-    with compiling.uncompiled(net):
+    with compiling.varying_shapes():
         net(tokens(9)[0])
     assert counter.frame_count == graphs
 
@@ -243,7 +243,7 @@ def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
     # 12 layers are one graph: it is compiled for the first, and the others find it; so are near layers
     n = 3 if arch == 'local' else 2
     assert graphs[0] == graphs[1] == n and graphs[2] == graphs[3] == 2 * n
-    with compiling.uncompiled(net), torch.no_grad(), AUTOCAST:
+    with compiling.varying_shapes(), torch.no_grad(), AUTOCAST:
         net.eval().generate(tokens(3)[0], 4)
         net(tokens(9)[0], full_logits=True)
     assert counter.frame_count == 2 * n
