@@ -30,7 +30,9 @@ data_dir: str = None  # the folder of the datasets. None: data/ beside this file
 knobs, given = configure(globals())
 
 import glob
+import importlib.util
 import os
+import shlex
 import tempfile
 
 from support.console import make_output_last
@@ -54,6 +56,8 @@ import torch
 
 from model import GPT
 from support import gguf, hf_export, huggingface, load
+from support.chat import chat_format
+from support.tokenizer import make_tokenizer
 
 ckpt = load.read(load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from))
 model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
@@ -67,13 +71,30 @@ def write_folder(path):
     """Write a Hugging Face folder; returns its class in transformers."""
     card = hf_export.model_card(name, ckpt, config, n_params, dtype)
     kind = hf_export.write(path, weights, config, tokenizer_state, dtype, shard_gb, card)
-    back = huggingface.read(path)['model']  # what was written must be what was meant
+    back = huggingface.read(path)  # what was written must be what was meant
     for key, p in weights.items():
         p = p.to(getattr(torch, dtype))
-        if not torch.equal(back.get(key, torch.zeros_like(p)), p):  # biases that are all 0 are left out
+        # biases that are all 0 are left out
+        if not torch.equal(back['model'].get(key, torch.zeros_like(p)), p):
             fail(f"{key} came out different. please report this with your checkpoint's model_args: "
                  f"{ckpt['model_args']}")
+    if importlib.util.find_spec('transformers'):
+        check_logits(path, load.build(GPT, back).eval())
     return kind
+
+
+def check_logits(path, model):
+    """model.py may be yours by now: transformers' network must give the same logits."""
+    import transformers
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
+    idx = torch.arange(min(64, config.block_size))[None] % config.vocab_size
+    with torch.no_grad():
+        difference = (model(idx, full_logits=True)[0] - theirs(idx).logits).abs().max().item()
+    if not difference < 0.01:
+        raise ValueError(f"transformers' {type(theirs).__name__} computes something else than model.py: "
+                         f"logits differ by {difference:.2g}. has model.py been edited?")
 
 
 try:
@@ -100,10 +121,13 @@ if is_gguf and kind == 'gpt2' and config.mlp == 'gelu':
     print(gguf.GELU_NOTE)
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype if is_gguf else dtype}, "
       f"{size / 1e6:.1f} MB; read back, {'the same' if is_gguf else 'identical'}")
+answers = chat_format(make_tokenizer(tokenizer_state)) is not None  # a question, or a text to continue
+path = shlex.quote(to)
 if is_gguf:
-    print(f"open it: llama-cli -m {to} -no-cnv -n 50 -p 'The '")
+    print(f"open it: llama-cli -m {path}" + ('' if answers else " -no-cnv -n 50 -p 'The '"))
 else:
-    print("open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', "
-          f"'{to}')('The ', max_new_tokens=50)[0]['generated_text'])\"")
-    print(f"train on: python train.py --init_from={to} --dataset=...; sample: python sample.py "
-          f"--init_from={to}; publish: hf upload OWNER/NAME {to}")
+    prompt = [{'role': 'user', 'content': 'Hello'}] if answers else 'The '
+    print(f"open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', {to!r})"
+          f"({prompt!r}, max_new_tokens=50)[0]['generated_text'])\"")
+    print(f"train on: python train.py --init_from={path} --dataset=...; sample: python sample.py "
+          f"--init_from={path}{' --chat' if answers else ''}; publish: hf upload OWNER/NAME {path}")

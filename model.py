@@ -695,4 +695,7 @@ def load(source='out', dataset=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     from support import load as loading
-    return loading.model_and_tokenizer(GPT, source, dataset, data_dir)
+    try:
+        return loading.model_and_tokenizer(GPT, source, dataset, data_dir)
+    except SystemExit:  # a notebook goes on
+        raise ValueError(f"{source} cannot be loaded: see the line above") from None

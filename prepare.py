@@ -186,7 +186,7 @@ def make_conversations():
     if not overwrite:
         check_replacement(folder, tok)
     rows = ((f'{file.path}:{number + 1}', row) for file in read_text.find_files(sources)
-            for number, row in read_text.rows(file.path))
+            for number, row in read_text.rows(file.path, strict=False))
     talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
              for talk in read_conversations(rows, bad_rows))
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,6 +1,6 @@
 """
-How a conversation becomes tokens. It is a list of messages {'role':
-'system', 'user' or 'assistant', 'content': text}.
+How a conversation becomes tokens. It is a list of messages {'role': 'system', 'user' or 'assistant',
+'content': text}.
 
 A model from Hugging Face has a chat template of its own, which is used as it is. Every other tokenizer gets
 nanochat's roles as special tokens (https://github.com/karpathy/nanochat/blob/master/nanochat/tokenizer.py):
@@ -11,12 +11,17 @@ where <bos> is the tokenizer's end-of-text token, or <|bos|> if it has none. The
 what it says stands before the first question.
 """
 
+import contextlib
 import datetime
+import functools
 import json
+import os
 import re
 
 import numpy as np
 
+from configurator import escape_control_characters
+from support.errors import first_line
 from support.hf_tokenizer import text_of_token
 from support.tokenizer import ASSISTANT_END, END_OF_TEXT, make_tokenizer
 
@@ -125,17 +130,20 @@ class TemplateFormat:
         names = {name: text_of_token(config[name]) for name in config if name.endswith('_token')}
         self.names = {name: token for name, token in names.items() if token is not None}
         self.special = [id for id, token in self.raw.get_added_tokens_decoder().items() if token.special]
-        self.compiled = compile_template(self.template)
+        self.stop_ids = list(tokenizer.stop_ids or ())
         # the token that ends the assistant's turn, found in a small conversation
-        ids, mask = self.render([{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
-        self.stop_ids = list(dict.fromkeys([int(ids[mask][-1]), *(tokenizer.stop_ids or ())]))
+        with contextlib.suppress(ValueError, IndexError):
+            ids, mask = self.render([{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
+            self.stop_ids = list(dict.fromkeys([int(ids[mask][-1]), *self.stop_ids]))
 
     def text(self, messages, answer=False):
         """The conversation as the template writes it. ValueError if it cannot."""
         try:
-            return self.compiled.render(messages=messages, add_generation_prompt=answer, **self.names)
+            template = compile_template(self.template)
+            return template.render(messages=messages, add_generation_prompt=answer, **self.names)
         except Exception as e:  # it is a program by somebody else
-            raise ValueError(f"the chat template of {self.name} fails ({type(e).__name__}: {str(e)[:120]})")
+            raise ValueError(f"the chat template of {self.name} fails ({type(e).__name__}: "
+                             f"{escape_control_characters(first_line(e))})")
 
     def render(self, messages, answer=False):
         """As RoleFormat.render()."""
@@ -144,20 +152,23 @@ class TemplateFormat:
         encoding = self.raw.encode(text, add_special_tokens=False)
         ids, begins = np.array(encoding.ids), np.array([start for start, _ in encoding.offsets])
         mask = np.zeros(len(ids), dtype=bool)
-        for i, message in enumerate(messages):
+        for i, message in enumerate([] if answer else messages):
             if message['role'] != 'assistant':
                 continue
-            before, after = self.text(messages[:i], True), self.text(messages[:i + 1])
-            if not (text.startswith(after) and after.startswith(before)):
+            # some templates let an answer begin with <think>, and take that out again
+            before, after = self.text(messages[:i]), self.text(messages[:i + 1])
+            begin = os.path.commonprefix([self.text(messages[:i], True), after])
+            if not text.startswith(after) or not begin.startswith(before):
                 raise ValueError(f"the chat template of {self.name} rewrites earlier turns, so it is not "
                                  "known which tokens the assistant says")
-            said = np.flatnonzero((begins >= len(before)) & (begins < len(after)))
+            said = np.flatnonzero((begins >= len(begin)) & (begins < len(after)))
             ends = np.flatnonzero(np.isin(ids[said], self.special))
             # without the new line after the end of a turn
             mask[said[:ends[-1] + 1] if len(ends) else said] = True
         return ids, mask
 
 
+@functools.lru_cache(2)
 def compile_template(source):
     """A Jinja template, to be rendered in a sandbox as transformers does it."""
     import jinja2.ext

@@ -89,8 +89,7 @@ tags:
 
 # {name}
 
-A language model that continues a text. It was not trained to answer questions, to follow instructions or to
-avoid harm. License: not chosen yet; whoever publishes this model chooses one.
+A language model, not trained to avoid harm. License: not chosen yet; whoever publishes it chooses one.
 
 | | |
 |---|---|

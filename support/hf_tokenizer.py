@@ -34,9 +34,9 @@ class HFTokenizer:
         self.vocab = self.tokenizer.get_vocab()
         self.n_vocab = max(self.vocab.values(), default=0) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()
-        config = json.loads(state.get('config') or '{}')
-        eos = self.id_of(config.get('eos_token'))
-        found = [self.id_of(config.get('bos_token')), eos, self.id_of(END_OF_TEXT)]
+        self.config = json.loads(state.get('config') or '{}')
+        eos = self.id_of(self.config.get('eos_token'))
+        found = [self.id_of(self.config.get('bos_token')), eos, self.id_of(END_OF_TEXT)]
         self.end_of_text = next((id for id in found if id is not None), None)
         # what its authors ended a text with, and what stands before the next one in our datasets
         self.stop_ids = [id for id in dict.fromkeys((eos, self.end_of_text)) if id is not None] or None

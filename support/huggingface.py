@@ -6,6 +6,7 @@ folder is executed, and transformers is not needed. support/hf_export.py writes 
     ckpt = huggingface.read('HuggingFaceTB/SmolLM2-135M')  # a folder, or a name on the Hub
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -42,9 +43,8 @@ NANOCHAT = {
 TABLES = {'gpt2': GPT2, 'llama': LLAMA, 'modern': NANOCHAT}
 
 
-# parts in which each of the three leaves no choice
-PARTS = ('norm', 'positions', 'fused_qkv', 'embd_norm', 'qk_norm', 'near', 'near_layers')
-FIXED = {'gpt2': (*PARTS, 'softcap', 'n_kv_head'), 'llama': (*PARTS, 'softcap', 'mlp'), 'modern': PARTS}
+# fields of a GPTConfig that a folder tells in a way of its own, or that only training asks for
+ELSEWHERE = ('arch', 'dropout', 'init', 'rope_theta', 'rope_scaling')
 # what transformers calls the fields of a GPTConfig
 LLAMA_FIELDS = {'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_embd': 'hidden_size',
                 'n_layer': 'num_hidden_layers', 'n_head': 'num_attention_heads',
@@ -95,14 +95,16 @@ def convert(name, p, n_embd, n_head, arch):
 
 
 def preset_of(config):
-    """The preset whose architecture in transformers has the parts of a GPTConfig. ValueError if none has."""
+    """The preset whose architecture in transformers has the parts of a GPTConfig: whatever a folder cannot
+    tell is as in the preset, fields that you added too. ValueError if there is none."""
     wrong = {}
     for arch in CLASSES:
-        there = type(config)(arch=arch, n_head=config.n_head)
-        wrong[arch] = [f"{name}={getattr(config, name)}" for name in FIXED[arch]
+        there = type(config)(arch=arch, n_head=config.n_head, bias=config.bias if arch == 'gpt2' else None)
+        names = {field.name for field in dataclasses.fields(config)} - {*ELSEWHERE, *FIELDS[arch]}
+        if 'swiglu' in (config.mlp, there.mlp):
+            names.add('mlp')
+        wrong[arch] = [f'{name}={getattr(config, name)}' for name in sorted(names)
                        if getattr(config, name) != getattr(there, name)]
-        if arch != 'llama' and config.mlp == 'swiglu':
-            wrong[arch].append('mlp=swiglu')
     arch = min(wrong, key=lambda arch: len(wrong[arch]))
     if wrong[arch]:
         raise ValueError(f"no architecture of transformers has these parts; the nearest, {CLASSES[arch]}, "

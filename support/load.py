@@ -4,6 +4,7 @@ executed, everything is checked. `cls` is the class of the network, model.GPT, w
 """
 
 import contextlib
+import dataclasses
 import glob
 import os
 import pickle
@@ -66,7 +67,8 @@ def newest_whole(out_dir, tell=print):
         try:
             unpack(path)
         except Damaged as e:
-            damaged.append(f"{path} {e}")
+            if os.path.exists(path):  # else a run that writes here has removed it
+                damaged.append(f"{path} {e}")
             continue
         for what in damaged:
             tell(f"note: {what}. it is left out")
@@ -178,10 +180,14 @@ def checked(ckpt, path):
 def model_config(cls, ckpt, **changes):
     """The cls.Config of a checkpoint, with changes."""
     with explained(ckpt['path']):
-        config = cls.Config(**ckpt['model_args'])
+        known = {field.name for field in dataclasses.fields(cls.Config)}
+        more = {name: value for name, value in ckpt['model_args'].items() if name not in known and value}
+        assert not more, f'it was trained with code that has {more}'
+        args = {name: value for name, value in ckpt['model_args'].items() if name in known}
+        config = cls.Config(**args)
         problems = config.problems()
         assert not problems, problems
-    return cls.Config(**{**ckpt['model_args'], **changes})
+    return cls.Config(**{**args, **changes})
 
 
 def build(cls, ckpt, dropout=0.0, **changes):

@@ -207,9 +207,10 @@ def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
             yield i, 0, read_pieces(path, encoding, errors)
 
 
-def rows(path, column=None, encoding='utf-8', errors='strict'):
+def rows(path, column=None, encoding='utf-8', errors='strict', strict=True):
     """Yield (its number, what it says) for each line of a .jsonl file, or row of a .parquet file, of which
-    only the column is read if there is one of that name."""
+    only the column is read if there is one of that name. A line that is not JSON is an error, or if not
+    `strict` what it says is its text."""
     with explain_errors(path):
         if kind_of(path) == 'parquet':
             import pyarrow.parquet
@@ -224,7 +225,9 @@ def rows(path, column=None, encoding='utf-8', errors='strict'):
                     if line.strip():
                         yield number, json.loads(line)
                 except (ValueError, RecursionError) as e:
-                    fail(f"{path}:{number + 1} is not JSON ({e}). correct or remove that line")
+                    if strict:
+                        fail(f"{path}:{number + 1} is not JSON ({e}). correct or remove that line")
+                    yield number, line
 
 
 def text_of(row, text_key, where):
