@@ -113,7 +113,7 @@ def check_replacement(folder, tokenizer):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
     made elsewhere and perhaps cannot be made again."""
     ours = os.path.exists(os.path.join(folder, 'meta.json'))
-    if not bin_files(folder, 'train') or ours and 'splits' not in read_json(os.path.join(folder, 'meta.json')):
+    if not bin_files(folder, 'train') or ours and 'tokenizer' not in read_json(os.path.join(folder, 'meta.json')):
         return  # nothing, or damaged, or not finished
     states = read_meta(folder)['tokenizer'], tokenizer.state()
     old, new = (state.get('name', state['kind']) for state in states)

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, own_process
+from conftest import REPO, TEXT, is_refused, own_process
 from test_read_text import files_of
 
 from dataset import Dataset
@@ -50,42 +50,25 @@ for line in sys.stdin:
         sys.argv = ['prepare.py', *args]
         runpy.run_path({repo!r} + '/prepare.py', run_name='__main__')
         os._exit(0)
-    print(pid, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 '''
 
 
-class Forks:
-    def __init__(self):
-        code = [sys.executable, '-c', FORKS.format(repo=str(REPO))]
-        self.process = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def start(self, *args, kill_at=0):
-        """The pid of prepare.py with these arguments."""
-        self.process.stdin.write(json.dumps([kill_at, [str(arg) for arg in args]]) + '\n')
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def wait(self):
-        return int(self.process.stdout.readline())
-
-    def run(self, *args, kill_at=0):
-        self.start(*args, kill_at=kill_at)
-        return self.wait()
-
-
 @pytest.fixture
-def forks():
+def run():
+    """run(*args, kill_at=k): the status of prepare.py with these arguments."""
     if not hasattr(os, 'fork'):
         pytest.skip('kills forked processes')
-    found = Forks()
-    yield found
-    found.process.stdin.close()
-    found.process.wait()
+    code = [sys.executable, '-c', FORKS.format(repo=str(REPO))]
+    process = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-
-def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in folder.glob('*.bin')}
+    def call(*args, kill_at=0):
+        process.stdin.write(json.dumps([kill_at, [str(arg) for arg in args]]) + '\n')
+        process.stdin.flush()
+        return int(process.stdout.readline())
+    yield call
+    process.stdin.close()
+    process.wait()
 
 
 def looks_finished(folder):
@@ -98,48 +81,58 @@ def looks_finished(folder):
 
 
 @pytest.mark.parametrize('name', ['several', 'another set', 'shakespeare_char'])
-def test_killed_at_every_change_of_the_disk(tmp_path, forks, name):
+def test_killed_at_every_change_of_the_disk(tmp_path, run, name):
     """A document of several portions and small ones; one alone, whose end becomes val.bin, in place of another set;
     nanoGPT's set."""
     (tmp_path / 'in').mkdir()
     (tmp_path / 'in' / 'a.txt').write_text(TEXT * (35 if name == 'several' else 1))
-    source, shards = tmp_path / 'in', len(TEXT) // 2
+    args = [name, f"--input={tmp_path / 'in' / 'a.txt'}", '--val_fraction=0.3', f'--shard_tokens={len(TEXT) // 2}']
     if name == 'several':
         lines = (json.dumps({'text': f'document {i} ' + TEXT[97 * i:99 * i]}) + '\n' for i in range(300))
         (tmp_path / 'in' / 'b.jsonl').write_text(''.join(lines))
-        shards *= 10
-    if name == 'shakespeare_char':
-        source = source / 'a.txt'
-    args = [name, f'--input={source}', '--val_fraction=0.3', f'--shard_tokens={shards}']
-    args += ['--tokenizer=byte'] * (name != 'shakespeare_char')
-    folder, old, whole = (tmp_path / where / name for where in ('data', 'old', 'whole'))
+        args[1:] = [f"--input={tmp_path / 'in'}", '--val_fraction=0.3', f'--shard_tokens={len(TEXT) * 5}']
+    if name != 'shakespeare_char':
+        args.append('--tokenizer=byte')
+    folder = tmp_path / 'data' / name
+    old = {}
     if name == 'another set':
-        assert forks.run(*args[:-1], '--shard_tokens=20000', '--tokenizer=byte', f'--data_dir={old.parent}') == 0
-    assert forks.run(*args, f'--data_dir={whole.parent}') == 0
-    want = bytes_of(whole)
+        assert run(*args, '--shard_tokens=20000', f"--data_dir={tmp_path / 'old'}") == 0
+        old = files_of(tmp_path, name, 'old')
+    assert run(*args, f"--data_dir={tmp_path / 'whole'}") == 0
+    want = files_of(tmp_path, name, 'whole')
     args.append(f'--data_dir={folder.parent}')
     for k in range(1, 1000, 2):
         shutil.rmtree(folder, ignore_errors=True)
-        if old.exists():
-            shutil.copytree(old, folder)
-        status = forks.run(*args, kill_at=k)
+        if old:
+            shutil.copytree(tmp_path / 'old' / name, folder)
+        status = run(*args, kill_at=k)
         if status == 0:
             break
         assert status == -signal.SIGKILL
         if folder.exists() and looks_finished(folder):
-            assert bytes_of(folder) == want or old.exists() and bytes_of(folder) == bytes_of(old), k
-        assert forks.run(*args) == 0 and bytes_of(folder) == want and looks_finished(folder), k
+            assert files_of(tmp_path, name) in (want, old), k
+        assert run(*args) == 0 and files_of(tmp_path, name) == want and looks_finished(folder), k
         assert not (folder / 'unfinished').exists()
-    assert k > 10 and bytes_of(folder) == want and len(want) > 2
+    assert k > 10 and files_of(tmp_path, name) == want and len(want) > 2
 
 
 # -----------------------------------------------------------------------------
 # signals
 
 
+SAVES_ALWAYS = '''
+import runpy, sys
+sys.path.insert(0, {repo!r})
+import support.write_dataset
+support.write_dataset.SAVE_EVERY = 0
+sys.argv[0] = {repo!r} + '/prepare.py'
+runpy.run_path(sys.argv[0], run_name='__main__')
+'''
+
+
 def start(*args):
     # tests that run in the background inherit that SIGINT is ignored
-    return subprocess.Popen([sys.executable, str(REPO / 'prepare.py'), *args], text=True,
+    return subprocess.Popen([sys.executable, '-c', SAVES_ALWAYS.format(repo=str(REPO)), *args], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
@@ -148,7 +141,7 @@ def start(*args):
 def test_stopped_by_a_signal_it_ends_at_once_and_continues_later(tmp_path, gpt2):
     (tmp_path / 'in').mkdir()
     for i in range(4):
-        (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 60)
+        (tmp_path / 'in' / f'{i}.txt').write_text(f'{i}' + TEXT * 30)
     args = [f"--input={tmp_path / 'in'}", '--tokenizer=gpt2', '--workers=2', '--shard_tokens=300000',
             f"--data_dir={tmp_path / 'data'}"]
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
@@ -189,19 +182,16 @@ def test_a_worker_that_is_killed_is_one_line(tmp_path, gpt2):
 
 
 @pytest.mark.skipif(sys.platform == 'win32', reason='no file locks')
-def test_a_second_prepare_into_the_same_dataset_is_refused(script, tmp_path):
+def test_a_second_prepare_into_the_same_dataset_is_refused(prepare, tmp_path):
     (tmp_path / 'a.txt').write_text(TEXT)
-    args = ['mine', f"--input={tmp_path / 'a.txt'}", '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}"]
-    assert script('prepare.py', *args).status == 0
-    before = files_of(tmp_path, 'mine')
+    assert prepare('mine', tmp_path / 'a.txt').status == 0
     holder = lock(tmp_path / 'data' / 'mine', 'prepare.py')
     (tmp_path / 'data' / 'mine' / 'unfinished').mkdir()  # as the other one would have
-    result = own_process('prepare.py', *args)
-    assert result.status == 2 and result.err.count('\n') == 1, result.err
-    assert 'another prepare.py' in result.err
+    result = own_process('prepare.py', 'mine', f"--input={tmp_path / 'a.txt'}", f"--data_dir={tmp_path / 'data'}")
+    is_refused(result, 'another prepare.py')
     assert (tmp_path / 'data' / 'mine' / 'unfinished').exists(), 'the work of the other one is left alone'
     holder.close()
-    assert script('prepare.py', *args).status == 0 and files_of(tmp_path, 'mine') == before
+    assert prepare('mine', tmp_path / 'a.txt').status == 0
 
 
 LIMITED = '''
@@ -219,16 +209,11 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
     (tmp_path / 'a.txt').write_text(TEXT * 60)
     args = ['mine', f"--input={tmp_path / 'a.txt'}", '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}",
             '--shard_tokens=1500000']
-
-    def limited(size):
+    for size in (2_000_000, 3_000_000):  # not even one shard; shards fit, what comes last may not
         code = [sys.executable, '-c', LIMITED.format(repo=str(REPO)), str(size), *args]
-        return subprocess.run(code, capture_output=True, text=True)
-    done = limited(2_000_000)  # not even one shard
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'make room' in done.stderr, done.stderr
-    assert not (tmp_path / 'data' / 'mine').exists()
-    done = limited(3_000_000)  # shards fit, what comes last does not
-    if done.returncode:
-        assert done.stderr.count('\n') == 1 and 'make room' in done.stderr
+        done = subprocess.run(code, capture_output=True, text=True)
+        if done.returncode or size == 2_000_000:
+            assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'make room' in done.stderr
     assert script('prepare.py', *args).status == 0
     data = Dataset('mine', tmp_path / 'data')
     assert data.train.n + data.val.n == len(TEXT) * 60 + 1
@@ -251,17 +236,14 @@ def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
         assert ('starting anew' in out.out) == ('bin' in str(damaged)) and not out.err
 
 
-@pytest.mark.parametrize('content', ['[1]', '5', '{', '{"splits": 3}', '{"then": 5}', '{"then": {"splits": [1]}}',
-                                     '{"command": 5, "splits": {}}', '{"splits": {"train": 1}, "then": {}}'])
-def test_an_odd_meta_json_is_no_obstacle(script, tmp_path, content):
+@pytest.mark.parametrize('content', ['[1]', '{', '{"then": {"splits": [1]}}', '{"command": 5, "splits": {}, "places": 3}'])
+def test_an_odd_meta_json_is_no_obstacle(prepare, tmp_path, content):
     folder = tmp_path / 'data' / 'mine'
     (folder / 'unfinished' / 'a folder').mkdir(parents=True)
     (folder / 'meta.json').write_text(content)
-    (tmp_path / 'book.txt').write_text(TEXT)
-    args = 'mine', f"--input={tmp_path / 'book.txt'}", '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}"
     (folder / 'train.bin').write_bytes(b'12')
-    result = script('prepare.py', 'mine', '--show', args[-1])
-    assert result.status == 2 and result.err.count('\n') == 1, result.err
-    result = script('prepare.py', *args)
+    (tmp_path / 'book.txt').write_text(TEXT)
+    is_refused(prepare('mine', '--show'))
+    result = prepare('mine', tmp_path / 'book.txt')
     assert result.status == 0 and looks_finished(folder), result.err
     assert not (folder / 'unfinished').exists()

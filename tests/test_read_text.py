@@ -41,9 +41,9 @@ def pack(path, text):
     path.write_bytes(packed(text.encode()))
 
 
-def files_of(where, name):
+def files_of(where, name, data='data'):
     """{file: content} of the token ids."""
-    return {path.name: path.read_bytes() for path in (where / 'data' / name).glob('*.bin')}
+    return {path.name: path.read_bytes() for path in (where / data / name).glob('*.bin')}
 
 
 def ids_of(where, name):
