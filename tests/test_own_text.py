@@ -11,8 +11,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, own_process
-from test_read_text import documents_in
+from conftest import REPO, TEXT, is_refused, own_process
+from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
 from support import choose_tokenizer, dataset_meta, read_text
@@ -20,57 +20,35 @@ from support.hf_tokenizer import guess_special
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer
 
 
-def prepare(script, where, *args):
-    return script('prepare.py', *args, f"--data_dir={where / 'data'}")
-
-
 # -----------------------------------------------------------------------------
 # which files
 
-def test_a_mixed_folder_tells_what_it_skips_and_reads_any_case(script, tmp_path):
+def test_a_mixed_folder_tells_what_it_skips_and_reads_any_case(prepare, tmp_path):
     folder = tmp_path / 'in'
     (folder / '.git').mkdir(parents=True)
     (folder / '.git' / 'notes.txt').write_text('hidden')
-    for name in ('UPPER.TXT', 'a.txt', 'b.md', 'plain.gz'):
-        content = (name + ' ' + TEXT[:2000]).encode()
+    names = ['UPPER.TXT', 'a.txt', 'b.md', 'plain.gz']
+    for name in names:
+        content = f'{name} has it'.encode()
         (folder / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     for name in ('photo.jpg', 'paper.pdf', 'table.csv'):
         (folder / name).write_bytes(b'\x89')
-    result = prepare(script, tmp_path, 'mine', f'--input={folder}', '--tokenizer=byte')
-    assert result.status == 0, result.err
-    assert 'reading 4 files, skipped 3: 1 .pdf, 1 .jpg, 1 .csv' in result.out
-    begins = sorted(text.split()[0] for text in documents_in(tmp_path, 'mine') if '.' in text.split()[0])
-    assert begins == ['UPPER.TXT', 'a.txt', 'b.md', 'plain.gz']
+    result = prepare('mine', folder, '--val_fraction=0')
+    assert result.status == 0 and 'reading 4 files, skipped 3: ' in result.out, result.err
+    assert [text.split()[0] for text in documents_in(tmp_path, 'mine')] == names
 
 
-def test_input_is_given_several_times_or_with_commas(script, tmp_path):
+def test_input_is_given_several_times_or_with_commas_or_in_place_of_a_name(prepare, tmp_path):
     for name in ('a', 'b', 'c,d'):
-        (tmp_path / f'{name}.txt').write_text(f'{name} {TEXT[:900]}')
-    a, b, c = (f"{tmp_path / name}.txt" for name in ('a', 'b', 'c,d'))
+        (tmp_path / f'{name}.v2.txt').write_text(f'{name} {TEXT[:900]}')
+    a, b, c = (f"{tmp_path / name}.v2.txt" for name in ('a', 'b', 'c,d'))
     for name, *inputs in (('twice', a, b, c), ('commas', f'{a},{b}', c)):
-        args = [f'--input={path}' for path in inputs]
-        assert prepare(script, tmp_path, name, *args, '--tokenizer=byte', '--val_fraction=0').status == 0
+        assert prepare(name, *[f'--input={path}' for path in inputs], '--val_fraction=0').status == 0
         assert [text.split()[0] for text in documents_in(tmp_path, name)] == ['a', 'b', 'c,d']
-
-
-def test_a_file_in_place_of_a_name_is_noticed(script, tmp_path):
-    (tmp_path / 'book.v2.txt').write_text(TEXT)
-    result = prepare(script, tmp_path, str(tmp_path / 'book.v2.txt'), '--tokenizer=byte')
-    assert result.status == 0 and 'python prepare.py book --input=' in result.out, result.err
-    assert Dataset('book', tmp_path / 'data').train.n > 1000
-    result = prepare(script, tmp_path, f'{tmp_path}/', '--tokenizer=byte')
-    assert result.status == 0 and f'--input={tmp_path}/' in result.out, result.err
-    result = prepare(script, tmp_path, 'mine', f'--input={tmp_path}', '--input=hf:a/b')
-    assert result.status == 2 and 'only one --input' in result.err
-
-
-@pytest.mark.parametrize('file, word', [('a.csv', '--text_key'), ('a.rtf', 'soffice'), ('a.pdf', 'pdftotext'),
-                                        ('a.PDF', 'pdftotext'), ('a.docx', 'soffice')])
-def test_a_file_that_is_no_text_names_what_makes_text_of_it(script, tmp_path, file, word):
-    (tmp_path / file).write_text('{\\rtf1 a,b\n')
-    for source in (tmp_path / file, tmp_path):
-        result = prepare(script, tmp_path, 'mine', f'--input={source}')
-        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+    for source in (a, f'{tmp_path}/'):
+        result = prepare(source)
+        assert result.status == 0 and f' --input={source}' in result.out, result.err
+    assert Dataset('a', tmp_path / 'data').train.n > 500
 
 
 # -----------------------------------------------------------------------------
@@ -85,26 +63,15 @@ RUSSIAN = 'Однажды играли в карты у конногвардей
 @pytest.mark.parametrize('text, encoding', [
     (ENGLISH, 'cp1252'), (ENGLISH, 'mac-roman'), (ENGLISH, 'utf-16'), (ENGLISH, 'utf-16-le'),
     (ENGLISH, 'utf-16-be'), (FRENCH, 'cp1252'), (FRENCH, 'mac-roman'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
-def test_the_likely_encoding_is_named_and_its_command_converts(script, tmp_path, text, encoding):
+def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding):
     assert read_text.likely_encoding(text.encode(encoding)) == encoding
-    (tmp_path / 'a b.txt').write_bytes(text.encode(encoding))
-    source = f"--input={tmp_path / 'a b.txt'}"
-    result = prepare(script, tmp_path, 'strict', source, '--tokenizer=byte')
-    if encoding == 'utf-16':  # its mark leaves no doubt
-        assert result.status == 0 and documents_in(tmp_path, 'strict') == [text]
-        return
-    assert result.status == 2 and f'--encoding={encoding}' in result.err, result.err
-    for name, chosen in (('named', encoding), ('auto', 'auto')):
-        result = prepare(script, tmp_path, name, source, '--tokenizer=byte', f'--encoding={chosen}')
-        assert result.status == 0 and documents_in(tmp_path, name) == [text], result.err
-    assert f'is read as {encoding}' in result.out
-
-
-def test_a_wrong_encoding_is_one_line(script, tmp_path):
-    (tmp_path / 'a.txt').write_bytes(RUSSIAN.encode())
-    for encoding, word in (('ascii', 'is not ascii'), ('klingon', 'no such encoding')):
-        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'a.txt'}", f'--encoding={encoding}')
-        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+    (tmp_path / 'a.txt').write_bytes(text.encode(encoding))
+    result = prepare('mine', tmp_path / 'a.txt')
+    if encoding != 'utf-16':  # whose mark leaves no doubt
+        is_refused(result, f'--encoding={encoding}')
+        result = prepare('mine', tmp_path / 'a.txt', '--encoding=auto')
+        assert f'is read as {encoding}' in result.out
+    assert result.status == 0 and documents_in(tmp_path, 'mine') == [text]
 
 
 # -----------------------------------------------------------------------------
@@ -131,28 +98,25 @@ def write_epub(path, chapters):
             book.writestr(f'OPS/c {i}.xhtml', chapter)
 
 
-def test_a_page_becomes_its_text(script, tmp_path):
-    assert read_text.text_of_html(PAGE.encode()) == PAGE_TEXT
+def test_a_page_becomes_its_text(prepare, tmp_path):
     (tmp_path / 'in').mkdir()
     (tmp_path / 'in' / 'a.HTML').write_bytes(PAGE.encode())
     (tmp_path / 'in' / 'b.htm.gz').write_bytes(gzip.compress(PAGE.encode()))
     latin = PAGE.replace('&eacute;', 'é').replace('<title>', '<meta charset="latin-1"><title>')
     (tmp_path / 'in' / 'c.html').write_bytes(latin.encode('latin-1'))
-    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'in'}", '--tokenizer=byte',
-                     '--val_fraction=0')
+    result = prepare('mine', tmp_path / 'in', '--val_fraction=0')
     assert result.status == 0 and documents_in(tmp_path, 'mine') == [PAGE_TEXT] * 3, result.err
 
 
-def test_a_book_is_read_in_its_order_or_refused_in_one_line(script, tmp_path):
+def test_a_book_is_read_in_its_order_or_refused_in_one_line(prepare, tmp_path):
     write_epub(tmp_path / 'fine.epub', ['<p>the end</p>', PAGE])
     write_epub(tmp_path / 'locked.epub', [os.urandom(10_000)])
     write_epub(tmp_path / 'empty.epub', [])
     (tmp_path / 'cut.epub').write_bytes((tmp_path / 'locked.epub').read_bytes()[:5000])
-    result = prepare(script, tmp_path, str(tmp_path / 'fine.epub'), '--tokenizer=byte', '--val_fraction=0')
-    assert result.status == 0 and documents_in(tmp_path, 'fine') == [PAGE_TEXT + '\nthe end\n'], result.err
+    result = prepare('mine', tmp_path / 'fine.epub', '--val_fraction=0')
+    assert result.status == 0 and documents_in(tmp_path, 'mine') == [PAGE_TEXT + '\nthe end\n'], result.err
     for name, word in (('locked', 'protected'), ('empty', 'too little text'), ('cut', 'not a zip')):
-        result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / name}.epub")
-        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, (name, result.err)
+        is_refused(prepare('other', tmp_path / f'{name}.epub'), word)
 
 
 # -----------------------------------------------------------------------------
@@ -172,22 +136,18 @@ def test_the_tokenizer_fits_the_size_and_says_why(capsys, monkeypatch):
     assert choice(5e6, installed=False) == 'byte' and choice(1e8, installed=False) == 'gpt2'
 
 
-def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(script, tmp_path):
+def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(prepare, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
-    source = f"--input={tmp_path / 'book.txt'}"
-    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=byte').status == 0
-    before = (tmp_path / 'data' / 'mine' / 'train.bin').read_bytes()
-    result = prepare(script, tmp_path, 'mine', source, '--tokenizer=char')
-    assert result.status == 2 and 'another tokenizer (byte, not char)' in result.err
-    assert '--overwrite' in result.err and result.err.count('\n') == 1
-    assert (tmp_path / 'data' / 'mine' / 'train.bin').read_bytes() == before
-    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=byte').status == 0, 'the same again'
-    assert prepare(script, tmp_path, 'mine', source, '--tokenizer=char', '--overwrite').status == 0
+    source, path = tmp_path / 'book.txt', tmp_path / 'data' / 'mine' / 'train.bin'
+    assert prepare('mine', source).status == 0
+    before = path.read_bytes()
+    is_refused(prepare('mine', source, '--tokenizer=char'), 'another tokenizer (byte, not char)', '--overwrite')
+    assert path.read_bytes() == before and prepare('mine', source).status == 0, 'the same again'
+    assert prepare('mine', source, '--tokenizer=char', '--overwrite').status == 0
     # files that came from elsewhere, 17 GB of OpenWebText say
     (tmp_path / 'data' / 'mine' / 'meta.json').unlink()
     for tokenizer in ('byte', 'char'):
-        result = prepare(script, tmp_path, 'mine', source, f'--tokenizer={tokenizer}')
-        assert result.status == 2 and '--overwrite' in result.err
+        is_refused(prepare('mine', source, f'--tokenizer={tokenizer}'), '--overwrite')
 
 
 def test_special_tokens_are_known_by_their_names():
@@ -210,43 +170,40 @@ def test_damaged_tokenizer_files_are_one_line(capsys):
         assert 'the tokenizer mine cannot be made' in err and err.count('\n') == 1, err
 
 
-def test_a_tokenizer_file_that_changed_is_noticed(script, tmp_path, gpt2):
+def test_a_tokenizer_file_that_changed_is_noticed(prepare, tmp_path, gpt2):
     (tmp_path / 'book.txt').write_text(TEXT)
-    prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'book.txt'}", '--tokenizer=gpt2')
+    prepare('mine', tmp_path / 'book.txt', '--tokenizer=gpt2')
     path = tmp_path / 'data' / 'mine' / 'tokenizer.tiktoken'
     path.write_bytes(path.read_bytes().replace(b' 300\n', b' 1301\n').replace(b' 301\n', b' 300\n'))
-    result = prepare(script, tmp_path, 'mine', '--show')
-    assert result.status == 2 and 'tokenizer.tiktoken' in result.err and 'checksum' in result.err
+    is_refused(prepare('mine', '--show'), 'tokenizer.tiktoken', 'checksum')
 
 
 # -----------------------------------------------------------------------------
 # ids from elsewhere
 
-def test_npy_shards_become_a_dataset(script, tmp_path, gpt2):
+def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
     ids = np.array(([gpt2.eot_token] + gpt2.encode_ordinary(TEXT)) * 2, dtype=np.uint16)
     (tmp_path / 'in').mkdir()
-    for name, content in (('train_000001', ids), ('train_000002', ids[:1000].astype(np.int64)), ('val_000000', ids[:500])):
+    for name, content in (('train_1', ids), ('train_2', ids[:1000].astype(np.int64)), ('val_0', ids[:500])):
         np.save(tmp_path / 'in' / f'edu_{name}.npy', content)
-    result = prepare(script, tmp_path, 'mine', f"--input={tmp_path / 'in'}")
+    result = script('prepare.py', 'mine', f"--input={tmp_path / 'in'}", f"--data_dir={tmp_path / 'data'}")
     assert result.status == 0 and 'tokenizer gpt2: ' in result.out, result.err
     data = Dataset('mine', tmp_path / 'data')
-    assert np.array_equal(data.train.windows([0], data.train.n)[0], [*ids, *ids[:1000]])
-    assert np.array_equal(data.val.windows([0], data.val.n)[0], ids[:500])
+    assert ids_of(tmp_path, 'mine') == [*ids, *ids[:1000], *ids[:500]] and data.val.n == 500
     assert data.meta['splits']['train']['documents'] == 3
     for content, word in ((ids.reshape(2, -1), 'row of token ids'), (ids.astype(float), 'row of token ids'),
                           (np.array([60_000] * 100), '60000')):
         np.save(tmp_path / 'bad.npy', content)
-        result = prepare(script, tmp_path, 'other', f"--input={tmp_path / 'bad.npy'}", '--tokenizer=gpt2')
-        assert result.status == 2 and word in result.err and result.err.count('\n') == 1, result.err
+        is_refused(prepare('other', tmp_path / 'bad.npy', '--tokenizer=gpt2'), word)
 
 
-def test_ids_that_are_no_text_are_trained_and_sampled(script, tmp_path, tiny):
+def test_ids_that_are_no_text_are_trained_and_sampled(script, prepare, tmp_path, tiny):
     folder = tmp_path / 'data' / 'notes'
     folder.mkdir()
     for split, n in (('train', 2000), ('val', 300)):
         (np.arange(n) % 70_000 * 7 % 70).astype('<u4').tofile(folder / f'{split}.bin')
     (folder / 'meta.json').write_text('{"vocab_size": 70, "dtype": "uint32"}')
-    assert prepare(script, tmp_path, 'notes', '--show').status == 0
+    assert prepare('notes', '--show').status == 0
     result = script('train.py', *tiny, '--dataset=notes', '--sample_interval=3', '--sample_tokens=4')
     assert result.status == 0, result.err
     flags = f"--out_dir={tmp_path / 'out'}", '--num_samples=1', '--max_new_tokens=5', '--device=cpu'
@@ -254,22 +211,19 @@ def test_ids_that_are_no_text_are_trained_and_sampled(script, tmp_path, tiny):
     numbers = result.out.split('---')[0].split()
     assert result.status == 0 and numbers[:3] == ['1', '2', '3'] and len(numbers) == 8, result.out
     assert all(0 <= int(number) < 70 for number in numbers)
-    result = script('sample.py', *flags, '--start=70')
-    assert result.status == 2 and 'numbers below 70' in result.err
+    is_refused(script('sample.py', *flags, '--start=70'), 'numbers below 70')
     assert script('sample.py', *flags).status == 0, 'the default prompt is no number'
 
 
 def test_nanogpts_meta_pkl_is_the_tokenizer_of_our_meta_json(script, tmp_path):
     folder = tmp_path / 'data' / 'shakespeare_char'
     folder.mkdir(parents=True)
-    (folder / 'input.txt').write_text(TEXT)
-    assert prepare(script, tmp_path, 'shakespeare_char').status == 0
+    (folder / 'input.txt').write_text(TEXT)  # in place of the download
+    assert script('prepare.py', 'shakespeare_char', f"--data_dir={tmp_path / 'data'}").status == 0
     ours = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
-    with open(folder / 'meta.pkl', 'rb') as f:  # written as nanoGPT's script does
-        meta = pickle.load(f)
     chars = sorted(set(TEXT))
-    assert meta == {'vocab_size': len(chars), 'itos': dict(enumerate(chars)),
-                    'stoi': {c: i for i, c in enumerate(chars)}}
+    assert pickle.loads((folder / 'meta.pkl').read_bytes()) == {  # as nanoGPT's script writes it
+        'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
     (folder / 'meta.json').unlink()
     theirs = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
     assert theirs == ours and same_tokenizer({'kind': 'char', 'chars': chars}, ours), 'older checkpoints too'
@@ -296,15 +250,12 @@ def test_nanogpts_commands_make_data_from_any_folder(tmp_path):
                              cwd=REPO, capture_output=True, text=True)
     assert ignored.stdout == ''
     for name in ('shakespeare_char', 'shakespeare', 'openwebtext'):
-        source = (REPO / 'data' / name / 'prepare.py').read_text()
-        assert f"'{name}'" in source and len(source.splitlines()) < 10
+        assert f"'{name}'" in (REPO / 'data' / name / 'prepare.py').read_text()
     (tmp_path / 'tiny.txt').write_text(TEXT)
     result = own_process('data/shakespeare_char/prepare.py', '--input=tiny.txt', f"--data_dir={tmp_path / 'd'}",
                          cwd=tmp_path)
     assert result.status == 0 and 'train.py config/train_shakespeare_char.py' in result.out, result.err
     assert Dataset('shakespeare_char', tmp_path / 'd').train.n == int(len(TEXT) * 0.9)
-    result = own_process('data/openwebtext/prepare.py', '--show', f"--data_dir={tmp_path / 'd'}", cwd=tmp_path)
-    assert result.status == 2 and 'no dataset openwebtext' in result.err
 
 
 def test_no_checkpoint_lists_the_runs_that_are_there(script, tmp_path, monkeypatch):
@@ -316,8 +267,7 @@ def test_no_checkpoint_lists_the_runs_that_are_there(script, tmp_path, monkeypat
             os.utime(tmp_path / name / 'ckpt.pt', (i, i))
     for name, *args in (('sample.py',), ('sample.py', '--out_dir=empty'), ('eval.py',),
                         ('train.py', '--init_from=resume')):
-        result = script(name, *args)
-        assert result.status == 2 and 'there is: out-new, out-old' in result.err, result.err
+        is_refused(script(name, *args), 'there is: out-new, out-old')
 
 
 def asked_by_mybook(tmp_path, *args):
@@ -377,14 +327,12 @@ def test_many_times_over_the_same_text_is_told_with_the_remedy(script, tiny):
 
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
-    result = prepare(script, tmp_path, str(tmp_path / 'book.txt'))
+    result = script('prepare.py', str(tmp_path / 'book.txt'), f"--data_dir={tmp_path / 'data'}")
     assert result.status == 0 and 'tokenizer byte for 71 KB of text: ' in result.out, result.err
     assert f"train.py --dataset=book --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
-    out = tmp_path / 'out'
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
-                    f'--out_dir={out}', '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
+                    f"--out_dir={tmp_path / 'out'}", '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
                     '--eval_iters=1', '--sample_tokens=5', '--sample_interval=2', '--device=cpu', '--batch_size=2')
-    assert result.status == 0, result.err
-    assert ' MB of text in 6' in result.out and 'dropout 0.2' in result.out
-    report = (out / 'report.md').read_text()
-    assert 'Best validation loss' in report and (out / 'samples.md').exists()
+    assert result.status == 0 and ' MB of text in 6' in result.out and 'dropout 0.2' in result.out, result.err
+    assert 'Best validation loss' in (tmp_path / 'out' / 'report.md').read_text()
+    assert (tmp_path / 'out' / 'samples.md').exists()
