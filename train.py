@@ -17,7 +17,8 @@ from configurator import configure
 # files
 out_dir = 'out'  # checkpoints, log.csv, run.json, report.md
 init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume if there is one;
-# 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only
+# 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
+# 'auto:PATH': resume if there is a run in out_dir, else start from these weights
 overwrite = False  # True: 'scratch' deletes the run that is in out_dir
 allow_change = False  # True: resume although the data or the tokens per iteration have changed
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end

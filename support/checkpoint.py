@@ -245,7 +245,7 @@ class Saver:
         self.whole = True  # whether the newest checkpoint could be written
         self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
         explain_lost_data(self.rescue)
-        self.lock = lock(self.out_dir) if dist.is_main and self.writes else None
+        self.lock = run.lock or (lock(self.out_dir) if dist.is_main and self.writes else None)
         if dist.is_main and self.writes:
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
             if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):

@@ -41,6 +41,7 @@ class Run:
     dist: object
     # 'weights': of a checkpoint; 'resume': its run goes on; 'branch': in another folder, as a run of its own
     start: str = 'scratch'
+    lock: object = None  # the open file that keeps other runs out of out_dir
     ckpt: dict = None  # the checkpoint to start from
     asked: dict = None  # the knobs as they were asked for, with their 'auto'; goes into checkpoints
     config: GPTConfig = None
@@ -162,7 +163,7 @@ def stop_if(problems):
 def find_start(run):
     """Reads the checkpoint that init_from means. One process chooses it, as a folder may look different to
     another for a moment; all of them read."""
-    choice = choose_start(run.k, run.dist.print) if run.dist.rank == 0 else None
+    choice = choose_start(run, run.k) if run.dist.rank == 0 else None
     path, run.start = run.dist.broadcast_object(choice)
     if path is None:
         return
@@ -174,21 +175,23 @@ def find_start(run):
              "--out_dir=ANOTHER")
 
 
-def choose_start(k, tell):
+def choose_start(run, k):
     """(the path of a checkpoint or None, what Run.start says of it)"""
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
     if k.init_from == 'resume' or (word == 'auto' and here):
-        return load.newest_whole(k.out_dir, tell), 'resume'
+        if here and run.dist.is_main and not k.eval_only:
+            run.lock = checkpoint.lock(k.out_dir)  # before it is read: another run may be writing
+        return load.newest_whole(k.out_dir, run.dist.print), 'resume'
     if here and not k.overwrite and not k.eval_only:
         fail(f"{k.out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
              "delete it: --overwrite")
     path, start = None, 'scratch'
-    if word in ('resume', 'auto') and source:
-        path = load.newest_whole(source, tell) if os.path.isdir(source) else load.find(source, hub=False)
-        start = 'branch'
+    if word == 'resume':
+        is_run, start = os.path.isdir(source), 'branch'
+        path = load.newest_whole(source, run.dist.print) if is_run else load.find(source, hub=False)
     elif k.init_from not in ('scratch', 'auto'):
-        path, start = load.find(k.init_from), 'weights'
+        path, start = load.find(source if word == 'auto' else k.init_from), 'weights'
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
         fail(f"--overwrite would delete the checkpoint to start from, which lies in out_dir itself ({path}). "
              "name another --out_dir")
@@ -232,8 +235,11 @@ def settle_shape(run):
     counted = run.knobs[name]
     run.grad_accum_steps = max(1, counted // unit)
     if counted % unit:
-        low = run.grad_accum_steps * unit
-        problems.append(f"{name}={counted} is not a multiple of {of}. nearest: {low} or {low + unit}")
+        low, total = run.grad_accum_steps * unit, k.total_batch_size or k.batch_size * k.block_size * counted
+        # the largest micro-batch that leaves the batch as it is
+        fits = [b for b in range(k.batch_size, 0, -1) if total % (b * k.block_size * n) == 0]
+        same = f"the same batch: --batch_size={fits[0]} --total_batch_size={total}; " if fits else ''
+        problems.append(f"{name}={counted} is not a multiple of {of}. {same}nearest: {low} or {low + unit}")
     stop_if(problems)
 
 
@@ -364,6 +370,8 @@ def shape_lines(run):
     if k.lr_schedule != 'constant':
         line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
         line += ', which is after the end' if k.lr_decay_iters > k.max_iters else ''
+        if k.lr_decay_iters < k.max_iters:
+            line += f" and for the {k.max_iters - k.lr_decay_iters:,} after it"
     yield line
 
 

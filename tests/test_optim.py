@@ -119,10 +119,6 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
-    result = script('train.py', branch[0].replace('resume:', 'auto:'), *branch[1:], '--max_iters=6')  # one command that begins and goes on
-    assert result.status == 0 and 'after 5 iterations' in result.out
-    result = script('train.py', branch[0], f"--out_dir={tmp_path / 'late'}", '--max_iters=3', '--decay_fraction=0.9', *branch[2:])
-    assert result.status == 0 and '--decay_fraction=0.3333' in result.out
     for args, word in ((branch, 'already holds a run'),
                        (['--init_from=resume:nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume:nowhere', '--out_dir=x'], 'no checkpoint at nowhere'),
                        ([branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):

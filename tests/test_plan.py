@@ -101,3 +101,32 @@ def test_a_weekend_fits_into_its_card(script, name, memory):
     assert gb(done.out, 'memory') == pytest.approx(float(taken), abs=0.06)
     iterations = re.search(r'budget\s+([\d,]+) iterations', done.out)[1]
     assert f'{iterations} iterations' in config.read_text()
+
+
+# -----------------------------------------------------------------------------
+# every line that launches train.py, in the pages, the configs and the scripts
+
+LAUNCH = re.compile(r'((?:python|torchrun|bash runs/multinode\.sh|sbatch|NPROC=\d+ bash)[^`#|]*?(?:train\.py|slurm\.sbatch|multinode\.sh \S+ \d+))([^`#|)]*)')
+
+
+def launches():
+    """{(arguments of train.py, processes)}"""
+    found = set()
+    for path in [REPO / 'README.md', REPO / 'train.py', *(REPO / 'docs').glob('*.md'), *(REPO / 'config').glob('*.py'), *(REPO / 'runs').iterdir()]:
+        for launcher, args in LAUNCH.findall(re.sub(r'\\\n#?', '', path.read_text(encoding='utf-8'))):
+            number = lambda pattern, default: int((re.search(pattern, launcher) or [0, default])[1])
+            nodes = number(r'nodes=(\d+)', 1) * number(r'multinode\.sh \S+ (\d+)', 1)
+            n = nodes * number(r'(?:nproc_per_node|NPROC)=(\d+)', 1 if 'train.py' in launcher else 8)
+            args = tuple(arg for arg in args.split('\n')[0].split() if re.fullmatch(r'config/\S+|--\w+(=[^"$\']+)?', arg) and 'init_from' not in arg)
+            if any(arg.startswith('config/') for arg in args) and 'config/mybook.py' not in args:  # which measures its book
+                found.add((args, n))
+    return sorted(found)
+
+
+@pytest.mark.parametrize('args, n', launches(), ids=str)
+def test_every_launch_line_can_be_settled(script, args, n):
+    elsewhere = ['--data_dir=nowhere', '--init_from=scratch', f'--world_size={n}']
+    if 'config/finetune_chat.py' in args:  # its length is in epochs, of a dataset that is not here
+        elsewhere.append('--budget=1e8 tokens')
+    result = script('plan.py', *args, *elsewhere)
+    assert result.status == 0 and f' x {n} process' in result.out, result.err

@@ -145,6 +145,9 @@ def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
     result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert result.status == 0 and 'iter 0:' in result.out
     assert load.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
+    for n in (1, 2):  # one line that begins and, started again, goes on
+        result = script('train.py', *tiny, f'--init_from=auto:{old}', f"--out_dir={tmp_path / 'restarted'}", f'--max_iters={n}', '--warmup_iters=0')
+        assert result.status == 0 and list(result.losses()) == [n - 1]
     result = script('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
     assert result.status == 0 and load.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
     result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
