@@ -11,7 +11,7 @@ import os
 from typing import Literal
 
 from configurator import configure, fail
-from support.report import draw, write
+from support.report import comparison, draw, groups, read_log, write
 from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
@@ -38,8 +38,9 @@ try:
         for run in runs:
             print('\n'.join(write(run)))
     else:
-        draw(runs, to, x, y, title)
-        print(f"written: {to}")
+        logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
+        draw(logs, to, x, y, title)
+        print('\n'.join([*comparison(logs, y), f"written: {to}"]))
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
 except (ValueError, csv.Error) as e:

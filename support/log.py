@@ -27,6 +27,9 @@ COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 
            'sample_seconds')
 
 
+REPORT_EVERY = 60  # seconds, at most: drawing takes a second
+
+
 class Clock:
     """Seconds of training: it stands still while the run evaluates, samples and saves."""
 
@@ -88,6 +91,7 @@ class Logger:
         # the weights, on the device, so that no iteration waits
         self.loss_sum = torch.tensor(saved.get('loss_sum') or [0.0, 0.0], device=dist.device)
         self.wandb_run_id = saved.get('wandb_run_id')  # in checkpoints: a resume continues the same curves
+        self.reported = time.monotonic()
         self.outputs = []  # what takes rows, and how the run ended
         if self.knobs['wandb_log'] and dist.is_main:
             self.outputs.append(WandbLog(self.knobs, self.wandb_run_id))
@@ -134,7 +138,8 @@ class Logger:
             'mfu': mfu, 'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
             'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second, 'data': data,
             'memory_gb': devices.peak_memory(self.dist.device)})
-        self.flush()
+        with self.clock.paused():
+            self.flush()
         if it == 0 and run.start == 'scratch':
             self.check_first_loss(loss)
 
@@ -155,10 +160,12 @@ class Logger:
                             f"is far {why}")
 
     def flush(self):
-        """Write the row of the present iteration."""
+        """Write the row of the present iteration, and if it has an evaluation the report, once a minute."""
         if self.row:
             for output in self.outputs:
                 output.log(self.row)
+        if 'train_loss' in self.row and time.monotonic() > self.reported + REPORT_EVERY:
+            self.write_report()
         self.row = {}
 
     def state(self):
@@ -171,8 +178,8 @@ class Logger:
         for output in self.outputs:
             output.end(outcome=outcome, iterations=it, seconds=self.clock.seconds,
                        best_val_loss=saver.best_val_loss)
-        if self.dist.is_main and not self.knobs['eval_only']:
-            self.write_report()
+        if lines := self.write_report():
+            self.dist.print('\n'.join(lines))
         self.dist.close()
         return stop.exit_status() if saver.whole or stop.gave_up else 4
 
@@ -201,11 +208,15 @@ class Logger:
         return 'done'
 
     def write_report(self):
-        out_dir = self.knobs['out_dir']
+        """report.md and loss.png. Returns lines for the console."""
+        self.reported, out_dir = time.monotonic(), self.knobs['out_dir']
+        if not self.dist.is_main or self.knobs['eval_only']:
+            return []
         try:
-            self.dist.print('\n'.join(report.write(out_dir)))
+            return report.write(out_dir)
         except Exception as e:  # a picture is no reason to end otherwise than the run did
             warn(f"no report ({type(e).__name__}: {e}). python plot.py {out_dir} --report=True makes it")
+            return []
 
 
 # what a first loss may come from that is far from that of random weights
@@ -300,7 +311,8 @@ class RunRecord:
             'tokens_per_iter': run.tokens_per_iter, 'tokens_before': run.tokens_before,
             'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'knobs': run.knobs, 'outcome': None, 'sessions': [*earlier, describe_session(run.start_iter)]}
+            'knobs': run.knobs, 'given': list(run.given), 'outcome': None,
+            'sessions': [*earlier, describe_session(run.start_iter)]}
         self.write()
 
     def log(self, row):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from support import report, signals
+from support import log, report, signals
 from support.files import write_json
 
 
@@ -145,7 +145,7 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(run, want, t
     folder = make_run(tmp_path / 'run', **run)
     _, *notes = report.write(str(folder))
     text = (folder / 'report.md').read_text()  # no word about its end: the report is made from what is there
-    assert '**Killed, or still running** after 200 of 200 iterations, 200,000 tokens' in text
+    assert '**Running, or killed** after 200 of 200 iterations, 200,000 tokens' in text
     assert len(notes) == (want is not None) and all(re.search(want, note) for note in notes), notes
     assert all(note.removeprefix('note: ') in text for note in notes)
 
@@ -154,19 +154,38 @@ def test_a_long_table_of_evaluations_is_thinned_and_says_so(tmp_path):
     run = make_run(tmp_path / 'run', n=300, rhymes=(20, lambda i: i / 1000), weight_norm=(1, lambda i: 20 + i))
     report.write(run)
     table = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0].splitlines()
-    assert table[1] == '12 of 16; all of them are in log.csv.' and len(table) == 5 + 12 + 1
-    assert table[3].startswith('| iteration | tokens | training loss | validation loss | rhymes | training time |')
-    assert table[6] == '| 20 | 20,000 | 2.0000 | 2.1000 | 0.0200 | 0m02s |'
+    assert table[3] == '12 of 16; all of them are in log.csv.' and len(table) == 7 + 12 + 1
+    assert table[5].startswith('| iteration | tokens | training loss | validation loss | rhymes | training time |')
+    assert table[8] == '| 20 | 20,000 | 2.0000 | 2.1000 | 0.0200 | 0m02s |'
     assert table[-2].startswith('| 300 | 300,000 | ')
 
 
-def test_runs_are_named_by_what_differs(tmp_path):
+def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(log, 'REPORT_EVERY', 0)
+    pages, write = [], report.write
+
+    def kept(out_dir):
+        lines = write(out_dir)
+        pages.append((tmp_path / 'out' / 'report.md').read_text())
+        return lines
+    monkeypatch.setattr(report, 'write', kept)
+    assert script('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30').status == 0
+    made = [re.search(r'\*\*(.*)\*\* after (\d) of 6', page).groups() for page in pages]
+    assert made == [('Running, or killed', '1'), ('Running, or killed', '4'), ('Running, or killed', '6'), ('Done', '6')]
+    assert re.search(r'(?m)^after 2 iterations +after 4 iterations +after 6 iterations$', pages[-1])
+
+
+def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
     a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
-    c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4})
-    assert report.difference([a, b]) == ['seed 1', 'seed 2']
-    assert report.difference([a, b, c]) == ['n_layer 2, seed 1', 'n_layer 2, seed 2', 'n_layer 4, seed 2']
-    assert report.difference([a]) == ['a']
-    assert report.difference([a, make_run(tmp_path / 'd')]) == ['a', 'd'], 'the same knobs'
+    c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
+    assert report.groups([a, b]) == {'all seeds': [a, b]}
+    assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
+    assert report.groups([a]) == {a: [a]}
+    d = make_run(tmp_path / 'd')
+    assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
+    out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
+    assert out[1].split() == ['n_layer', '2', '1.2429', '±', '0.0000', '1.2429', '±', '0.0000', '200,000', '0m20s']
+    assert out[2].split() == ['n_layer', '4', '2.0000', '2.0000', '200,000', '0m20s']
 
 
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])
@@ -177,7 +196,7 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
     for k in range(3):
         def loss(i):
             return k - 1 + falling(i)
-        runs.append(make_run(tmp_path / f'run{k}', {'seed': k}, loss=loss, val=loss, own=(1, lambda i: k)))
+        runs.append(make_run(tmp_path / f'run{k}', {'n_layer': k}, loss=loss, val=loss, own=(1, lambda i: k)))
     result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
     assert result.status == 0, result.err
     pixels = matplotlib.image.imread(tmp_path / 'curves.png')[:, :, :3]
