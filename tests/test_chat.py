@@ -80,7 +80,7 @@ def test_the_three_forms_are_the_same_conversation():
     {'messages': TALK[1:]}, {'messages': TALK[:3]}, {'messages': [TALK[0], TALK[0]]}, {'messages': []}, {'messages': [SYSTEM]},
     {'messages': 'hello'}, {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]}, {'messages': [{'role': 'tool', 'content': 'x'}]},
     {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'messages': [{'role': 'user', 'content': '\ud83d'}, TALK[1]]},
-    {'instruction': 'Add.'}, {'text': 'hello'}, [], None])
+    {'messages': [{**TALK[0], 'role': ['user']}]}, {'instruction': 'Add.'}, {'text': 'hello'}, [], None, '{broken'])
 def test_what_is_no_conversation_is_left_out(row, capsys):
     assert list(read_conversations([('rows:1', row), ('rows:2', {'messages': TALK})], 'skip')) == [TALK]
     assert '1 rows' in capsys.readouterr().out
@@ -290,12 +290,30 @@ def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tm
         assert form.render(messages[:2], answer=True)[0].tolist() == prompt
 
 
-def test_a_template_that_fails_is_told(hf_folder):
-    state = read_tokenizer(str(hf_folder / 'own'))
-    config = {**json.loads(state['config']), 'chat_template': CHATML + "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"}
-    form = chat_format(make_tokenizer({**state, 'config': json.dumps(config)}))
-    with pytest.raises(ValueError, match='no system'):
-        form.render([SYSTEM, *TALK])
+def with_chat_template(folder, template):
+    state = read_tokenizer(str(folder))
+    return make_tokenizer({**state, 'config': json.dumps({**json.loads(state['config']), 'chat_template': template})})
+
+
+@pytest.mark.parametrize('template, word', [
+    (CHATML + "{% if messages[0]['role'] != 'system' %}{{ raise_exception('\x1b[31mno system') }}{% endif %}", 'no system'),
+    ('{% if', 'TemplateSyntaxError'), ('{{ messages[5].content }}', 'UndefinedError'), ([{'name': 'default'}], 'TypeError')])
+def test_a_template_that_fails_is_told_when_it_is_needed(hf_folder, template, word):
+    tokenizer = with_chat_template(hf_folder / 'own', template)
+    form = chat_format(tokenizer)
+    assert form.stop_ids == tokenizer.stop_ids
+    with pytest.raises(ValueError, match=word) as e:
+        form.render(TALK)
+    assert '\x1b' not in str(e.value)
+
+
+def test_an_answer_may_begin_with_thoughts_that_are_taken_out_again(hf_folder):
+    """As with templates of thinking models: the prompt ends with <think>, what was said has none of it."""
+    tokenizer = with_chat_template(hf_folder / 'own', CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}"))
+    form = chat_format(tokenizer)
+    ids, mask = form.render([SYSTEM, *TALK])
+    assert tokenizer.decode(ids[mask].tolist()) == '3<|im_end|>7, na\u00efvely<|im_end|>'
+    assert tokenizer.decode(form.render([*TALK, TALK[0]], answer=True)[0].tolist()).endswith('assistant\n<think>\n')
 
 
 @pytest.mark.parametrize('kind', STATES)
@@ -343,12 +361,14 @@ def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows
 
 def test_bad_rows_are_left_out_and_no_other_dataset_is_replaced_unasked(script, tmp_path):
     path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}, {'text': 'x'}, {'messages': TALK[1:]}] * 4)
+    with open(path, 'a') as f:
+        f.write('{no JSON\n')
     before = (make_dataset(tmp_path, 'same') / 'train.bin').read_bytes()
     made = ['prepare.py', 'same', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--tokenizer=byte', '--bad_rows=skip', '--val_fraction=0']
     result = script(*made)
     assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'same' / 'train.bin').read_bytes() == before
     result = script(*made, '--overwrite')
-    assert result.status == 0 and '8 rows' in result.out, result.err
+    assert result.status == 0 and '9 rows' in result.out, result.err
 
 
 @pytest.mark.parametrize('name', ['train.mask', 'train.starts'])

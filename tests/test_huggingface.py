@@ -1,5 +1,6 @@
 """An exported model is the same model to transformers: the same logits, loss, gradients, texts and tokens."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -9,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from torch.nn import functional as F
 from dataset import Dataset
+import model
 from model import GPT, GPTConfig
 from support import hf_export, huggingface, load
 from support.huggingface import convert, weight_names
@@ -445,6 +448,28 @@ def test_export_writes_all_or_nothing_and_in_pieces(tiny, tmp_path, script):
     assert_refused(script('export.py', out, f"--to={tmp_path / 'x.gguf'}"), ['near=16384'])
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ['again', 'data', 'hf', 'out'], 'nothing half-written stays'
+
+
+def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, monkeypatch):
+    @dataclasses.dataclass
+    class Mine(GPTConfig):
+        window: int = 0
+    assert huggingface.preset_of(Mine(arch='llama')) == 'llama'
+    for arch in ('gpt2', 'llama', 'modern'):
+        with pytest.raises(ValueError, match='window=8'):
+            huggingface.preset_of(Mine(arch=arch, window=8))
+    assert script('train.py', *tiny).status == 0
+    ckpt = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    with pytest.raises(SystemExit):
+        load.build(GPT, {**ckpt, 'model_args': {**ckpt['model_args'], 'window': 8}})
+    load.build(GPT, {**ckpt, 'model_args': {**ckpt['model_args'], 'window': 0}})
+    # without a field it shows in the logits
+    real = F.scaled_dot_product_attention
+    monkeypatch.setattr(model.CausalSelfAttention, 'scaled_dot_product_attention',
+                        staticmethod(lambda *args, **kwargs: 1.5 * real(*args, **kwargs)))
+    done = script('export.py', f"--out_dir={tmp_path / 'out'}", f"--to={tmp_path / 'hf'}")
+    assert_refused(done, ['computes something else'])
+    assert not (tmp_path / 'hf').exists()
 
 
 def test_an_out_dir_is_never_a_name_on_the_hub(script, monkeypatch, tmp_path):
