@@ -12,6 +12,7 @@ PROBE = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        re
          "they've   spaces \r\n end. ")
 # names that tokenizers give to what begins and ends a text
 BEGIN = r'<\|?(begin_?of_?text|bos|sos|start|s|BOS|SOS)\|?>|\[(BOS|SOS)\]'
+UNKNOWN = r'<(unk|UNK)>|\[UNK\]'
 END = r'<\|?(end_?of_?text|eos|eot|end|/s|EOS|EOT)\|?>|</s>|\[(EOS|EOT)\]'
 
 
@@ -27,8 +28,8 @@ class HFTokenizer:
 
     def __init__(self, state):
         import tokenizers
-        self._state = state
-        self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
+        self._state = {**state, 'json': completed(state['json'])}
+        self.tokenizer = tokenizers.Tokenizer.from_str(self._state['json'])
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
@@ -90,6 +91,18 @@ class HFTokenizer:
 
     def state(self):
         return dict(self._state)
+
+
+def completed(text):
+    """The tokenizer.json `text` with what its authors set only once they had loaded it: SimpleLLaMA's has no
+    decoder and no word on its <UNK>, so that what is unknown would be dropped."""
+    content = json.loads(text)
+    if content.get('decoder') or '"ByteLevel"' not in json.dumps(content.get('pre_tokenizer')):
+        return text
+    content['decoder'] = {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True}
+    unknown = [token['content'] for token in content['added_tokens'] if re.fullmatch(UNKNOWN, token['content'])]
+    content['model']['unk_token'] = content['model'].get('unk_token') or next(iter(unknown), None)
+    return json.dumps(content, ensure_ascii=False)
 
 
 def guess_special(added):

@@ -157,6 +157,24 @@ def test_special_tokens_are_known_by_their_names():
     assert guess_special([{'content': 'text'}, {}]) == {}
 
 
+def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path):
+    """Its file has no decoder and no unk_token: both are set after loading."""
+    tokenizers = pytest.importorskip('tokenizers')
+    tok = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tok.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    special = ['<UNK>', '<SOS>', '<EOS>']
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    tok.train_from_iterator([TEXT], trainer)
+    tok.save(str(tmp_path / 'bpe_8k.json'))
+    (tmp_path / 'a.txt').write_text('12 times 5 is {60}é\n' * 100)
+    result = prepare('mine', tmp_path / 'a.txt', f"--tokenizer={tmp_path / 'bpe_8k.json'}")
+    assert "loses 300 of the first 2,000 characters: ['{', '}', 'é']" in result.out, result.err
+    data = Dataset('mine', tmp_path / 'data')
+    text = data.tokenizer().decode(ids_of(tmp_path, 'mine'))
+    assert text.startswith('<SOS> 12 times 5 is <UNK>60<UNK><UNK><UNK>\n12 times'), 'é is two bytes'
+    assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.replace('<UNK>', '')) - 5
+
+
 def test_damaged_tokenizer_files_are_one_line(capsys):
     pytest.importorskip('tiktoken')
     state = {'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+', 'special_tokens': {'<|endoftext|>': 256}}
