@@ -139,9 +139,13 @@ def part_problems(config):
     """What does not fit together."""
     C, H, K, problems = config.n_embd, config.n_head, config.n_kv_head, []
     D = C // H
-    if C % H:
-        problems.append(f"n_embd={C} is not a multiple of n_head={H}. use --n_embd={D * H or H} or "
-                        f"--n_embd={D * H + H}")
+    step, of = H, f"n_head={H}"
+    if config.positions == 'rope':
+        step, of = 2 * H, f"2 x n_head={H}, as rope rotates pairs of a head's channels"
+    if C % step:
+        below = C // step * step
+        problems.append(f"n_embd={C} is not a multiple of {of}. use --n_embd={below or step} or "
+                        f"--n_embd={below + step}")
     if H % K:
         divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
         problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
@@ -154,8 +158,6 @@ def part_problems(config):
     if config.positions == 'learned' and (config.rope_scaling != 'none' or config.rope_theta != 10000):
         problems.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, "
                         "or use --positions=rope")
-    if config.positions == 'rope' and C % H == 0 and D % 2:
-        problems.append(f"rope rotates pairs of channels, and a head has {D}. use --n_embd={C + H}")
     if config.positions == 'rope' and config.block_size * D > LARGEST_ROPE:
         problems.append(f"rope's table for block_size={config.block_size} and heads of {D} channels is out "
                         f"of range. use --block_size={LARGEST_ROPE * H // C} or less, or more heads")

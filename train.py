@@ -104,8 +104,10 @@ deterministic = False  # True: torch's deterministic algorithms, slower; for GPU
 knobs, given = configure(globals())  # config files and --key=value, which win
 
 import math  # only now: --help and a mistyped knob are answered without waiting for torch
+import random
 import sys
 
+import numpy as np
 import torch
 
 from dataset import DROPOUT, Loader, hash_seed
@@ -163,7 +165,8 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 # -----------------------------------------------------------------------------
 # model and optimizer
 
-torch.manual_seed(seed)
+for seed_all in (torch.manual_seed, np.random.seed, random.seed):  # the last two for what you add
+    seed_all(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours

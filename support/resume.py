@@ -6,9 +6,10 @@ import torch
 
 from configurator import check, fail
 from model import GPT, GPTConfig
-from support import load
+from support import devices, load
 from support.chat import without_chat_tokens
 from support.checkpoint import LAUNCH
+from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
@@ -36,8 +37,14 @@ def take_over(run, kinds):
 
 def inherit_knobs(run, kinds):
     """The run's own knobs hold, unless they are given now."""
-    given = run.given
+    given, saved = run.given, run.ckpt['config']
     never = {'init_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE}
+    # dtype and shard belong to the kind of device that they were chosen for
+    before = run.ckpt.get('environment', {}).get('device', '')
+    if kind_of(before) == kind_of(devices.name_of(run.dist.device)):
+        never -= {'dtype'}
+        if not shard_problems(saved.get('shard', 1), run.dist.world_size, run.dist.device):
+            never -= {'shard'}
     # some say the same thing: with --budget given, the run's max_iters is void
     for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
@@ -47,9 +54,14 @@ def inherit_knobs(run, kinds):
     if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
         never.add('lr_decay_iters')  # the branch has an end of its own
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
-    for name, old, new in inherit(run.knobs, kinds, given, run.ckpt['config'], never):
+    for name, old, new in inherit(run.knobs, kinds, given, saved, never):
         run.dist.print(f"  {name}: {old} -> {new}")
         run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
+
+
+def kind_of(name):
+    """'cpu', 'mps' or 'gpu', of the name of a device; '' if a checkpoint does not tell."""
+    return name and (name[:3] if name[:3] in ('cpu', 'mps') else 'gpu')
 
 
 def inherit(knobs, kinds, given, saved, never=()):
@@ -209,7 +221,8 @@ def moment_of(p, value):
     which nothing is sent. Always a copy: on a CPU `value` is the mapped file, which is about to be
     replaced."""
     if not torch.is_tensor(value) or value.shape != p.shape:
-        return value.clone() if torch.is_tensor(value) else value  # counts the steps, say; torch decides on which device
+        # it counts the steps, say; torch decides on which device
+        return value.clone() if torch.is_tensor(value) else value
     if not hasattr(p, 'to_local'):
         return value.to(p.device, copy=True)
     from torch.distributed.tensor import distribute_tensor

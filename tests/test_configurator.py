@@ -135,7 +135,7 @@ def test_a_config_is_found_from_any_folder(monkeypatch, tmp_path):
     ('train', 'tokenizer_path', 'prepare.py'), ('prepare', 'tokenizer-path', '--tokenizer'), ('train', 'vocab_size', "dataset's"),
     *[('train', name, f'--{knob}?') for name, knob in {
         'embd_size': 'n_embd', 'core-metric-every': 'tasks_interval', 'ckpt_dir': 'out_dir', 'warmup_iterations': 'warmup_iters',
-        'n_heads': 'n_head', 'eps': 'adam_eps'}.items()]])
+        'n_heads': 'n_head', 'bf16': 'dtype'}.items()]])
 def test_what_others_call_a_knob_leads_to_it(script, name, words):
     assert words in suggest(name, configurator.plain(names_at_top(REPO / f'{script}.py')))
 

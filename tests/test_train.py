@@ -129,13 +129,14 @@ def test_a_done_run_can_be_extended(script, tiny, tmp_path):
 
 
 def test_a_resume_needs_no_flags_and_flags_override_it(script, tiny, tmp_path):
-    script('train.py', *tiny, '--beta2=0.9')
-    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
+    script('train.py', *tiny, '--beta2=0.9', '--dtype=bfloat16')
+    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu']
     result = script('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
     assert result.status == 0 and 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
     state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     groups = state['optimizer']['param_groups']
     assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
+    assert result.globals['dtype'] == 'bfloat16', 'the run has its own, on the same kind of device'
     assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
 
 
