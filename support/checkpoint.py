@@ -17,10 +17,9 @@ import re
 import shlex
 import shutil
 import sys
-import threading
 import time
 import zipfile
-from concurrent.futures import Future, wait
+from concurrent import futures
 
 import torch
 
@@ -83,21 +82,23 @@ def save(out_dir, state, links, keep):
         if not isinstance(error, (OSError, Damaged)):
             raise
         raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
-    return tidy(out_dir, path, links, keep)
-
-
-def tidy(out_dir, path, links, keep):
-    """The rest of save(). Nothing in it makes the checkpoint `path` worse, so each step is tried."""
-    # older ones go before a link, which may be a copy and want their room
-    old = numbered(out_dir)[:-keep] if keep else ()
-    steps = [('remove an older one', os.remove, (file,)) for file in old]
-    steps += [(f'renew {name}', link, (path, os.path.join(out_dir, name))) for name in links]
     failed = {}
-    for what, function, args in steps:
+
+    @contextlib.contextmanager
+    def trying_to(what):
         try:
-            function(*args)
+            yield
         except OSError as e:
             failed[what] = e
+
+    # nothing below makes the new one worse. Older ones go before a link, which may be a copy and want
+    # their room
+    for file in numbered(out_dir)[:-keep] if keep else ():
+        with trying_to('remove an older one'):
+            os.remove(file)
+    for name in links:
+        with trying_to(f'renew {name}'):
+            link(path, os.path.join(out_dir, name))
     return failed
 
 
@@ -133,34 +134,24 @@ def link(path, name):
 
 
 class Writer:
-    """Calls save() for one checkpoint after another; finish() tells how it ended. With in_thread a thread
-    does the work: the states have to be copies."""
+    """Calls save() for one checkpoint after another; finish() tells how it ended. With in_thread nobody waits
+    for it before: the states have to be copies."""
 
-    def __init__(self, on_failure, in_thread):
-        self.on_failure, self.in_thread, self.told = on_failure, in_thread, set()
-        self.job = Future()  # of the last checkpoint that was begun
-        self.job.set_result(WHOLE)
-        self.longest = 0.0  # seconds that the thread took at most
+    def __init__(self, stop, in_thread):
+        self.stop, self.in_thread = stop, in_thread
+        self.job, self.told = None, set()
 
     def start(self, *args):
-        self.job = Future()
-        if self.in_thread:  # no daemon: an ending process waits for it
-            threading.Thread(target=self.work, args=args, name=CHECKPOINT_WRITER).start()
-        else:
-            self.work(*args)
-
-    def work(self, *args):
-        try:
-            self.job.set_result(self.save(*args))
-        except BaseException as e:  # for whoever waits
-            self.job.set_exception(e)
+        pool = futures.ThreadPoolExecutor(1, CHECKPOINT_WRITER)
+        self.job = pool.submit(self.save, *args)
+        pool.shutdown(wait=not self.in_thread)  # its thread ends with this job
 
     def save(self, *args):
         t0 = time.monotonic()
         try:
             failed = save(*args)
         except NotSaved as e:
-            self.on_failure()
+            self.stop.saved(again_in=60)
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
                  "were")
             return NOT_SAVED
@@ -169,17 +160,17 @@ class Writer:
                 self.told.add((what, error.errno))
                 warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
                      "run continues")
-        if self.in_thread:
-            self.longest = max(self.longest, time.monotonic() - t0)
+        if self.in_thread:  # else it is part of an iteration's time
+            self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
         return NOT_BEST if 'renew ckpt_best.pt' in failed else WHOLE
 
     def is_busy(self):
         """Whether it still writes; waits for up to a second."""
-        return bool(wait([self.job], timeout=1).not_done)
+        return bool(self.job and futures.wait([self.job], timeout=1).not_done)
 
     def finish(self):
         """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
-        return self.job.result()
+        return self.job.result() if self.job else WHOLE
 
 
 # -----------------------------------------------------------------------------
@@ -207,10 +198,7 @@ def clear(out_dir, start, overwrite):
             old = number or name in ('ckpt.pt', 'ckpt_best.pt', *RUN_FILES)
             if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and old):
                 os.remove(path)
-            elif number and int(number[1]) > start:  # it has to be damaged
-                with contextlib.suppress(Damaged):
-                    verify_records(path)
-                    fail(f"{path} was written by another run in the meantime. start again")
+            elif number and int(number[1]) > start:  # it is damaged, or the resume would be from there
                 os.replace(path, path + '.damaged')
     except (OSError, ValueError) as e:
         cannot_write(out_dir, e)
@@ -240,29 +228,23 @@ class Saver:
         self.clock, self.guard, self.stop, self.dist = clock, guard, stop, dist
         self.writes = not run.knobs['eval_only']
         self.is_async = dist.device.type == 'cuda'  # there it is written by a thread, beside the training
-        self.writer = Writer(lambda: stop.saved(again_in=60), in_thread=self.is_async)
+        self.writer = Writer(stop, in_thread=self.is_async)
         self.best_val_loss = self.best_on_disk = run.best_val_loss
         self.whole = True  # whether the newest checkpoint could be written
         self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
+        # a branch of another run saves its beginning, so that it can be resumed, whatever comes
+        self.branched_at = run.start_iter if run.start == 'branch' else None
         explain_lost_data(self.rescue)
-        self.lock = run.lock or (lock(self.out_dir) if dist.is_main and self.writes else None)
         if dist.is_main and self.writes:
+            self.lock = run.lock or lock(self.out_dir)
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
             if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):
                 keep_original(run.ckpt['path'], run.start_iter, dist.print)
 
-    def regular(self, it):
-        """Whether a checkpoint is due by save_interval, or because one had to be put off."""
-        interval = self.knobs['save_interval']
-        return bool(interval) and it % interval == 0 or it == self.postponed
-
-    def begins_branch(self, it):
-        """A run that branches off another one saves its beginning, so that it can be resumed, whatever
-        comes."""
-        return self.run.start == 'branch' and it == self.run.start_iter
-
     def due(self, it, request):
-        return self.writes and (self.regular(it) or request is not None or self.begins_branch(it))
+        interval = self.knobs['save_interval']
+        regular = bool(interval) and it % interval == 0
+        return self.writes and (regular or request is not None or it in (self.postponed, self.branched_at))
 
     def save(self, it, metrics, last):
         """Save if it is time for it. To be called by all processes."""
@@ -270,7 +252,7 @@ class Saver:
             self.finish()
         request, always = self.stop.poll(), self.knobs['always_save_checkpoint']
         asked = request is not None or last
-        wanted = asked or self.regular(it) or self.begins_branch(it)
+        wanted = asked or self.due(it, request)
         improved = metrics.get('val_loss', math.inf) < self.best_val_loss  # False for nan
         if self.knobs['save_interval'] is None or not always:
             wanted = wanted or always or improved  # each evaluation leaves one, or each better one
@@ -279,12 +261,15 @@ class Saver:
         if improved:
             self.best_val_loss = metrics['val_loss']
         # not the file that was just read, not the random weights of the beginning
-        is_new = it > self.run.start_iter or self.begins_branch(it) or (self.run.resuming and improved)
+        is_new = it > self.run.start_iter or it == self.branched_at or (self.run.resuming and improved)
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
         doubtful = self.guard.is_counting() and not improved
         if doubtful and not asked:  # it would take the place of a good one
             self.postponed = it + self.guard.max_in_a_row  # by then these updates are over, or the run
+            return
+        self.guard.check_weights()
+        if self.stop.gave_up:
             return
         with self.clock.spending('save'):
             self.write(it, improved, doubtful)
@@ -293,10 +278,7 @@ class Saver:
         if self.whole and request == 'save':
             self.dist.print(f"saved in {self.out_dir} after {it:,} iterations, as asked")
 
-    def write(self, it, improved, doubtful=False):
-        self.guard.check_weights()
-        if self.stop.gave_up:
-            return
+    def write(self, it, improved, doubtful):
         state = self.state(it, self.best_val_loss)
         self.stop.saved()
         if self.dist.is_main:
@@ -331,11 +313,9 @@ class Saver:
             pass
         status = self.dist.all_reduce_max(self.writer.finish())
         self.whole = status != NOT_SAVED
-        self.stop.save_seconds = self.writer.longest
         if status == WHOLE:
             self.best_on_disk = self.best_val_loss
-        else:
-            self.best_val_loss = self.best_on_disk
+        self.best_val_loss = self.best_on_disk
 
 
 # -----------------------------------------------------------------------------

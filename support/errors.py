@@ -73,7 +73,7 @@ def end(status):
     """End this process now; only a checkpoint that is being written is waited for. On Python's own way out
     other threads, NCCL's and torch.compile's among them, may wait for ever."""
     for thread in threading.enumerate():
-        if thread.name == CHECKPOINT_WRITER:
+        if thread.name.startswith(CHECKPOINT_WRITER):
             thread.join()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stay

@@ -1,12 +1,10 @@
 """Updates whose loss or gradient is not finite are skipped; after ten in a row the run gives up."""
 
-import os
-
 import torch
 
 from configurator import say
 from optim import to_local
-from support.checkpoint import NUMBERED, command_line, newest, numbered, replay_line
+from support.checkpoint import NUMBERED, command_line, numbered, replay_line
 
 
 class Guard:
@@ -22,7 +20,6 @@ class Guard:
         self.in_a_row = torch.tensor(float(in_a_row), device=dist.device)
         # how many since the report; iteration, loss, norm of the first
         self.seen = torch.zeros(4, device=dist.device)
-        self.one_more = torch.tensor([1.0, 0, 0, 0], device=dist.device)
 
     def step(self, it, loss, norm):
         """The update of iteration `it`, whose loss and gradient norm (0-dim tensors) are the same in all
@@ -39,8 +36,9 @@ class Guard:
             self.scaler.update()
             bad &= self.scaler._get_scale_async() < 1  # get_scale() would wait for the device
         self.in_a_row = (self.in_a_row + 1) * bad
-        first = torch.stack([bad.float(), torch.full_like(norm, it), loss, norm])
-        self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen + self.one_more * bad)
+        first = torch.stack([self.seen[0], torch.full_like(norm, it), loss, norm])
+        self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen)
+        self.seen[0] += bad
 
     def is_counting(self):
         """Whether the last update was skipped, so that nobody knows what the weights are worth. Waits for the
@@ -75,7 +73,7 @@ class Guard:
         if self.dist.is_main:
             first = self.it + 1 - int(self.in_a_row)  # the weights of this iteration made the first bad loss
             say(f"error: {why}. {advice(self.run, first)}")
-        self.stop.give_up(why)
+        self.stop.gave_up = why
 
     def state(self):
         return {'bad_steps': int(self.in_a_row)}
@@ -85,30 +83,18 @@ def advice(run, first_bad):
     """A line about the last good checkpoint. first_bad: the iteration whose weights made the first loss or
     gradient that is not finite; a checkpoint of that iteration has the same weights."""
     out_dir = run.knobs['out_dir']
-    last = newest(out_dir)
-    good = [path for path in numbered(out_dir) if iteration(path) < first_bad]
-    if last is None:
-        return f"there is no checkpoint from before. start anew with smaller learning rates: {rates(run)}"
-    if not good and last in numbered(out_dir):
-        return (f"{last} has the weights that made the first of them. start anew with smaller learning "
-                f"rates: {rates(run)}")
-    path, place = last, ['--init_from=resume', f'--out_dir={out_dir}']
-    if good and good[-1] != last:
-        path, place = good[-1], [f'--init_from=resume:{good[-1]}', f'--out_dir={out_dir}-again']
-    return (f"{path} is from before. to continue from there with smaller learning rates: "
+    good = [path for path in numbered(out_dir) if int(NUMBERED.search(path)[1]) < first_bad]
+    if not good:
+        return f"no checkpoint is from before. start anew with smaller learning rates: {rates(run)}"
+    place = [f'--init_from=resume:{good[-1]}', f'--out_dir={out_dir}-again']
+    return (f"{good[-1]} is from before. to continue from there with smaller learning rates: "
             f"{command_line(run, place)} {rates(run)}")
-
-
-def iteration(path):
-    return int(NUMBERED.fullmatch(os.path.basename(path))[1])
 
 
 def rates(run):
     """Flags for a third of each learning rate that was set, and for clipping if there was none."""
-    lrs = {'learning_rate': run.knobs['learning_rate'], **run.lrs}
-    if run.asked['min_lr']:
-        lrs['min_lr'] = run.asked['min_lr']
-    flags = [f'--{name}={lr / 3:.2g}' for name, lr in lrs.items()]
+    lrs = {'learning_rate': run.knobs['learning_rate'], **run.lrs, 'min_lr': run.asked['min_lr']}
+    flags = [f'--{name}={lr / 3:.2g}' for name, lr in lrs.items() if lr]
     if run.knobs['grad_clip'] == 0:
         flags.append('--grad_clip=1')
     return ' '.join(flags)

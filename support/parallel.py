@@ -4,6 +4,7 @@ the loop does not know how it was launched.
 """
 
 import atexit
+import functools
 import gc
 import math
 import os
@@ -12,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from configurator import fail, say
 from support.console import progress
@@ -21,23 +23,62 @@ from support.errors import end, end_alone, explain, first_line
 
 def init(device='auto', backend='auto', timeout=600):
     """Choose the device and, under torchrun, meet the other processes. timeout: seconds to wait for them."""
-    if backend not in ('auto', 'nccl', 'gloo', 'mpi', 'ucc', 'xccl'):
-        fail(f"no such backend ({backend}). use --backend=auto, nccl (GPUs) or gloo (CPUs)")
+    if backend not in ('auto', 'nccl', 'gloo') and not torch.distributed.is_backend_available(backend):
+        fail(f"no such backend here ({backend}). use --backend=auto, nccl (GPUs) or gloo (CPUs)")
     if not 0 < timeout < 2**30:  # it is needed before the other knobs are checked
         fail(f"ddp_timeout is out of range ({timeout}). use a number of seconds above 0 and below {2**30:,}")
-    if 'RANK' in os.environ:  # one process under torchrun counts as several: it is how people try it
-        return join(device, backend, timeout)
-    return Distributed(*choose_device(device))
+    if 'RANK' not in os.environ:  # one process under torchrun counts as several: it is how people try it
+        return Distributed(*choose_device(device))
+    try:
+        rank, local_rank, world_size = (int(os.environ[k]) for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
+    except (KeyError, ValueError):
+        fail("RANK is set, but not LOCAL_RANK and WORLD_SIZE. launch with torchrun, or unset RANK")
+    device, why_device = choose_device(device, local_rank, is_distributed=True)
+    # nccl is nanoGPT's default, which its users spell out: taken on CPUs, too
+    if backend in ('auto', 'nccl'):
+        # gloo beside nccl: numbers of the hosts (all_reduce_max) travel over CPU memory and wait for no GPU
+        on_gpus = device.type == 'cuda' and torch.distributed.is_nccl_available()  # Windows has no nccl
+        backend = 'cpu:gloo,cuda:nccl' if on_gpus else 'gloo'
+    meet(backend, timedelta(seconds=timeout))
+    return Distributed(device, why_device, rank, world_size, is_distributed=True)
+
+
+def meet(backend, timeout):
+    """Join the other processes, and from now on end as they can understand it."""
+    try:
+        store, rank, world_size = next(torch.distributed.rendezvous('env://', timeout=timeout))
+        # torchrun's store outlives a restart: without a name of its own, a new process may read the address
+        # of a dead one. Several machines count their restarts apart; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+        # helps there
+        if os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']:
+            attempt = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
+            store = torch.distributed.PrefixStore('attempt' + attempt, store)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size,
+                                             timeout=timeout)
+    except (ValueError, RuntimeError) as e:
+        fail(f"the processes do not find each other ({first_line(e)}). launch with torchrun, see "
+             "docs/cluster.md, each with node 0's address and the number of nodes, within "
+             f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
+    end_alone()
+    # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
+    atexit.register(lambda: torch.distributed.is_initialized() and end(2))
+    # all that gloo says of a lost peer names its transport. NCCL's words count where they raise; its own
+    # thread ends the process otherwise (not tried)
+    explain('gloo/transport|Connection (closed|reset) by peer|Timed out '
+            'waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed '
+            'out|aborted)', 'lost contact with the other processes',
+            "the process that ended first says why. to continue: the same command with --init_from=resume; "
+            "torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
 
 
 class Distributed:
-    """One process alone: nothing needs sending. With others, see ProcessGroup."""
-    rank, local_rank, world_size = 0, 0, 1  # local_rank: on this machine
-    is_main = True  # the process that prints and writes
-    is_distributed = sharded = False
+    """This process among the others. Alone, nothing needs sending: each method then does what is left."""
 
-    def __init__(self, device, why_device=''):
+    def __init__(self, device, why_device='', rank=0, world_size=1, is_distributed=False):
         self.device, self.why_device = torch.device(device), why_device
+        self.rank, self.world_size, self.is_distributed = rank, world_size, is_distributed
+        self.is_main = rank == 0  # the process that prints and writes
+        self.sharded = False
 
     @property
     def on_terminal(self):
@@ -58,146 +99,28 @@ class Distributed:
 
     def all_reduce_sum(self, tensor):
         """`tensor`, summed over the processes, in place."""
+        if self.is_distributed:
+            torch.distributed.all_reduce(tensor)
         return tensor
 
     def all_reduce_max(self, number):
         """The largest `number` (an int) of all processes."""
-        return int(number)
-
-    def broadcast_object(self, value):
-        """The main process's `value`, of plain types."""
-        return value
-
-    def assert_same_on_all_ranks(self, facts):
-        """End all processes with a line if `facts`, a dict of plain values, differs between them."""
-
-    def place(self, model, shard=1, dtype='float32'):
-        """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
-        return model.to(self.device)
-
-    def wrap(self, model):
-        """`model` in DDP, which averages gradients over the processes; itself if something else does that."""
-        return model
-
-    def set_grad_sync(self, ddp_model, sync):
-        """Whether the next forward and backward pass average gradients over the processes. Call it before
-        both."""
-
-    def clip_grad_norm_(self, model, max_norm):
-        """The norm of the whole gradient, which is then scaled down to max_norm (0: it is not)."""
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm if max_norm > 0 else math.inf)
-
-    def mean(self, value):
-        """The mean of a tensor over the processes, a new one."""
-        return self.all_reduce_sum(value.clone()) / self.world_size
-
-    def full_state_dict(self, state, copy=False):
-        """`state` (dicts and lists of tensors and plain values) as the main process can save it: whole
-        tensors on the CPU for shards; with `copy` all of it on the CPU, in memory of its own. Call it on all
-        ranks."""
-        return map_tensors(state, lambda tensor: tensor.to('cpu', copy=True) if copy else tensor, {})
-
-    def synchronize(self):
-        """Wait until the device has done its work, so that a clock read next tells the truth."""
-        if self.device.type in ('cuda', 'mps'):
-            getattr(torch, self.device.type).synchronize()
-
-    def close(self):
-        """Leave the other processes, once all have come here."""
-
-
-def map_tensors(state, function, known):
-    """`state` with function(tensor) for each tensor, once for a tied one."""
-    if isinstance(state, dict):
-        return {name: map_tensors(value, function, known) for name, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(map_tensors(value, function, known) for value in state)
-    if not torch.is_tensor(state):
-        return state
-    if id(state) not in known:
-        known[id(state)] = function(state.detach())
-    return known[id(state)]
-
-
-# -----------------------------------------------------------------------------
-# several processes
-
-
-def join(device, backend, timeout):
-    """Meet the other processes, within `timeout` seconds."""
-    try:
-        rank, local_rank, world_size = (int(os.environ[k]) for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
-    except (KeyError, ValueError):
-        fail("RANK is set, but not LOCAL_RANK and WORLD_SIZE. launch with torchrun, or unset RANK")
-    device, why_device = choose_device(device, local_rank, is_distributed=True)
-    # nccl is nanoGPT's default, which its users spell out: taken on CPUs, too
-    if backend in ('auto', 'nccl'):
-        # gloo beside nccl: numbers of the hosts (all_reduce_max) travel over CPU memory and wait for no GPU
-        on_gpus = device.type == 'cuda' and torch.distributed.is_nccl_available()  # Windows has no nccl
-        backend = 'cpu:gloo,cuda:nccl' if on_gpus else 'gloo'
-    elif backend != 'gloo' and not torch.distributed.is_backend_available(backend):
-        fail(f"backend={backend}, but this torch was built without it. use --backend=auto, nccl (GPUs) or "
-             "gloo (CPUs)")
-    init_process_group(backend, timedelta(seconds=timeout))
-    end_alone()
-    # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
-    atexit.register(lambda: torch.distributed.is_initialized() and end(2))
-    explain_lost_contact()
-    return ProcessGroup(rank, local_rank, world_size, device, why_device)
-
-
-def init_process_group(backend, timeout):
-    try:
-        store, rank, world_size = next(torch.distributed.rendezvous('env://', timeout=timeout))
-        # torchrun's store outlives a restart: without a name of its own, a new process may read the address
-        # of a dead one. Several machines count their restarts apart; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-        # helps there
-        if os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']:
-            attempt = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
-            store = torch.distributed.PrefixStore('attempt' + attempt, store)
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size,
-                                             timeout=timeout)
-    except (ValueError, RuntimeError) as e:
-        fail(f"the processes do not find each other ({first_line(e)}). launch with torchrun, see "
-             "docs/cluster.md, each with node 0's address and the number of nodes, within "
-             f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
-
-
-def explain_lost_contact():
-    # all that gloo says of a lost peer names its transport. NCCL's words count where they raise; its own
-    # thread ends the process otherwise (not tried)
-    explain('gloo/transport|Connection (closed|reset) by peer|Timed out '
-            'waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed '
-            'out|aborted)', 'lost contact with the other processes',
-            "the process that ended first says why. to continue: the same command with --init_from=resume; "
-            "torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
-
-
-class ProcessGroup(Distributed):
-    is_distributed = True
-
-    def __init__(self, rank, local_rank, world_size, device, why_device):
-        super().__init__(device, why_device)
-        self.rank, self.local_rank, self.world_size = rank, local_rank, world_size
-        self.is_main = rank == 0
-
-    def all_reduce_sum(self, tensor):
-        torch.distributed.all_reduce(tensor)
-        return tensor
-
-    def all_reduce_max(self, number):
+        if not self.is_distributed:
+            return int(number)
         number = torch.tensor(int(number))
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
         return number.item()
 
-    def broadcast_object(self, value):
-        values = [value]
-        torch.distributed.broadcast_object_list(values, src=0, device=torch.device('cpu'))
-        return values[0]
+    def all_gather_object(self, value):
+        """The `value` of each process, in a list. They are of plain types."""
+        values = [value] * self.world_size
+        if self.is_distributed:
+            torch.distributed.all_gather_object(values, value)
+        return values
 
     def assert_same_on_all_ranks(self, facts):
-        everybody = [None] * self.world_size
-        torch.distributed.all_gather_object(everybody, facts)
+        """End all processes with a line if `facts`, a dict of plain values, differs between them."""
+        everybody = self.all_gather_object(facts)
         for rank, theirs in enumerate(everybody):
             for name in facts:
                 if theirs.get(name) != everybody[0].get(name):
@@ -206,17 +129,20 @@ class ProcessGroup(Distributed):
                          "config files and the same data")
 
     def place(self, model, shard=1, dtype='float32'):
+        """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
         self.sharded = shard != 1
         if self.sharded:
-            self.keeps_whole_gradients = has_room_for_gradients(model, self)
+            # whether there is room for whole gradients between micro-batches, on all processes
+            gradients = 4 * sum(p.numel() for p in model.parameters())
+            self.keeps_whole_gradients = not self.all_reduce_max(gradients > memory_of(self.device) / 8)
             mesh = make_mesh(self.device, shard or self.world_size, self.world_size)
             model = fully_shard_model(model, mesh, dtype, self.device)
         return model.to(self.device)
 
     def wrap(self, model):
-        if self.sharded:
+        """`model` in DDP, which averages gradients over the processes; itself if something else does that."""
+        if self.sharded or not self.is_distributed:
             return model
-        from torch.nn.parallel import DistributedDataParallel as DDP
         for p in model.parameters():
             p.n_replicas = self.world_size  # for Muon, whose work they divide
         # do not broadcast the only buffer, a table that is the same everywhere, before every forward pass
@@ -225,6 +151,8 @@ class ProcessGroup(Distributed):
         return DDP(model, device_ids=device_ids, gradient_as_bucket_view=True)  # no copy of the gradients
 
     def set_grad_sync(self, ddp_model, sync):
+        """Whether the next forward and backward pass average gradients over the processes. Call it before
+        both."""
         # gradients that are not reduced are kept whole; without room for that, always reduce
         if self.sharded:
             ddp_model.set_requires_gradient_sync(sync or not self.keeps_whole_gradients)
@@ -232,27 +160,48 @@ class ProcessGroup(Distributed):
         ddp_model.require_backward_grad_sync = sync
 
     def clip_grad_norm_(self, model, max_norm):
-        norm = super().clip_grad_norm_(model, max_norm)
+        """The norm of the whole gradient, which is then scaled down to max_norm (0: it is not)."""
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm if max_norm > 0 else math.inf)
         return norm.full_tensor() if self.sharded else norm
 
-    def full_state_dict(self, state, copy=False):
-        def whole(tensor):
-            is_shard = hasattr(tensor, 'full_tensor')
-            tensor = tensor.full_tensor() if is_shard else tensor
-            if not self.is_main:
-                return None
-            if is_shard:
-                return tensor.to('cpu')
-            return tensor.to('cpu', copy=True) if copy else tensor
+    def mean(self, value):
+        """The mean of a tensor over the processes, a new one."""
+        return self.all_reduce_sum(value.clone()) / self.world_size
 
-        return map_tensors(state, whole, {})
+    def full_state_dict(self, state, copy=False):
+        """`state` (dicts and lists of tensors and plain values) as the main process can save it: whole
+        tensors on the CPU, with `copy` in memory of their own. Call it on all ranks."""
+        @functools.cache  # once for a tied one
+        def whole(tensor):
+            if hasattr(tensor, 'full_tensor'):
+                tensor = tensor.full_tensor()
+            return tensor.detach().to('cpu', copy=copy) if self.is_main else None
+
+        return map_tensors(state, whole)
+
+    def synchronize(self):
+        """Wait until the device has done its work, so that a clock read next tells the truth."""
+        if self.device.type in ('cuda', 'mps'):
+            getattr(torch, self.device.type).synchronize()
 
     def close(self):
+        """Leave the other processes, once all have come here."""
+        if not self.is_distributed:
+            return
         # DDP, which is a cycle, has to go before the process group: otherwise some processes abort
         gc.unfreeze()  # see compile_for_training
         gc.collect()
         torch.distributed.barrier()  # nobody leaves while another still talks
         torch.distributed.destroy_process_group()
+
+
+def map_tensors(state, function):
+    """`state` with function(tensor) for each tensor."""
+    if isinstance(state, dict):
+        return {name: map_tensors(value, function) for name, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(map_tensors(value, function) for value in state)
+    return function(state) if torch.is_tensor(state) else state
 
 
 # -----------------------------------------------------------------------------
@@ -271,18 +220,10 @@ def shard_problems(shard, world_size, device, dtype='auto'):
         sizes = [str(size) for size in range(2, min(world_size, 1024) + 1) if world_size % size == 0]
         problems.append(f"shard={shard} does not divide {world_size} processes into equal groups. use "
                         f"--shard={', '.join(['0 (all)', *sizes])}")
-    if device.type == 'mps':
-        problems.append("shard on mps. use --shard=1")
     if dtype == 'float16':
         problems.append("dtype=float16 with shard: the gradient scaler is not known to work there. use "
                         "--dtype=bfloat16 or float32")
     return problems
-
-
-def has_room_for_gradients(model, dist):
-    """Whether whole gradients may be kept between micro-batches, on all processes."""
-    gradients = 4 * sum(p.numel() for p in model.parameters())
-    return not dist.all_reduce_max(gradients > memory_of(dist.device) / 8)
 
 
 def make_mesh(device, shard, world_size):

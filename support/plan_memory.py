@@ -74,7 +74,7 @@ def peak(run, n_blocks, memory):
         between = weights
     if n > 1:  # whole weights while they are needed, whole gradients until they are sent
         gathered, whole = others + width * block / 2, others + block
-        if weights > memory / 8:  # else whole ones are kept: has_room_for_gradients in parallel.py
+        if weights > memory / 8:  # else whole ones are kept, see Distributed.place
             between /= n
     moments = {
         'at the loss': (between, gathered, around + all_layers + loss),

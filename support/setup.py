@@ -164,7 +164,7 @@ def find_start(run):
     """Reads the checkpoint that init_from means. One process chooses it, as a folder may look different to
     another for a moment; all of them read."""
     choice = choose_start(run, run.k) if run.dist.rank == 0 else None
-    path, run.start = run.dist.broadcast_object(choice)
+    path, run.start = run.dist.all_gather_object(choice)[0]
     if path is None:
         return
     if run.resuming and not os.path.isfile(path):

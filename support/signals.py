@@ -22,18 +22,16 @@ class Stop:
         # noted here: 128 + the signal's number, as an exit status
         self.wants_stop, self.wants_save = 0, False
         self.agreed = 0  # the same in all processes
-        self.gave_up = None  # why the run must end without saving
+        self.gave_up = None  # why the run must end with status 3, without saving
         self.first_signal = None  # when it came
         self.save_again_at = float('inf')
         self.last_poll, self.longest_iteration, self.save_seconds = None, 0.0, 0.0
         for name in (*TO_STOP, 'SIGUSR2'):
-            if hasattr(signal, name):  # Windows lacks most of them
-                self.handle(name, getattr(signal, name))
-
-    def handle(self, name, number):
-        if name in ('SIGHUP', 'SIGQUIT') and signal.getsignal(number) == signal.SIG_IGN:
-            return  # under nohup, or in the background of a script
-        signal.signal(number, self.on_save if name == 'SIGUSR2' else self.on_stop)
+            number = getattr(signal, name, None)  # Windows lacks most of them
+            # SIGHUP is ignored under nohup, SIGQUIT in the background of a script
+            if not number or name in ('SIGHUP', 'SIGQUIT') and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            signal.signal(number, self.on_save if name == 'SIGUSR2' else self.on_stop)
 
     def on_save(self, number, frame):
         self.wants_save = True
@@ -68,7 +66,7 @@ class Stop:
         return 'save' if number == SAVE else None
 
     def is_stopping(self):
-        """Whether the run ends here, as poll() found or give_up() said; asks nobody."""
+        """Whether the run ends here, as poll() found or the guard said; asks nobody."""
         return self.agreed > 0 or self.gave_up is not None
 
     def asks_to_stop(self):
@@ -78,10 +76,6 @@ class Stop:
     def saved(self, again_in=float('inf')):
         """A checkpoint was written, or should be tried again in some seconds."""
         self.wants_save, self.save_again_at = False, time.monotonic() + again_in
-
-    def give_up(self, why):
-        """End the run with status 3, without saving."""
-        self.gave_up = why
 
     def exit_status(self):
         """0, 3 (gave up), or 128 + the signal's number (SIGTERM for max_minutes)."""

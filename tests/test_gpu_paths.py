@@ -218,11 +218,10 @@ def pretended():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from support import parallel
-    from support.parallel import ProcessGroup
 
     def make(net, n, shard):
         torch.distributed.init_process_group('fake', rank=0, world_size=n, store=FakeStore())
-        dist = ProcessGroup(0, 0, n, torch.device('cpu'), '')
+        dist = Distributed('cpu', '', 0, n, is_distributed=True)
         mesh = parallel.make_mesh(dist.device, shard, n)
         dist.sharded, dist.keeps_whole_gradients = True, True
         return parallel.fully_shard_model(net, mesh, 'bfloat16', dist.device), dist

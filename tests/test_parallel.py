@@ -87,7 +87,7 @@ import torch.distributed
 from configurator import fail
 from support import parallel
 from support.errors import explain
-parallel.join('cpu', 'gloo', 60)
+parallel.init('cpu', 'gloo', 60)
 explain('out of memory', 'out of memory', 'use less', 2)
 torch.distributed.destroy_process_group = lambda: time.sleep(600)  # as NCCL's does while others wait for us
 print('joined', flush=True)
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_long_write_for_more_than_a_second(monkeypatch):
     monkeypatch.setattr(checkpoint, 'save', lambda: time.sleep(1.5) or {})
     asked = []
     dist = SimpleNamespace(all_reduce_max=lambda number: asked.append(number) or number)
-    saver = SimpleNamespace(dist=dist, writer=checkpoint.Writer(None, in_thread=True), stop=SimpleNamespace(), best_val_loss=2.0)
+    saver = SimpleNamespace(dist=dist, writer=checkpoint.Writer(SimpleNamespace(save_seconds=0), in_thread=True), best_val_loss=2.0)
     saver.writer.start()
     checkpoint.Saver.finish(saver)
     assert asked == [True, False, False] and saver.whole  # asked while it writes, and twice at the end

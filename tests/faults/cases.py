@@ -320,7 +320,7 @@ def saving_by_a_thread():
 
     def init(self, *args):
         real_init(self, *args)
-        self.is_async, self.writer = True, checkpoint.Writer(self.writer.on_failure, True)
+        self.is_async, self.writer = True, checkpoint.Writer(self.stop, True)
 
     def save(*args):
         time.sleep(0.02)
@@ -578,7 +578,6 @@ def the_weights_are_ruined(quick):
         assert text.count('error: ') == 1 and 'updates in a row were skipped' in text, text
         good, line = re.search(r'(\S+\.pt) is from before. to continue .* learning rates: (.*)', text).groups()
         assert load.read(good)['iter_num'] == 30, text
-        assert ('--init_from=resume ' in line) == (interval == 5), 'by 1 the ruined weights are the newest ones'
         rates = [word for word in shlex.split(line) if '_lr=' in word or '_rate=' in word]
         assert len(rates) == 3 and '--grad_clip=1' in line, line
         args = [word for word in shlex.split(line)[2:] if word not in rates]
