@@ -59,9 +59,9 @@ def has_bfloat16(device):
 def choose_dtype(dtype, device):
     """(name, why) of the dtype of matrix products."""
     usable = ['float32']  # on Apple GPUs no more: https://github.com/pytorch/pytorch/issues/195910
-    if device.type == 'cuda':
+    if device.type in ('cuda', 'meta'):  # meta: plan.py, for GPUs that are not here
         usable.append('float16')  # CPUs only emulate it
-    if device.type == 'cpu' or has_bfloat16(device):
+    if device.type in ('cpu', 'meta') or has_bfloat16(device):
         usable.append('bfloat16')
     if dtype not in ('auto', *usable):
         fail(f"no such dtype ({dtype}) on {name_of(device)}. use --dtype=auto or {' or '.join(usable)}")
