@@ -130,7 +130,8 @@ where = f"{device}, {dtype}"
 if dist.is_distributed:
     where += f", {dist.world_size} processes"
 dist.print(f"{path}, {age}: {config.arch}, {n_params:,} parameters, {block_size} positions; {where}")
-result = {'checkpoint': os.path.basename(path), 'iter': iter_num, 'block_size': block_size, 'dtype': dtype}
+how = {'block_size': block_size, 'dtype': dtype}  # each number was found
+result = {'checkpoint': os.path.basename(path), 'iter': iter_num}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if any(before.get(key) != value for key, value in result.items()):
     before = {'texts': {}, 'tasks': {}}  # about other weights
@@ -182,7 +183,7 @@ def evaluate_text():
                 "--dtype=float32, else an older checkpoint")
         sys.exit(3)
     checksum = data.meta['splits'].get(split, {}).get('sha256')
-    result['texts'][name] = {**found, 'stride': stride or block_size, 'sha256': checksum}
+    result['texts'][name] = {**found, **how, 'stride': stride or block_size, 'sha256': checksum}
     bpb = "bits per byte unknown, as the tokenizer is not on this machine"
     amount = f"{found['tokens']:,} tokens"
     if found['bpb'] is not None:
@@ -216,7 +217,7 @@ if loaded:
     dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
 for task in [task for of_one_name in loaded.values() for task in of_one_name]:
     r = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
-    result['tasks'][task.name] = r
+    result['tasks'][task.name] = {**r, **how}
     note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
     dist.print(f"{task.name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} "
                f"{100 * r['chance']:5.1f}% {r['centered']:8.4f}{note}")

@@ -183,7 +183,8 @@ class Evaluator:
 
 
 def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
-    """{train_loss, val_loss, perplexity, bpb} over n_windows windows of each split, evenly spread; or all."""
+    """{train_loss, val_loss, perplexity, bpb} over n_windows windows of each split, evenly spread; or all. The
+    last two are those of the validation text, where there is one."""
     block_size = model.config.block_size
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}
@@ -192,10 +193,9 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
         found[split] = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, sizes,
                                  stop.asks_to_stop, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
-    if 'val' in found and dist.on_terminal:
-        losses += f", perplexity {found['val']['perplexity']:.2f}"
+    judged = found.get('val', found['train'])
+    if dist.on_terminal:
+        losses += f", perplexity {judged['perplexity']:.2f}"
     dist.print(f"step {it}: {losses}")
     metrics = {f'{split}_loss': result['loss'] for split, result in found.items()}
-    if 'val' in found:
-        metrics.update(perplexity=found['val']['perplexity'], bpb=found['val']['bpb'])
-    return metrics
+    return {**metrics, 'perplexity': judged['perplexity'], 'bpb': judged['bpb']}

@@ -300,7 +300,8 @@ def accuracy(task, scores):
     """The accuracy, its standard error, ...: what eval.json says, where `questions` are examples."""
     correct = which_are_correct(task, scores)
     p, n, chance = float(correct.mean()), len(correct), task.chance
-    return {'accuracy': p, 'error': math.sqrt(p * (1 - p) / n), 'chance': chance,
+    q = (n * p + 1) / (n + 2)  # so that a few examples, all of them right, are not sure
+    return {'accuracy': p, 'error': math.sqrt(q * (1 - q) / (n + 2)), 'chance': chance,
             'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': task.shots,
             'truncated': task.truncated}
 

@@ -173,11 +173,11 @@ def test_tasks_by_the_command_line(script, with_tasks, tmp_path):
     core = ['sums', 'who', 'choice', 'hellaswag_10shot']
     assert list(found['tasks']) == ['hellaswag', *core] and not found['texts']
     assert found['core'] == pytest.approx(sum(found['tasks'][name]['centered'] for name in core) / 4)
-    assert set(found['tasks']['sums']) == {'accuracy', 'error', 'chance', 'centered', 'questions', 'shots',
-                                           'truncated'}, 'other programs read them'
+    assert set(found['tasks']['sums']) == {'accuracy', 'error', 'chance', 'centered', 'questions', 'shots', 'truncated',
+                                           'block_size', 'dtype'}, 'other programs read them'
     assert re.search(r'^sums +2 +24 ', result.out, re.M) and f"CORE {found['core']:.4f}" in result.out
     # earlier results of the same weights stay
-    assert script('eval.py', *with_tasks, '--tasks=who', '--max_per_task=3').status == 0
+    assert script('eval.py', *with_tasks, '--tasks=who', '--max_per_task=3', '--dtype=bfloat16').status == 0
     again = json.loads((tmp_path / 'out' / 'eval.json').read_text())
     assert again['tasks']['who']['questions'] == 3 and again['tasks']['sums'] == found['tasks']['sums']
     assert 'ascii/val' in again['texts']

@@ -232,7 +232,7 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
             scores[i, 0] = 0.5
     found = tasks.accuracy(task, scores)
     assert found['accuracy'] == 1 / 6
-    assert found['error'] == pytest.approx(math.sqrt(1 / 6 * 5 / 6 / 6))
+    assert found['error'] == pytest.approx(math.sqrt(2 / 8 * 6 / 8 / 8))
     assert found['centered'] == pytest.approx((1 / 6 - 1 / 4) / (3 / 4))
 
 
