@@ -3,9 +3,7 @@ Generate text with a trained model. The checkpoint has all that is needed, the t
 
     $ python sample.py --out_dir=out-quickstart
     $ python sample.py --init_from=out/ckpt_best.pt --start="To be" --num_samples=3 --temperature=0
-    $ python sample.py --init_from=gpt2-xl --start=FILE:prompt.txt
     $ python sample.py --out_dir=out-quickstart --start=- --num_samples=1 --stop=$'\\n\\n'
-    $ python sample.py --out_dir=out-quickstart --prompts=prompts.txt --num_samples=1
     $ python sample.py --out_dir=out-chat --chat
 
 A single sample is printed while it is generated. Ctrl-C ends it and keeps the text.
@@ -35,8 +33,10 @@ compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GP
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
+import collections
 import signal
 import sys
+import time
 
 from support.console import exit_on_broken_pipe
 
@@ -58,11 +58,8 @@ sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what
 # -----------------------------------------------------------------------------
 # the prompts
 
-problems = out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k top_p',
-                        from_zero='temperature seed')
-if top_p is not None and top_p > 1:
-    problems.append(f"top_p is out of range ({top_p}). use a number in (0, 1]")
-if problems:
+if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k top_p',
+                            from_zero='temperature seed'):
     fail(*problems)
 
 from_stdin = prompts is None and (start == '-' or (chat and 'start' not in given))
@@ -158,6 +155,7 @@ def write(samples):
     """Generate and print the samples, in their order; a single one while it is generated. After Ctrl-C: what
     there is of them."""
     live, left = len(samples) == 1, sorted(samples, key=lambda sample: len(sample.ids))
+    made, t0 = collections.Counter(), time.perf_counter()
     if live:
         print_new(samples[0])  # the prompt
     while left:
@@ -165,6 +163,7 @@ def write(samples):
         left = left[len(batch):]
 
         def on_token(ids):
+            made.update(tokens=len(batch), steps=1)
             for sample, id in zip(batch, ids[:, 0].tolist()):
                 sample.add(id)
             if live:
@@ -178,6 +177,10 @@ def write(samples):
             left, samples = [], [sample for sample in samples if sample.finished]
         while samples and samples[0].finished:
             print_new(samples.pop(0))
+    if made and not interrupted:
+        speed, size = made['steps'] / (time.perf_counter() - t0), sum(p.nbytes for p in model.parameters())
+        say(f"{source}: {made['tokens']:,} tokens, {speed * made['tokens'] / made['steps']:,.0f} per second, "
+            f"{speed * size / 1e9:.1f} GB/s of weights read")
 
 
 if chat:
