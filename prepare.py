@@ -7,6 +7,7 @@ Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and me
     $ python prepare.py mine --input='texts/*.jsonl.zst' --tokenizer=bpe:8192 --val_fraction=0.01
     $ python prepare.py openwebtext            # 24 GB from the Hub become 9 billion tokens
     $ python prepare.py mine --show            # what is in it, checked
+    $ python prepare.py hellaswag              # the benchmark's examples, for eval.py; or core
 
 --input is a file, a folder or a pattern: .txt, .md, .html, .epub (one document each), .jsonl (one per line)
 and .parquet (one per row), most of them also as .gz or .zst; or hf:OWNER/NAME[:CONFIG][:SPLIT], a data set of
@@ -23,7 +24,7 @@ from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, openwebtext, fineweb, fineweb_edu,
-# tinystories, or any name of your own with --input
+# tinystories, or any name of your own with --input; hellaswag, core: the files of a benchmark
 input: str | list = None  # file, folder, pattern, several with commas, or hf:OWNER/NAME with the text; for a
 # named set: use this instead of downloading it
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
@@ -45,7 +46,6 @@ data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
 
-import codecs
 import contextlib
 import json
 import os
@@ -59,9 +59,10 @@ from support import encode_text, hub_datasets, read_text
 from support.chat import chat_format, with_chat_tokens
 from support.choose_tokenizer import check_replacement, choose_tokenizer
 from support.conversations import read_conversations, write_splits
-from support.dataset_meta import KNOWN, folder_of, show_dataset, write_meta_pkl
+from support.dataset_meta import DATA_DIR, KNOWN, folder_of, show_dataset, write_meta_pkl
 from support.console import make_output_last
 from support.files import read_json
+from support.hub_datasets import BENCHMARKS, TINYSHAKESPEARE, fetch, fetch_benchmark
 from support.tokenizer import make_tokenizer, write_tokenizer
 from support.write_dataset import Draft, divide, move_into_place, only_writer
 
@@ -77,7 +78,10 @@ TRAIN = {'pystdlib': 'config/quickstart.py', 'shakespeare_char': 'config/train_s
          'openwebtext': 'config/train_gpt2.py', 'fineweb': 'config/train_fineweb_124m.py'}
 
 # what was not given; a tokenizer is chosen below, once the size of the text is known
-if input is None and name not in KNOWN and (os.path.isfile(name) or (os.sep in name and os.path.isdir(name))):
+looks_like_path = os.sep in name or '.' in name or os.path.isfile(name)
+if looks_like_path and name not in KNOWN and input is None and not show:
+    if not os.path.exists(name):
+        fail(f"no such file or folder ({name}). name the one with your text")
     name, input = read_text.name_of(name), name
     print(f"dataset {name}, the same as: python prepare.py {shlex.quote(name)} --input={shlex.quote(input)}")
 input = input or HUB.get(name)
@@ -148,8 +152,8 @@ def find_files():
     """The files with the text, and a name for where it comes from."""
     if as_nanogpt:
         path = sources[0] if input else os.path.join(folder, 'input.txt')
-        hub_datasets.find_tinyshakespeare(path)
-        return [read_text.stat(path)], path if input else hub_datasets.TINYSHAKESPEARE
+        fetch(*TINYSHAKESPEARE, path)
+        return [read_text.stat(path)], path if input else TINYSHAKESPEARE[0]
     if name == 'pystdlib':
         return read_text.find_pystdlib(), f"standard library of Python {sys.version.split()[0]}"
     if not sources[0].startswith('hf:'):
@@ -207,9 +211,7 @@ def make_conversations():
 
 def check_knobs():
     problems = out_of_range(knobs, below_one='val_fraction', above_zero='max_tokens shard_tokens workers')
-    if input is None and os.path.splitext(name)[1].lower() in ('.txt', '.md', '.html', '.epub', '.jsonl'):
-        problems.append(f"no such file ({name}). name the one with your text")
-    elif name not in KNOWN and input is None and not show:
+    if name not in KNOWN and input is None and not show:
         problems.append(f"no text for the dataset {name}. say where it is: python prepare.py {name} "
                         f"--input=FILE_OR_FOLDER (made without it: {', '.join(KNOWN)})")
     if (name == 'pystdlib' or chat and name in KNOWN) and input is not None:
@@ -219,12 +221,7 @@ def check_knobs():
         problems.append(f"--chat learns no tokenizer ({tokenizer}), it takes that of the model to finetune. "
                         "use --tokenizer=data/NAME, its dataset, or byte, gpt2, hf:OWNER/NAME")
     if sources and len(sources) > 1 and (as_nanogpt or 'hf:' in str(input)):
-        problems.append(f"only one --input here ({', '.join(input)}). several may be files, folders, "
-                        "patterns")
-    try:
-        encoding == 'auto' or codecs.lookup(encoding)
-    except LookupError:
-        problems.append(f"no such encoding ({encoding}). use utf-8, cp1252, utf-16, ... or auto")
+        problems.append(f"only one --input here ({', '.join(input)}). several may be files and folders")
     if problems:
         fail(*problems)
 
@@ -262,7 +259,9 @@ def print_summary(meta, seconds):
 
 
 def main():
-    """Make the dataset, and say so, or in one line what went wrong."""
+    """Make what `name` says, and tell it, or in one line what went wrong."""
+    if name in BENCHMARKS and input is None and not show:
+        return fetch_benchmark(name, data_dir or DATA_DIR)
     check_knobs()
     if show:
         sys.exit(0 if show_dataset(folder) else 1)

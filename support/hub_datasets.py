@@ -1,5 +1,6 @@
 """
-What is downloaded: files of models of the Hugging Face Hub, the files of its data sets, and tinyshakespeare.
+What is downloaded: files of models of the Hugging Face Hub, the files of its data sets, tinyshakespeare and
+benchmarks.
 A data set's parquet, .jsonl and .txt files are downloaded one after the other, checked, read and removed. A
 script that would make it is never run; the Hub's own parquet conversion is read instead.
 """
@@ -11,6 +12,7 @@ import hashlib
 import os
 import re
 import urllib.request
+import zipfile
 
 from configurator import fail
 from dataset import Prefetch
@@ -20,8 +22,15 @@ from support.files import write_whole
 
 # as nanoGPT calls them
 GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}
-TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
-TINYSHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
+# url, sha256
+TINYSHAKESPEARE = ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
+                   '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')
+# what eval.py --tasks reads: url, file
+BENCHMARKS = {
+    'hellaswag': ('https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl',
+                  'hellaswag_val.jsonl'),
+    'core': ('https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip', 'eval_bundle.zip'),
+}
 
 
 def hub():
@@ -201,15 +210,28 @@ def download(file, folder):
         explain(e, f"{file.path} of hf:{file.repo}", "run it again: it continues where it stopped")
 
 
-def find_tinyshakespeare(path):
-    """nanoGPT's first text, at `path`, downloaded if there is no such file."""
-    if not os.path.exists(path):
-        print(f"downloading {TINYSHAKESPEARE}")
-        try:
-            with urllib.request.urlopen(TINYSHAKESPEARE, timeout=60) as response:
-                content = response.read()
-            if hashlib.sha256(content).hexdigest() != TINYSHAKESPEARE_SHA256:
-                raise OSError(f"{len(content):,} bytes with a wrong checksum came")
-        except OSError as e:
-            fail(f"cannot download {TINYSHAKESPEARE} ({first_line(e)}). put that file at {path}")
-        write_whole(path, content)
+def fetch(url, sha256, path):
+    """Download `url` to `path`, if there is no such file. sha256: what its bytes must have; None: not known."""
+    if os.path.exists(path):
+        return
+    print(f"downloading {url}", flush=True)
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            content = response.read()
+        if sha256 not in (None, hashlib.sha256(content).hexdigest()):
+            raise OSError(f"{len(content):,} bytes with a wrong checksum came")
+    except OSError as e:
+        fail(f"cannot download {url} ({first_line(e)}). put that file at {path}, and run it again")
+    write_whole(path, content)
+
+
+def fetch_benchmark(name, folder):
+    """Put the files of a benchmark into `folder`, where eval.py --tasks looks for them."""
+    url, file = BENCHMARKS[name]
+    path = os.path.join(folder, file)
+    fetch(url, None, path)
+    if file.endswith('.zip'):
+        with zipfile.ZipFile(path) as f:
+            f.extractall(folder)
+        path = path.removesuffix('.zip')
+    print(f"{path} is there. measure on it: python eval.py --tasks={name}")

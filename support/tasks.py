@@ -45,8 +45,6 @@ from support.errors import first_line
 from support.evaluate import eval_mode, rounds
 from support.tokenizer import empty_prompt
 
-HELLASWAG_URL = 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl'
-BUNDLE_URL = 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip'
 
 
 @dataclasses.dataclass
@@ -85,7 +83,7 @@ def load_tasks(text, folder, tokenizer, block_size, limit, limit_hellaswag):
 def find_task(name, folder):
     """The task `name`, its examples not read yet."""
     if name == 'hellaswag':
-        remedy = f"download {HELLASWAG_URL}; --data_dir names another folder than {folder}"
+        remedy = f"python prepare.py hellaswag; --data_dir names another folder than {folder}"
         return Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), remedy, name, 0.25)
     if name.endswith('.jsonl'):
         return Task(os.path.basename(name), os.path.expanduser(name), "see docs/evaluation.md")
@@ -98,7 +96,7 @@ def find_task(name, folder):
 def bundle(folder):
     """{name: Task} of the tasks in eval_bundle/core.yaml, their examples not read yet."""
     root, tasks = os.path.join(folder, 'eval_bundle'), {}
-    remedy = f"download {BUNDLE_URL} and unpack it in {folder}; --data_dir names another folder"
+    remedy = f"python prepare.py core; --data_dir names another folder than {folder}"
     try:
         import yaml
         with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:

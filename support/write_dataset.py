@@ -175,8 +175,7 @@ def divide(draft, val_fraction):
         move_end(draft, train, val, int(train.tokens * val_fraction))
     if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
         shutil.rmtree(draft.folder)
-        fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more text, "
-             "or --val_fraction=0")
+        fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more")
 
 
 def move_end(draft, source, target, n):

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import urllib.request
+import zipfile
 
 import numpy as np
 import pytest
@@ -60,6 +61,17 @@ def test_an_error_page_is_never_kept(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(urllib.request, 'urlopen', lambda url, timeout: page)
     is_refused(prepare('shakespeare_char'), 'checksum', 'input.txt')
     assert not (tmp_path / 'data' / 'shakespeare_char').exists()
+
+
+def test_the_files_of_the_benchmarks_are_fetched(prepare, tmp_path, monkeypatch):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, 'w') as f:
+        f.writestr('eval_bundle/core.yaml', 'icl_tasks: []')
+    pages = {'hellaswag_val.jsonl': b'{}\n', 'eval_bundle.zip': packed.getvalue()}
+    monkeypatch.setattr(urllib.request, 'urlopen', lambda url, timeout: io.BytesIO(pages[url.rpartition('/')[2]]))
+    for name, file in (('hellaswag', 'hellaswag_val.jsonl'), ('core', 'eval_bundle/core.yaml')):
+        result = prepare(name)
+        assert result.status == 0 and f'--tasks={name}' in result.out and (tmp_path / 'data' / file).exists()
 
 
 # -----------------------------------------------------------------------------
@@ -167,7 +179,7 @@ def test_a_failed_second_run_leaves_the_first_ones_files(prepare, tmp_path, book
 
 
 @pytest.mark.parametrize('name, flags, word', [
-    ('mine', '', '--input'), ('pystdlib', '--input=book.txt', 'name'), ('../x', '--input=book.txt', 'name'),
+    ('mine', '', '--input'), ('../nofile.txt', '', 'no such file'), ('pystdlib', '--input=book.txt', 'name'), ('../x', '--input=book.txt', 'name'),
     ('mine', '--input=book.txt --val_fraction=1', 'val_fraction'), ('mine', '--input=book.txt --tokenizer=gpt9', 'gpt2'),
     ('mine', '--input=book.txt --tokenizer=bpe:100', '257'), ('mine', '--input=book.txt --tokenizer=bpe:x', 'bpe'),
     ('mine', '--input=book.txt --tokenizer=/no/such/tokenizer.json', '/no/such'),

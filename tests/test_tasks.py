@@ -240,10 +240,10 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
     ('summs', None, None, 'sums, who, choice, hellaswag_10shot'),
     ('who', 'eval_data/who.jsonl', '{"context_options": ["a", "b"], "continuation": "c", "gold": 2}', 'who.jsonl:1'),
     ('who', 'eval_data/who.jsonl', '[' * 100_000, 'who.jsonl:1'),  # deeper than a parser goes
-    ('who', 'eval_data/who.jsonl', None, tasks.BUNDLE_URL),
-    ('hellaswag', '../hellaswag_val.jsonl', None, tasks.HELLASWAG_URL),
+    ('who', 'eval_data/who.jsonl', None, 'prepare.py core'),
+    ('hellaswag', '../hellaswag_val.jsonl', None, 'prepare.py hellaswag'),
     ('choice', 'core.yaml', '[' * 10_000, 'cannot be read'),
-    ('choice', 'core.yaml', None, tasks.BUNDLE_URL)])
+    ('choice', 'core.yaml', None, 'prepare.py core')])
 def test_what_is_missing_or_broken_is_one_line(folder, capsys, name, path, content, words):
     if path and content:
         (folder / 'eval_bundle' / path).write_text(content)
