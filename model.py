@@ -139,13 +139,11 @@ def part_problems(config):
     """What does not fit together."""
     C, H, K, problems = config.n_embd, config.n_head, config.n_kv_head, []
     D = C // H
-    step, of = H, f"n_head={H}"
-    if config.positions == 'rope':
-        step, of = 2 * H, f"2 x n_head={H}, as rope rotates pairs of a head's channels"
+    step = 2 * H if config.positions == 'rope' else H  # rope rotates pairs of a head's channels
     if C % step:
-        below = C // step * step
-        problems.append(f"n_embd={C} is not a multiple of {of}. use --n_embd={below or step} or "
-                        f"--n_embd={below + step}")
+        of = f"n_head={H}" if step == H else f"2 n_head={step}, as rope takes pairs"
+        problems.append(f"n_embd={C} is not a multiple of {of}. use --n_embd={C // step * step or step} or "
+                        f"--n_embd={C // step * step + step}")
     if H % K:
         divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
         problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
@@ -485,8 +483,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
         logits, loss = self.loss(x, targets.reshape(-1), reduction, return_logits)
-        # the mean over no targets at all is 0, not nan
-        return logits, loss if reduction == 'none' else torch.where((targets >= 0).any(), loss, 0.0)
+        return logits, torch.where((targets >= 0).any(), loss, 0.0) if reduction == 'mean' else loss
 
     def loss(self, x, targets, reduction='mean', return_logits=True):
         """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""

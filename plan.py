@@ -69,12 +69,9 @@ def show(lines):
 
 
 exit_on_broken_pipe()
-# of 'meta' devices nothing is checked; GPUs have bfloat16 since Ampere
 device, memory, peak = torch.device('meta'), 1e9 * (gpu_memory or 80), knobs['peak_flops']
 why = f'{memory / 1e9:g} GB each, elsewhere'
-if elsewhere:
-    knobs['dtype'] = knobs['dtype'].replace('auto', 'bfloat16')
-else:
+if not elsewhere:
     device, why = devices.choose_device(knobs['device'], int(os.environ.get('LOCAL_RANK', 0)),
                                         'RANK' in os.environ)
     memory, peak = devices.memory_of(device), peak or peak_flops_of(device)

@@ -53,15 +53,15 @@ def has_bfloat16(device):
         return torch.cuda.get_device_capability(device)[0] >= 8
     if device.type == 'cpu':
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
+    return device.type == 'meta'
 
 
 def choose_dtype(dtype, device):
     """(name, why) of the dtype of matrix products."""
     usable = ['float32']  # on Apple GPUs no more: https://github.com/pytorch/pytorch/issues/195910
-    if device.type in ('cuda', 'meta'):  # meta: plan.py, for GPUs that are not here
+    if device.type in ('cuda', 'meta'):  # meta: plan.py, for GPUs that are not here, Ampere or newer
         usable.append('float16')  # CPUs only emulate it
-    if device.type in ('cpu', 'meta') or has_bfloat16(device):
+    if device.type == 'cpu' or has_bfloat16(device):
         usable.append('bfloat16')
     if dtype not in ('auto', *usable):
         fail(f"no such dtype ({dtype}) on {name_of(device)}. use --dtype=auto or {' or '.join(usable)}")
