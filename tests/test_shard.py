@@ -1,25 +1,29 @@
 """Sharded training has the losses, the checkpoints and the samples of one process; what saves memory changes
 nothing else."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import own_process
+from conftest import TINY, own_process
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
-from harness import RUN, Child, train
+from harness import PLACE, train
 
 from model import GPT, GPTConfig
 from support.chunked_loss import ChunkedLoss, use_chunked_loss
-from support import checkpoint
 
 
 def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
+    """Exactly: with FSDP and Muon, each tensor of the model and of the optimizer has the bits of a run that
+    was not interrupted."""
     done = own_process('tests/faults/layouts.py', '--quick')
     assert done.status == 0, done.out[-2000:] + done.err[-2000:]
     assert 'All are the same up to rounding.' in done.out and done.out.count('hybrid') == 2
+    assert '- modern, Muon, FSDP, 2: the same' in done.out
 
 
 def with_and_without(config, change, dtype=torch.float32):
@@ -51,7 +55,8 @@ def same(found, loss, gradient):
         assert (grads[name] - grads_[name]).norm() <= gradient * grads[name].norm(), name
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])  # tied and untied, with softcap and without
+# tied and untied, with softcap and without
+@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
         use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
@@ -69,7 +74,6 @@ def test_the_chunked_loss_is_the_loss(arch):
 def test_the_chunked_loss_never_holds_all_logits():
     V, N, C = 4001, 512, 16
     x, w, largest = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True), []
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -91,36 +95,22 @@ def test_activation_checkpointing_changes_no_bit(arch):
     assert a == b and all(torch.equal(grads[name], grads_[name]) for name in grads)
 
 
-@pytest.mark.parametrize('n, flags, says', [
-    (1, ['--shard=0'], 'shard=0 with one process'),
-    (2, ['--shard=3'], 'shard=3 does not divide 2 processes'),
-    (1, ['--shard=-1'], 'shard is out of range (-1)'),
-    (1, ['--shard=full'], 'shard takes a whole number'),
-])
-def test_sharding_that_cannot_be_is_one_line(tiny, tmp_path, n, flags, says):
-    child = Child(*tiny, '--gradient_accumulation_steps=2', *flags, out=tmp_path / 'out', ranks=n)
-    child.wait()
-    lines = [line for line in child.text().splitlines() if line.startswith('error:')]
-    assert len(lines) == 1 and says in lines[0], child.text()
-    assert child.statuses == [2] * n and not (tmp_path / 'out').exists()
-
-
-def test_processes_that_were_started_differently_say_so(tiny, tmp_path):
-    (tmp_path / 'mine.py').write_text("import os\nbatch_size = 4 + int(os.environ['RANK'])\n")
-    flags = [flag for flag in tiny if 'batch_size' not in flag]
-    flags += ['--gradient_accumulation_steps=2', tmp_path / 'mine.py']
-    child = Child(*flags, out=tmp_path / 'out', ranks=2)
-    child.wait()
-    lines = [line for line in child.text().splitlines() if line.startswith('error:')]
-    assert lines == ["error: process 1 has another batch_size than process 0 (5, there 4). start all of them "
-                     "with the same command, the same config files and the same data"]
-    assert child.statuses == [2, 2] and not (tmp_path / 'out').exists()
+@pytest.mark.parametrize('ranks, flag, says', [
+    (1, '--shard=0', 'shard=0 with one process'),
+    (2, '--shard=3', 'shard=3 does not divide 2 processes'),
+    (2, 'mine.py', 'process 1 has another learning_rate than process 0 (2.0, there 1.0). start all of them')])
+def test_what_processes_cannot_do_together_is_one_line(tmp_path, monkeypatch, ranks, flag, says):
+    monkeypatch.chdir(tmp_path)
+    Path('mine.py').write_text("import os\nlearning_rate = 1.0 + int(os.environ.get('RANK', 0))\n")
+    child = train(flag, base=[*PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2'], ranks=ranks,
+                  out=tmp_path / 'out', expect=2)
+    line, = re.findall('^error: .*', child.text(), re.M)
+    assert says in line and child.statuses == [2] * ranks and not child.out.exists()
 
 
 def test_a_sharded_checkpoint_has_one_copy_of_tied_weights():
-    base = [flag for flag in RUN if 'arch' not in flag and 'muon' not in flag]
-    sizes = []
-    for flags in ([], ['--shard=0']):
-        out = train('--max_iters=2', '--warmup_iters=0', *flags, base=base, ranks=2).out
-        sizes.append(Path(checkpoint.newest(str(out))).stat().st_size)
+    flags = [*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', '--max_iters=2',
+             '--warmup_iters=0']
+    sizes = [(train(*flags, *shard, base=(), ranks=2).out / 'ckpt.pt').stat().st_size
+             for shard in ([], ['--shard=0'])]
     assert abs(sizes[0] - sizes[1]) < 4096

@@ -1,7 +1,6 @@
 """Faults on one machine, and what has to hold."""
 
 import errno
-import hashlib
 import os
 import random
 import re
@@ -13,19 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 # before torch, which it gives one thread
 from harness import (PATIENCE, PLACE, REPO, RUN, SCRATCH, Child, case, die_at, fingerprint, log_without_times,
-                     make_dataset, newest_state, resume, same_as_through, slowly, some_run,
-                     stop_at, stopped_at, through, train)
+                     make_dataset, newest_state, resume, same_as_through, slowly, some_run, stop_at, through,
+                     train)
 
 import torch
 from conftest import TEXT
 
 import dataset
 import model
-from support import checkpoint, checkpoint, guard, load
+from support import checkpoint, guard, load
 
 # -----------------------------------------------------------------------------
 # exact resume
@@ -34,11 +34,9 @@ from support import checkpoint, checkpoint, guard, load
 @case()
 def stopped_and_resumed(quick):
     """stopped after k updates, resumed to N without a flag, for every k (quick: three)"""
-    ks = (1, 7, 23) if quick else range(1, 32)
+    ks = (1, 23) if quick else range(1, 32)
     for k in ks:
-        out = train(sabotage=stop_at(k), expect=143).out
-        assert checkpoint.newest(str(out)).endswith(f'{k:08d}.pt')
-        same_as_through(resume(out).out)
+        same_as_through(resume(train(sabotage=stop_at(k), expect=143).out).out)
     out = train('--max_iters=11', '--lr_decay_iters=32').out
     # a budget that is extended: the log says that its end was evaluated
     same_as_through(resume(out, '--max_iters=32').out, log=False)
@@ -48,20 +46,11 @@ def stopped_and_resumed(quick):
 @case()
 def evaluation_and_logging_at_any_interval(quick):
     """other eval_interval, log_interval, save_interval, keep_checkpoints"""
-    want, _ = through()
     settings = [['--eval_interval=3', '--log_interval=2'], ['--eval_interval=0', '--save_interval=11'],
                 ['--eval_iters=5', '--keep_checkpoints=1', '--log_interval=0']]
     for flags in settings:
-        assert fingerprint(train(*flags).out) == want, flags
+        same_as_through(train(*flags).out, log=False)
     return f"the same bits with {len(settings)} settings"
-
-
-@case()
-def several_processes_stopped_and_resumed(quick):
-    """2 processes to k, resumed on 2"""
-    out = train(sabotage=stop_at(11), ranks=2, expect=143).out
-    same_as_through(resume(out, ranks=2).out, ranks=2)
-    return "the same bits and log"
 
 
 @case()
@@ -73,7 +62,7 @@ def another_number_of_processes(quick):
     resume(out, ranks=2)
     rows = zip(log_without_times(out), through()[1], strict=True)
     apart = max(abs(float(a['loss']) - float(b['loss'])) for a, b in rows if a['loss'])
-    assert apart < 1e-3, apart
+    assert apart < 1e-5, apart
     return f"same samples, losses within {apart:.0e}, and the resume says why not bit-exactly"
 
 
@@ -98,7 +87,8 @@ def what_an_exact_resume_depends_on(quick):
 
 @case()
 def killed_at_random_instants(quick):
-    """kill -9 at 100 random instants (quick: 6), a checkpoint after each update"""
+    """kill -9 at 100 random instants (quick: 6), a checkpoint after each update; each start resumes what the
+    kill before has left, and the last one ends with the bits of a run that nobody disturbed"""
     kills, flags = 6 if quick else 100, ['--lr_decay_iters=4000', '--eval_interval=70']
     # in full on a real disk, where a save takes its time
     out, inside = Path(tempfile.mkdtemp(dir=SCRATCH if quick else None)), 0
@@ -106,19 +96,17 @@ def killed_at_random_instants(quick):
         child = Child(*RUN, *flags, '--max_iters=100000', '--init_from=auto', out=out)
         time.sleep(PATIENCE * (0.15 + random.random() * 0.5))
         child.signal(signal.SIGKILL)
-        status = child.wait()
-        assert status == -9, f"it ended before kill {i + 1}: {status}\n{child.text()[-1500:]}"
+        assert child.wait() == -9, f"it ended before kill {i + 1}\n{child.text()[-1500:]}"
         inside += bool(list(out.glob('*.tmp')))
     at = newest_state(out)['iter_num'] if checkpoint.newest(str(out)) else 0
     flags.append(f'--max_iters={at + 10}')
     train(*flags, '--init_from=auto', out=out)
     assert not list(out.glob('*.tmp'))
-    want, want_log = through(*flags)
-    assert fingerprint(out) == want, f"{fingerprint(out)}, not {want}"
-    for a, b in zip(log_without_times(out), want_log, strict=True):
-        assert {**a, 'progress': ''} == {**b, 'progress': ''}, 'its end was another at first'
+    same_as_through(out, *flags, log=False)
+    logs = [[{**row, 'progress': ''} for row in log] for log in (log_without_times(out), through(*flags)[1])]
+    assert logs[0] == logs[1], 'log.csv differs'  # progress: its end was another at first
     shutil.rmtree(out)
-    return f"{kills} kills until iteration {at}, {inside} of them inside a save; hash {want}, as undisturbed"
+    return f"{kills} kills until iteration {at}, {inside} of them inside a save; the bits as undisturbed"
 
 
 @case()
@@ -149,23 +137,19 @@ def whole_ones(out):
 def read_while_it_is_saved(quick):
     """ckpt.pt read again and again while a run saves after each update"""
     child = Child(*RUN, '--max_iters=100000', '--eval_interval=0', '--log_interval=0')
-    path, seen, end = child.out / 'ckpt.pt', {}, time.time() + (3 if quick else 60)
-    reads = 0
+    path, seen, reads = child.out / 'ckpt.pt', {}, 0
+    end = time.time() + (3 if quick else 60)
     while time.time() < end:
         if not path.exists():
             continue
-        state = load.unpack(str(path))
-        reads += 1
-        # the bits of an iteration are always the same ones
+        state, reads = load.unpack(str(path)), reads + 1
+        steps = {own['step'].item() for own in state['optimizer']['state'].values() if 'step' in own}
+        assert steps == {float(state['iter_num'])}, (steps, state['iter_num'])
         weights = b''.join(p.numpy().tobytes() for p in state['model'].values())
-        moments = state['optimizer']['state'].values()
-        step = {own['step'].item() for own in moments if 'step' in own}
-        assert step == {float(state['iter_num'])}, (step, state['iter_num'])
-        digest = hashlib.sha256(weights).hexdigest()
-        assert seen.setdefault(state['iter_num'], digest) == digest, state['iter_num']
-        assert all(torch.isfinite(p).all() for p in state['model'].values())
-    child.signal(signal.SIGTERM)
-    assert child.wait() == 143 and len(seen) > 3, len(seen)
+        # the bits of an iteration are always the same ones
+        assert seen.setdefault(state['iter_num'], weights) == weights, state['iter_num']
+    child.stop()
+    assert len(seen) > 3, len(seen)
     return f"{reads} reads of {len(seen)} checkpoints: each of one iteration, weights and moments"
 
 
@@ -173,16 +157,21 @@ def read_while_it_is_saved(quick):
 # damaged files
 
 
+def resumes_from_the_one_before(out):
+    """The newest checkpoint of `out` is damaged, which a resume tells; it ends with the same bits."""
+    text = resume(out).text()
+    assert 'ckpt_00000030.pt is damaged' in text and 'after 29 iterations' in text, text
+    same_as_through(out)
+
+
 @case()
 def truncated(quick):
     """the newest checkpoint cut to 0, 1, 100 bytes, half, all but one"""
-    size = os.path.getsize(stopped_at(30) / 'ckpt_00000030.pt')
-    for length in (0, 1, 100, size // 2, size - 1):
+    size = os.path.getsize(some_run() / 'ckpt_00000030.pt')
+    for length in (0, size - 1) if quick else (0, 1, 100, size // 2, size - 1):
         out = some_run()
         os.truncate(out / 'ckpt_00000030.pt', length)
-        text = resume(out).text()
-        assert 'ckpt_00000030.pt is damaged' in text and 'after 29 iterations' in text, text
-        same_as_through(out)
+        resumes_from_the_one_before(out)
     return "named, the one before taken, the same bits at the end"
 
 
@@ -190,32 +179,29 @@ def truncated(quick):
 def bits_flipped(quick):
     """one bit flipped at 60 random places (quick: 3), and a page of zeros"""
     found, n = 0, 3 if quick else 60
-    for i in range(n + 1):
+    for i in range(n):
         out = some_run()
-        path = out / 'ckpt_00000030.pt'
-        content = bytearray(path.read_bytes())
-        if i < n:
-            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-        else:
-            content[8192:12288] = bytes(4096)
-        path.write_bytes(content)
-        text = resume(out).text()
-        found += 'ckpt_00000030.pt is ' in text
-        assert i < n or 'ckpt_00000030.pt is damaged' in text, text
+        content = bytearray((out / 'ckpt_00000030.pt').read_bytes())
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        (out / 'ckpt_00000030.pt').write_bytes(content)
+        found += 'ckpt_00000030.pt is ' in resume(out).text()
         same_as_through(out)
-    return (f"{found} of {n + 1} found by checksum, the others lay between the records; the same bits each "
-            "time")
+    out = some_run()
+    with open(out / 'ckpt_00000030.pt', 'r+b') as f:
+        f.seek(8192)
+        f.write(bytes(4096))
+    resumes_from_the_one_before(out)
+    return f"{found} of {n} found by checksum, the others lay between the records; the same bits each time"
 
 
 @case()
 def all_checkpoints_damaged(quick):
     """every checkpoint damaged"""
     out = some_run()
-    for path in set(out.glob('ckpt*.pt')):
-        content = bytearray(path.read_bytes())
-        for i in range(len(content) // 2, len(content) // 2 + 256):  # longer than the gaps between records
-            content[i] = 165  # not flipped: some of these names are one file
-        path.write_bytes(content)
+    for path in out.glob('ckpt*.pt'):
+        with open(path, 'r+b') as f:
+            f.seek(path.stat().st_size // 2)
+            f.write(bytes([165]) * 256)  # longer than the gaps between records
     before = contents(out)
     for init_from in ('resume', 'auto'):
         text = train(f'--init_from={init_from}', out=out, expect=2).text()
@@ -237,15 +223,21 @@ def no_large_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
 
-@case()
-def files_may_not_grow(quick):
-    """RLIMIT_FSIZE below the size of a checkpoint (EFBIG)"""
+def has_no_room(sabotage):
+    """The text of a run whose checkpoints find no room; with room again it ends with the same bits."""
     out = some_run()
-    text = resume(out, '--max_iters=34', '--lr_decay_iters=32', sabotage=no_large_files, expect=4).text()
+    text = resume(out, '--max_iters=34', '--lr_decay_iters=32', sabotage=sabotage, expect=4).text()
     assert 'warning: ' in text and 'File too large' in text, text
     assert 'error: the last checkpoint could not be written' in text, text
     assert checkpoint.newest(str(out)).endswith('30.pt') and not list(out.glob('*.tmp'))
     same_as_through(resume(out).out)
+    return text
+
+
+@case()
+def files_may_not_grow(quick):
+    """RLIMIT_FSIZE below the size of a checkpoint (EFBIG)"""
+    has_no_room(no_large_files)
     return "a warning each time, status 4 at the end, the older ones whole, resumed to the same bits"
 
 
@@ -260,49 +252,33 @@ def console_is_full(quick):
     return "one warning, the run ends well"
 
 
-@case('tmpfs')
+@case('namespaces')
 def disk_is_full(quick):
     """a small tmpfs fills up while it trains, is emptied again, and stays full until the end"""
-    script = REPO / 'tests' / 'faults' / 'run.py'
-    done = subprocess.run(['unshare', '-rm', sys.executable, script, '--inside=on_a_small_disk'],
-                          capture_output=True, text=True, timeout=200 * PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
-def on_a_small_disk():
     disk = Path(tempfile.mkdtemp(dir=SCRATCH))
     subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', disk], check=True)
     fills_up(disk)
     (disk / 'filler').unlink()
     out = shutil.copytree(disk / 'out', SCRATCH / 'from_disk')
     flags = [f"--max_iters={newest_state(out)['iter_num'] + 20}", '--lr_decay_iters=100000']
-    resume(out, *flags)
-    assert fingerprint(out) == fingerprint(train(*flags).out)
+    same_as_through(resume(out, *flags).out, *flags, log=False)
     # room again: it continues
-    child = Child(*RUN, '--max_iters=100000', '--init_from=resume', out=disk / 'out').until('iter ')
-    child.signal(signal.SIGTERM)
-    assert child.wait() == 143
-    subprocess.run(['mount', '-o', 'remount,size=1m', disk], capture_output=True)
-    (disk / 'filler').write_bytes(b'')
+    Child(*RUN, '--max_iters=100000', '--init_from=resume', out=disk / 'out').until('iter ').stop()
     shutil.rmtree(disk / 'out')
     subprocess.run(['mount', '-o', 'remount,size=700k', disk], check=True)
     text = train(out=disk / 'out', expect=2).text()
     assert 'too little space on the disk' in text and not (disk / 'out').exists(), text
     subprocess.run(['umount', disk], check=True)
-    print("No space left on device: a warning, the older ones whole, status 4, resumed to the same bits; too "
-          "small from the beginning: status 2")
+    return ("No space left on device: a warning, the older ones whole, status 4, resumed to the same bits; "
+            "too small from the beginning: status 2")
 
 
 def fills_up(disk):
     """A run whose disk has no room left from some iteration on, until it is stopped."""
     child = Child(*RUN, '--max_iters=100000', out=disk / 'out').until('iter 10:')
-    with open(disk / 'filler', 'wb', buffering=0) as f:
-        try:
-            while True:
-                f.write(bytes(4096))
-        except OSError:
-            pass
+    with suppress(OSError), open(disk / 'filler', 'wb', buffering=0) as f:
+        while True:
+            f.write(bytes(4096))
     child.until('could not be written (No space left on device)')
     assert whole_ones(disk / 'out')
     seen = checkpoint.newest(str(disk / 'out'))
@@ -346,12 +322,7 @@ def saved_beside_the_training(quick):
     def no_room():
         saving_by_a_thread()
         no_large_files()
-    out = some_run()
-    text = resume(out, '--max_iters=34', '--lr_decay_iters=32', sabotage=no_room, expect=4).text()
-    assert 'File too large' in text and 'tries again in a minute' in text, text
-    assert 'error: the last checkpoint could not be written' in text, text
-    assert checkpoint.newest(str(out)).endswith('30.pt') and not list(out.glob('*.tmp'))
-    same_as_through(resume(out).out)
+    assert 'tries again in a minute' in has_no_room(no_room)
     return ("the same bits; killed inside: every file whole; no room: a warning, status 4 at the end, the "
             "older ones whole")
 
@@ -373,14 +344,12 @@ def paste(text):
 @case()
 def signals_that_stop(quick):
     """SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGQUIT"""
+    flags = ['--max_iters=150', '--save_interval=1000']
     for name in ('SIGHUP',) if quick else ('SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP', 'SIGQUIT'):
-        number = getattr(signal, name)
-        child = Child(*RUN, '--max_iters=150', '--save_interval=1000', sabotage=slowly(0.02))
-        child.until('iter 20:').signal(number)
-        assert child.wait() == 128 + number, child.text()[-1000:]
+        child = Child(*RUN, *flags, sabotage=slowly(0.02)).until('iter 20:').stop(getattr(signal, name))
         assert f'stopped by {name} after' in child.text(), child.text()[-1000:]
         paste(child.text())
-        same_as_through(child.out, '--max_iters=150', '--save_interval=1000')
+        same_as_through(child.out, *flags)
     return "status 143, 130, 138, 129, 131; the line that is printed continues to the same bits and log"
 
 
@@ -390,13 +359,10 @@ def signal_that_saves(quick):
     child = Child(*RUN, '--max_iters=2000', '--save_interval=1500', '--eval_interval=0',
                   sabotage=slowly(0.01))
     child.until('iter 5:').signal(signal.SIGUSR2)
-    end = time.time() + 30
-    while not list(child.out.glob('ckpt_*.pt')) and time.time() < end:
-        time.sleep(0.01)
+    child.until('iter 30:')
     saved = newest_state(child.out)['iter_num']
-    assert saved < 1500
-    child.until(f"iter {saved + 5}:").signal(signal.SIGTERM)
-    assert child.wait() == 143
+    assert 5 < saved <= 30
+    child.stop()
     return "a checkpoint at once, and the run continues"
 
 
@@ -421,13 +387,14 @@ def signal_twice(quick):
         child.signal(number)
         time.sleep(0.002)
     assert child.wait() in (143, 129) and whole_ones(child.out), child.text()[-1000:]
-    child = saving_for(20)
-    t0 = time.time()
+    same_as_through(resume(child.out).out, log=False)
+    child, t0 = saving_for(20), time.time()
     child.signal(signal.SIGTERM)
     time.sleep(2.2)
     child.signal(signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM and time.time() - t0 < 7
-    return "within two seconds they are one request, and it saves; a later one ends it at once"
+    return ("within two seconds they are one request: the save ends, it stops, and the bits are the same at "
+            "the end; a later one ends it at once")
 
 
 @case()
@@ -444,48 +411,22 @@ def signal_during_an_evaluation(quick):
     child = Child(*PLACE, '--init_from=resume', *flags, out=some_run(), sabotage=slow).until('iter 30:')
     time.sleep(0.3)
     t0 = time.time()
-    child.signal(signal.SIGTERM)
-    assert child.wait() == 143 and time.time() - t0 < 3, child.text()[-500:]
-    assert 'after 31 iterations' in child.text() and 'step 31:' not in child.text(), child.text()[-500:]
+    child.stop()
     took = time.time() - t0
-    text = resume(child.out, '--max_iters=34', '--eval_iters=2').text()
-    assert 'step 31:' in text
+    assert took < 3 and 'after 31 iterations' in child.text() and 'step 31:' not in child.text(), child.text()
+    assert 'step 31:' in resume(child.out, '--max_iters=34', '--eval_iters=2').text()
     return f"stopped within {took:.0f} s, evaluated after the resume"
-
-
-@case()
-def signal_during_a_save(quick):
-    """SIGTERM during a save"""
-    child = saving_for(0.5)
-    child.signal(signal.SIGTERM)
-    assert child.wait() == 143
-    same_as_through(resume(child.out).out, log=False)
-    return "the save ends, one iteration later it stops, the same bits at the end"
 
 
 @case()
 def time_is_up(quick):
     """max_minutes"""
-    minutes = 0.05 if quick else 0.1
-    t0 = time.time()
-    child = train('--max_iters=100000', f'--max_minutes={minutes}', '--save_interval=100000',
-                  '--eval_interval=0', sabotage=slowly(0.01), expect=143)
-    assert re.search('stopped by max_minutes after [1-9][0-9]* iterations, saved '
-                     'in', child.text()), child.text()
-    assert time.time() - t0 < 60 * minutes + 1, child.text()[-500:]
+    minutes, t0 = 0.05 if quick else 0.1, time.time()
+    text = train('--max_iters=100000', f'--max_minutes={minutes}', '--save_interval=100000',
+                 '--eval_interval=0', sabotage=slowly(0.01), expect=143).text()
+    assert re.search('stopped by max_minutes after [1-9][0-9]* iterations, saved in', text), text
+    assert time.time() - t0 < 60 * minutes + 1, text[-500:]
     return "status 143, saved, the line to continue with"
-
-
-@case()
-def sigstop_for_a_while(quick):
-    """SIGSTOP for 5 s (quick: 1), one of 2 processes"""
-    child = Child(*RUN, ranks=2, sabotage=slowly(0.02)).until('iter 10:')
-    child.signal(signal.SIGSTOP, rank=1)
-    time.sleep(1 if quick else 5)
-    child.signal(signal.SIGCONT, rank=1)
-    assert child.wait() == 0
-    same_as_through(child.out, ranks=2)
-    return "continues, the same bits"
 
 
 @case()
@@ -494,12 +435,11 @@ def signal_to_one_of_several(quick):
     flags = ['--save_interval=1000']
     for rank in (0, 1):
         child = Child(*RUN, *flags, ranks=2, sabotage=slowly(0.05)).until('iter 5:')
-        child.signal(signal.SIGTERM, rank=rank)
+        child.signal(signal.SIGTERM, rank)
         child.wait()
         assert child.statuses == [143, 143], child.statuses
-        resume(child.out, ranks=2)
-        same_as_through(child.out, *flags, ranks=2)
-    return "all stop after the same iteration, save, status 143 each; the same bits after the resume"
+        same_as_through(resume(child.out, ranks=2).out, *flags, ranks=2)
+    return "all stop after the same iteration, save, status 143 each; the same bits and log after the resume"
 
 
 # -----------------------------------------------------------------------------
@@ -530,16 +470,14 @@ def a_loss_is_nan(quick):
                   sabotage=poison({12}))
     note, = [line for line in child.text().splitlines() if 'was skipped' in line]
     assert 'the update of iteration 12 was skipped, its loss is nan, its gradient norm nan' in note, note
-    # without the sabotage that iteration is a good one
-    again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(str(child.out) + '-replay'))
-    assert again.wait() == 0 and 'iter 12: loss' in again.text(), again.text()
-    normal, = [row for row in through('--eval_interval=0')[1] if row['iter'] == '12']
-    found, = [row for row in log_without_times(again.out) if row['iter'] == '12']
-    for name in ('progress', 'loss_smooth'):  # of max_iters; begun anew in another folder
-        del found[name], normal[name]
-    assert found == normal, 'the same samples, weights, dropout and lr'
-    rows = log_without_times(child.out)
-    assert rows[12]['loss'] == 'nan' and rows[13]['loss'] != 'nan' and float(rows[-2]['loss']) < 10
+    assert [row['loss'] == 'nan' for row in log_without_times(child.out)[11:14]] == [False, True, False]
+    # without the sabotage that iteration is a good one: the same samples, weights, dropout and lr
+    again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(f'{child.out}-replay'))
+    assert again.wait() == 0, again.text()
+    rows = [row for log in (log_without_times(again.out), through('--eval_interval=0')[1])
+            for row in log if row['iter'] == '12']
+    found, normal = [[row[name] for name in ('loss', 'grad_norm', 'lr')] for row in rows]
+    assert found == normal
     a, b = (train('--eval_interval=0', f'--log_interval={n}', sabotage=poison({12})).out for n in (1, 9))
     assert fingerprint(a) == fingerprint(b), 'when it is looked at changes nothing'
     text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10',
@@ -568,7 +506,7 @@ def every_loss_is_nan(quick):
 
 @case()
 def the_weights_are_ruined(quick):
-    """a learning rate of 1e6, so that no loss is finite any more; resumed by the line that is printed"""
+    """a learning rate of 1e12, so that no loss is finite any more; resumed by the line that is printed"""
     flags = ['--arch=gpt2', '--matrix_optimizer=adamw', '--max_iters=60', '--lr_decay_iters=60',
              '--eval_interval=0']
     ruin = ['--learning_rate=1e12', '--min_lr=1e12', '--matrix_lr=1e12', '--grad_clip=0']
@@ -576,18 +514,19 @@ def the_weights_are_ruined(quick):
         out = train('--save_interval=5', *flags, sabotage=stop_at(30), expect=143).out
         text = resume(out, *ruin, f'--save_interval={interval}', expect=3).text()
         assert text.count('error: ') == 1 and 'updates in a row were skipped' in text, text
-        good, line = re.search(r'(\S+\.pt) is from before. to continue .* learning rates: (.*)', text).groups()
+        says = r'(\S+\.pt) is from before. to continue .* learning rates: (.*)'
+        good, line = re.search(says, text).groups()
         assert load.read(good)['iter_num'] == 30, text
-        rates = [word for word in shlex.split(line) if '_lr=' in word or '_rate=' in word]
-        assert len(rates) == 3 and '--grad_clip=1' in line, line
-        args = [word for word in shlex.split(line)[2:] if word not in rates]
-        calmer = ['--learning_rate=1e-3', '--matrix_lr=1e-3', '--min_lr=1e-4']
-        again = train(*args, *calmer, out=args[1].split('=')[1], base=[])
-        assert 'done: 60' in again.text() and 'skipped' not in again.text(), again.text()
+        # it trains once these are smaller
+        line = re.sub(r'(\w+(_lr|_rate))=\S+', r'\1=1e-4', line)
+        assert '--grad_clip=1' in line and line.count('=1e-4') == 3, line
+        again = Child(*shlex.split(line)[2:])
+        assert again.wait() == 0 and 'skipped' not in again.text(), again.text()
     out = train('--save_interval=5', *flags, '--max_iters=34', sabotage=poison(set(range(23, 32)))).out
     saved = sorted(path.name for path in out.glob('ckpt_0*'))
     assert saved == ['ckpt_00000020.pt', 'ckpt_00000034.pt'], saved
-    return "status 3, no ruined weights in the place of good ones; the printed line, with smaller rates, trains"
+    return ("status 3, no ruined weights in the place of good ones; the printed line, with smaller rates, "
+            "trains")
 
 
 # -----------------------------------------------------------------------------
@@ -608,16 +547,6 @@ def two_runs_in_one_folder(quick):
     return "refused with status 2, the first unharmed; kill -9 frees the lock"
 
 
-@case()
-def scratch_into_a_run(quick):
-    """init_from=scratch into a folder that holds a run"""
-    out = some_run()
-    before = contents(out)
-    text = train(out=out, expect=2).text()
-    assert '--overwrite' in text and contents(out) == before
-    return "refused with status 2, nothing touched"
-
-
 # -----------------------------------------------------------------------------
 # the data
 
@@ -636,6 +565,13 @@ def data_changed_between(quick):
     return "refused with status 2 and the ways out; another batch too"
 
 
+def saved_all_of(child):
+    """A run that ended, as its data could not be read, with a checkpoint of its last iteration."""
+    text = child.text()
+    it, = re.findall(r'saved in .* after (\d+) iterations. to continue', text)
+    assert newest_state(child.out)['iter_num'] == int(it) == text.count('\niter '), text
+
+
 @case()
 def data_truncated_under_a_run(quick):
     """train.bin cut short, or replaced, while a run reads it"""
@@ -643,17 +579,14 @@ def data_truncated_under_a_run(quick):
     child = Child(*RUN, '--dataset=shrinking', '--max_iters=100000').until('iter 10:')
     os.truncate(folder / 'train.bin', 64)
     assert child.wait() == 2 and 'became shorter while it was read' in child.text(), child.text()[-1000:]
-    assert 'Traceback' not in child.text() and whole_ones(child.out)
-    it, = re.findall(r'saved in .* after (\d+) iterations', child.text())
-    assert newest_state(child.out)['iter_num'] == int(it), 'no iteration is lost'
+    saved_all_of(child)
     folder = make_dataset(SCRATCH / 'data', 'replaced')
     child = Child(*RUN, '--dataset=replaced', sabotage=slowly(0.02)).until('iter 3:')
     (folder / 'new').write_bytes(bytes(80000))
     os.replace(folder / 'new', folder / 'train.bin')
     assert child.wait() == 0
     same_as_through(child.out)
-    return ("cut: saved, status 2, the checkpoints whole; replaced by renaming: it continues with what it "
-            "opened")
+    return "cut: saved, status 2; replaced by renaming: it continues with what it opened"
 
 
 def unreadable(nth, number):
@@ -677,12 +610,9 @@ def data_cannot_be_read(quick):
     # 8 windows in an iteration, 4 in an evaluation: iteration 9, the evaluation after 14
     for nth, ranks, number in ((82, 1, errno.EIO), (122, 1, errno.EIO), (42, 2, errno.ESTALE)):
         child = train(*flags, sabotage=unreadable(nth, number), ranks=ranks, expect=2)
-        text = child.text()
-        assert f'train.bin cannot be read ({os.strerror(number)})' in text and 'Traceback' not in text, text
-        it, = re.findall(r'saved in .* after (\d+) iterations. to continue', text)
-        assert newest_state(child.out)['iter_num'] == int(it) == text.count('\niter '), text
-        resume(child.out, ranks=ranks)
-        same_as_through(child.out, *flags, ranks=ranks)
+        assert f'train.bin cannot be read ({os.strerror(number)})' in child.text(), child.text()
+        saved_all_of(child)
+        same_as_through(resume(child.out, ranks=ranks).out, *flags, ranks=ranks)
     return "saved after the last update, status 2, one line; the same bits after the resume"
 
 
@@ -693,18 +623,13 @@ def data_cannot_be_read(quick):
 @case()
 def a_process_is_lost(quick):
     """kill -9 of one of 3 processes, nobody restarts it"""
-    times = []
     for rank in (0, 2):
         child = Child(*RUN, '--gradient_accumulation_steps=3', '--max_iters=100000', ranks=3).until('iter 5:')
         child.signal(signal.SIGKILL, rank)
-        t0 = time.time()
         child.wait(limit=30)
-        times.append(time.time() - t0)
-        lines = [line for line in child.text().splitlines() if line.startswith('error: ')]
+        lines = [line for line in child.text().splitlines() if line.startswith('error: lost contact')]
         assert sorted(child.statuses) == [-9, 5, 5] and len(lines) == 2, child.text()[-3000:]
-        assert 'Traceback' not in child.text(), child.text()[-3000:]
-        assert all('lost contact with the other processes' in line for line in lines), lines
-        assert all('--init_from=resume' in line for line in lines), lines
+        assert 'Traceback' not in child.text() and '--init_from=resume' in lines[0], child.text()[-3000:]
         at = newest_state(child.out)['iter_num']
         resume(child.out, f'--max_iters={at + 2}', '--lr_decay_iters=100000', ranks=3)
-    return f"the others end within {max(times):.1f} s, one line and status 5 each"
+    return "the others end within seconds, one line and status 5 each"

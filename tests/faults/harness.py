@@ -5,14 +5,18 @@ import atexit
 import csv
 import gc
 import hashlib
+import multiprocessing
 import os
 import runpy
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 os.environ['OMP_NUM_THREADS'] = '1'  # tiny networks; and a fork takes no thread along
@@ -46,8 +50,8 @@ CASES = {}  # name: (function, marks)
 
 def case(*marks):
     """Makes a function a case: its docstring is its line in the table; it returns what was seen, or raises
-    AssertionError. Marks: 'slow' cases are left out of the quick round; 'tmpfs' and 'hosts' need what they
-    say."""
+    AssertionError. Marks: 'slow' cases are left out of the quick round; 'namespaces': it runs in namespaces
+    of its own, where it may mount disks and lay cables."""
     def add(function):
         CASES[function.__name__] = (function, marks)
         return function
@@ -60,36 +64,62 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Child:
-    """train.py in a process of its own, or in `ranks` processes that act as one run, without torchrun.
-    `sabotage` is called in each of them first."""
+class Job:
+    """A run in other processes, whose output goes to the file `console`."""
 
     everyone = []
 
-    def __init__(self, *args, out=None, sabotage=None, ranks=1):
-        self.out = Path(out or tempfile.mkdtemp(dir=SCRATCH))
+    def __init__(self):
         self.console = Path(tempfile.mkdtemp(dir=SCRATCH)) / 'console'
-        port = free_port()
-        sys.stdout.flush()
+        self.console.touch()
+        self.everyone.append(self)
+
+    def text(self):
+        return self.console.read_text(errors='replace')
+
+    def until(self, words, limit=90):
+        """Wait until the console shows `words`."""
+        end, goes_on = time.time() + PATIENCE * limit, True
+        while words not in self.text():
+            assert goes_on, f"{words!r} did not show up:\n{self.text()[-3000:]}"
+            goes_on = self.is_running() and time.time() < end
+            time.sleep(0.005)
+        return self
+
+    def wait(self, limit=120):
+        """The exit status (of the first process): negative for the signal that killed it."""
+        end = time.time() + PATIENCE * limit
+        while self.is_running():
+            if time.time() > end:
+                self.lose()
+                raise AssertionError(f"it did not end within {limit} s:\n{self.text()[-3000:]}")
+            time.sleep(0.01)
+        return self.status()
+
+
+class Child(Job):
+    """train.py in a process of its own, or in `ranks` processes that act as one run, without torchrun.
+    `sabotage` is called in each of them first."""
+
+    def __init__(self, *args, out=None, sabotage=None, ranks=1):
+        super().__init__()
+        self.out, port = Path(out or tempfile.mkdtemp(dir=SCRATCH)), free_port()
+        args = [f'--out_dir={self.out}', *map(str, args)]
         gc.freeze()  # collecting what the children share with us would only copy it
-        self.pids, self.statuses = [], None
+        self.processes = []
         for rank in range(ranks):
-            env = {}
-            if ranks > 1:
-                env = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks,
-                           MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
-            pid = os.fork()
-            if pid == 0:
-                self.become([f'--out_dir={self.out}', *map(str, args)], sabotage, env)
-            self.pids.append(pid)
-            self.everyone.append(pid)
+            env = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks,
+                       MASTER_ADDR='127.0.0.1', MASTER_PORT=port) if ranks > 1 else {}
+            fork = multiprocessing.get_context('fork').Process
+            self.processes.append(fork(target=self.become, args=(args, sabotage, env)))
+            self.processes[-1].start()
         gc.unfreeze()
 
     def become(self, args, sabotage, env):
         """Run train.py in this process, and end with its status."""
-        fd = os.open(self.console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
+        console = os.open(self.console, os.O_WRONLY | os.O_APPEND)
+        os.dup2(console, 1)
+        os.dup2(console, 2)
         sys.stdout, sys.stderr = os.fdopen(1, 'w'), os.fdopen(2, 'w')
         os.environ.update({name: str(value) for name, value in env.items()})
         for number in (signal.SIGHUP, signal.SIGQUIT):  # ignored under nohup, and behind a script's &
@@ -109,51 +139,30 @@ class Child:
             sys.excepthook(*sys.exc_info())
         finally:
             for stream in (sys.stdout, sys.stderr):
-                try:
+                with suppress(OSError):
                     stream.flush()
-                except OSError:
-                    pass
             os._exit(status)
 
-    def text(self):
-        return self.console.read_text(errors='replace') if self.console.exists() else ''
+    def is_running(self):
+        return any([process.is_alive() for process in self.processes])
 
-    def wait(self, limit=120):
-        """The exit status (of the first process): negative for the signal that killed it."""
-        if self.statuses is not None:
-            return self.statuses[0]
-        limit *= PATIENCE
-        end, statuses = time.time() + limit, {}
-        while len(statuses) < len(self.pids):
-            for pid in set(self.pids) - set(statuses):
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    statuses[pid] = os.waitstatus_to_exitcode(status)
-            if time.time() > end:
-                self.signal(signal.SIGKILL)
-                for pid in set(self.pids) - set(statuses):
-                    os.waitpid(pid, 0)
-                raise AssertionError(f"it did not end within {limit} s:\n{self.text()[-2000:]}")
-            time.sleep(0.01)
-        self.statuses = [statuses[pid] for pid in self.pids]
+    def status(self):
+        self.statuses = [process.exitcode for process in self.processes]
         return self.statuses[0]
 
-    def until(self, words, limit=60):
-        """Wait until the console shows `words`."""
-        end = time.time() + PATIENCE * limit
-        while words not in self.text():
-            if time.time() > end:
-                self.signal(signal.SIGKILL)
-                raise AssertionError(f"{words!r} did not show up:\n{self.text()[-2000:]}")
-            time.sleep(0.005)
+    def stop(self, number=signal.SIGTERM):
+        """It stops at the signal `number`."""
+        self.signal(number)
+        assert self.wait() == 128 + number, self.text()[-3000:]
         return self
 
     def signal(self, number, rank=None):
-        for pid in self.pids if rank is None else [self.pids[rank]]:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+        for process in self.processes if rank is None else [self.processes[rank]]:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    def lose(self):
+        self.signal(signal.SIGKILL)
 
 
 def train(*args, expect=0, base=RUN, **kwargs):
@@ -161,23 +170,13 @@ def train(*args, expect=0, base=RUN, **kwargs):
     child = Child(*base, *args, **kwargs)
     status = child.wait()
     assert status == expect, f"status {status}, not {expect}:\n{child.text()[-3000:]}"
-    assert expect in (0, -9) or 'Traceback' not in child.text(), child.text()[-3000:]
+    assert 'Traceback' not in child.text(), child.text()[-3000:]
     return child
 
 
 def resume(out, *args, **kwargs):
     """The same run, resumed: it needs no flag but where it is."""
     return train('--init_from=resume', *args, out=out, base=PLACE, **kwargs)
-
-
-def end_all():
-    """No child of a case that failed may train on."""
-    for pid in Child.everyone:
-        try:
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                os.kill(pid, signal.SIGKILL)
-        except (ChildProcessError, ProcessLookupError):
-            pass
 
 
 # -----------------------------------------------------------------------------
@@ -209,24 +208,22 @@ def slowly(seconds):
     return before_each_update(lambda it: time.sleep(seconds))
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def die_at(module, function, when, nth):
     """Sabotage: kill -9 before or after the nth call of module.function."""
     def sabotage():
-        real, calls = getattr(module, function), [0]
+        real, calls = getattr(module, function), []
+
+        def die_if(now):
+            if now == when and len(calls) == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         def wrapped(*args, **kwargs):
-            calls[0] += 1
-            if calls[0] == nth and when == 'before':
-                die()
+            calls.append(1)
+            die_if('before')
             try:
                 return real(*args, **kwargs)
             finally:  # also after an error, such as that of a file that is not there
-                if calls[0] == nth and when == 'after':
-                    die()
+                die_if('after')
         setattr(module, function, wrapped)
     return sabotage
 
@@ -273,49 +270,28 @@ def log_without_times(out):
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-_through = {}
-
-
+@cache
 def through(*args, **kwargs):
     """(fingerprint, log) of the undisturbed run with these flags; made once."""
-    key = (args, tuple(sorted(kwargs.items())))
-    if key not in _through:
-        out = train(*args, **kwargs).out
-        _through[key] = fingerprint(out), log_without_times(out)
-    return _through[key]
+    out = train(*args, **kwargs).out
+    return fingerprint(out), log_without_times(out)
 
 
 def same_as_through(out, *args, log=True, **kwargs):
     """Assert that the run in `out` ended as the undisturbed one did."""
     want, want_log = through(*args, **kwargs)
     assert fingerprint(out) == want, f"{fingerprint(out)}, not {want}"
-    if log:
-        assert log_without_times(out) == want_log, 'log.csv differs'
-    return want
+    assert not log or log_without_times(out) == want_log, 'log.csv differs'
 
 
-def copy(out):
-    """Another folder with the same files, the links among them as links."""
-    new = Path(tempfile.mkdtemp(dir=SCRATCH)) / 'out'
-    shutil.copytree(out, new)
-    for name in ('ckpt.pt', 'ckpt_best.pt'):
-        for number in sorted(new.glob('ckpt_0*.pt')):
-            if (Path(out) / name).exists() and os.path.samefile(Path(out) / name, Path(out) / number.name):
-                os.remove(new / name)
-                os.link(number, new / name)
-    return new
-
-
-_stopped = {}
-
-
+@cache
 def stopped_at(k):
     """The folder of a run that was stopped after k iterations; made once, so not to be changed."""
-    if k not in _stopped:
-        _stopped[k] = train(sabotage=stop_at(k), expect=143).out
-    return _stopped[k]
+    return train(sabotage=stop_at(k), expect=143).out
 
 
 def some_run():
     """A folder of one's own with a run that was stopped after 30 of its 32 iterations."""
-    return copy(stopped_at(30))
+    new = Path(tempfile.mkdtemp(dir=SCRATCH)) / 'out'
+    subprocess.run(['cp', '-a', stopped_at(30), new], check=True)  # links stay links
+    return new

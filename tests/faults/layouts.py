@@ -22,16 +22,14 @@ from support import devices
 quick = '--quick' in sys.argv
 N = 8 if quick else 12  # iterations
 BASE = [*PLACE, '--dataset=tiny', '--block_size=16', '--batch_size=1', '--gradient_accumulation_steps=8',
-        '--n_layer=3', '--n_head=4', '--n_embd=32', f'--max_iters={N}', '--warmup_iters=2',
+        '--n_layer=3', '--n_head=4', '--n_kv_head=2', '--n_embd=32', f'--max_iters={N}', '--warmup_iters=2',
         f'--eval_interval={N // 2}', '--eval_iters=3', '--grad_clip=0.3', '--learning_rate=1e-2',
         f'--save_interval={N // 4}', '--keep_checkpoints=9', f'--sample_interval={N}', '--sample_tokens=4']
 LAYOUTS = {'one process': (1, []), 'DDP, 2': (2, []), 'DDP, 4': (4, []), 'FSDP, 2': (2, ['--shard=0']),
            'FSDP, 4': (4, ['--shard=0']), 'hybrid, 2 x 2': (4, ['--shard=2'])}
-NETWORKS = {'gpt2, AdamW': ['--arch=gpt2'],
-            'llama, AdamW': ['--arch=llama', '--n_kv_head=2'],
-            'llama, Muon': ['--arch=llama', '--n_kv_head=2', '--matrix_optimizer=muon'],
-            'modern, AdamW': ['--arch=modern', '--n_kv_head=2'],
-            'modern, Muon': ['--arch=modern', '--n_kv_head=2', '--matrix_optimizer=muon']}
+NETWORKS = {f'{arch}, {rule}': [f'--arch={arch}', f'--matrix_optimizer={rule.lower()}']
+            for arch, rule in (('gpt2', 'AdamW'), ('llama', 'AdamW'), ('llama', 'Muon'), ('modern', 'AdamW'),
+                               ('modern', 'Muon'))}
 CHAIN = ['FSDP, 4', 'DDP, 2', 'one process', 'FSDP, 2']  # resumed in one after another
 if quick:
     NETWORKS = {name: NETWORKS[name] for name in ('gpt2, AdamW', 'modern, Muon')}
@@ -69,7 +67,10 @@ def every_layout():
     for name in NETWORKS:
         one = plain_run(name, 'one process')
         row(f'{name}, one process', one if quick else run(name, 'one process'), one, 1e-12)
-        for layout in list(LAYOUTS)[1:] if not quick else ['FSDP, 2', 'hybrid, 2 x 2'][name != 'modern, Muon':]:
+        others = list(LAYOUTS)[1:]
+        if quick:
+            others = ['FSDP, 2', 'hybrid, 2 x 2'] if 'Muon' in name else ['hybrid, 2 x 2']
+        for layout in others:
             row(f'{name}, {layout}', plain_run(name, layout), one)
 
 
