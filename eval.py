@@ -36,6 +36,7 @@ ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())
 
+import lzma
 import math
 import os
 import sys
@@ -49,7 +50,7 @@ from support import cpu, devices, load, parallel, report, samples
 from support.compiling import compile_model
 from support.conversations import open_dataset
 from support.errors import explain_lost_data
-from support.evaluate import text_loss, windows
+from support.evaluate import ngram_bits_per_byte, text_loss, windows
 from support.files import read_json, write_json
 from support.tasks import accuracy, core_metric, load_tasks, percent, score
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, token_bytes
@@ -175,8 +176,8 @@ def evaluate_text():
     else:
         size = min(batch_size, len(rows))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
-    found = text_loss(model, tokens, rows, block_size, size, dist, autocast,
-                      token_bytes(tokenizer_state, config.vocab_size), tick=dist.progress(name))
+    sizes = token_bytes(tokenizer_state, config.vocab_size)
+    found = text_loss(model, tokens, rows, block_size, size, dist, autocast, sizes, tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
             say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
@@ -192,8 +193,27 @@ def evaluate_text():
     loss = with_error(found['loss'], found['loss_error'])
     dist.print(f"{name}: loss {loss}, perplexity {found['perplexity']:.2f}, {bpb}, over {amount} in "
                f"{time.perf_counter() - t0:.0f} s")
-    if sample_tokens and found['bpb'] is not None:  # its tokenizer is here
+    if found['bpb'] is None:
+        return  # the tokenizer is not here
+    small = data.train.n < 2**24 and dist.is_main  # else it takes minutes
+    if split == 'val' and found['tokens'] == tokens.n - 1 and small:
+        result['texts'][name].update(by_other_means(sizes))
+    if sample_tokens:
         write_sample()
+
+
+def by_other_means(sizes):
+    """The bits per byte of the validation text that programs need which are no networks."""
+    texts = []
+    for part in (data.val, data.train):
+        ids = part.windows([0], part.n)[0]
+        text = make_tokenizer(tokenizer_state).decode(ids[sizes[ids] > 0].tolist())
+        texts.append(text.encode('utf-8', 'replace'))
+    xz = 8 * len(lzma.compress(texts[0])) / len(texts[0])
+    ngram = ngram_bits_per_byte(*texts)
+    dist.print(f"for comparison: {xz:.4f} bits per byte by xz, {ngram:.4f} by counts of up to 6 bytes in the "
+               "training text")
+    return {'bpb_by_xz': xz, 'bpb_by_counts': ngram}
 
 
 def write_sample():

@@ -10,6 +10,7 @@ python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 python train.py config/quickstart.py --init_from=auto "$@"
 python sample.py --out_dir=out-quickstart --start='class ' --num_samples=3 --max_new_tokens=400 \
   --temperature=0.6
+python eval.py --out_dir=out-quickstart
 echo "its curve:  out-quickstart/loss.png"
 echo "its report: out-quickstart/report.md"
 echo "to go on:   source .venv/bin/activate"

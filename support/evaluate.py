@@ -103,6 +103,25 @@ def ratio_of_sums(part, whole):
     return ratio, variance.sqrt().item() / total.item()
 
 
+def ngram_bits_per_byte(text, seen, longest=5):
+    """How well counts predict each byte of `text` from up to so many before it: those of the bytes `seen`,
+    mixed with what one byte less predicts, by how many different bytes have followed (Witten and Bell)."""
+    text, seen = (np.frombuffer(part, np.uint8).astype(np.int64) for part in (text, seen))
+    p, grams, seen_grams = 1 / 256, text, seen  # a gram: a byte and, in the higher bits, those before it
+    for n in range(longest + 1):
+        kinds, counts = np.unique(seen_grams[n:], return_counts=True)
+        contexts, starts = np.unique(kinds >> 8, return_index=True)
+        totals, different = np.add.reduceat(counts, starts), np.diff(starts, append=len(kinds))
+        at = np.searchsorted(contexts, grams >> 8) % len(contexts)
+        found = np.searchsorted(kinds, grams) % len(kinds)
+        count = np.where(kinds[found] == grams, counts[found], 0)
+        mixed = (count + different[at] * p) / (totals[at] + different[at])
+        p = np.where((contexts[at] == grams >> 8) & (np.arange(len(text)) >= n), mixed, p)
+        grams = grams | np.roll(text, n + 1) << 8 * (n + 1)
+        seen_grams = seen_grams | np.roll(seen, n + 1) << 8 * (n + 1)
+    return -np.log2(p).mean()
+
+
 # -----------------------------------------------------------------------------
 # in the training loop
 

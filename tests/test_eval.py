@@ -14,7 +14,7 @@ from warm import processes
 
 from dataset import Dataset, sample_starts
 from model import GPT, GPTConfig, load
-from support.evaluate import Interrupted, rounds, text_loss, windows
+from support.evaluate import Interrupted, ngram_bits_per_byte, rounds, text_loss, windows
 from support.tokenizer import make_tokenizer
 from support.tokenizer import token_bytes
 
@@ -166,6 +166,25 @@ def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_special_tokens_are_no
     assert found['bpb'] == pytest.approx(n * math.log2(V) / size)
 
 
+def test_counts_predict_as_by_hand(script, with_tasks, tmp_path):
+    text, seen = b'abracadabra, the cat sat', b'the cat sat on the mat, and the cow sat by abraham'
+
+    def probability(context, byte):
+        """Witten and Bell's, with the longest context first."""
+        shorter = probability(context[1:], byte) if context else 1 / 256
+        places = [i for i in range(len(seen) - len(context)) if seen[i:].startswith(context)]
+        after = [seen[i + len(context)] for i in places]
+        if not after:
+            return shorter
+        return (after.count(byte) + len(set(after)) * shorter) / (len(after) + len(set(after)))
+    want = [-math.log2(probability(text[max(0, i - 3):i], byte)) for i, byte in enumerate(text)]
+    assert ngram_bits_per_byte(text, seen, 3) == pytest.approx(sum(want) / len(want))
+    out = script('eval.py', *with_tasks, '--sample_tokens=0').out
+    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())['texts']['ascii/val']
+    assert f"for comparison: {found['bpb_by_xz']:.4f} bits per byte by xz, {found['bpb_by_counts']:.4f} by" in out
+    assert 0 < found['bpb_by_counts'] < found['bpb']
+
+
 def test_tasks_by_the_command_line(script, with_tasks, tmp_path):
     result = script('eval.py', *with_tasks, '--tasks=hellaswag,core', '--split=none')
     assert result.status == 0, result.err
@@ -189,7 +208,7 @@ def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_
     want = json.loads((tmp_path / 'out' / 'eval.json').read_text())
     (tmp_path / 'out' / 'eval.json').unlink()
     (status, err, out), other = processes(2, 'eval.py', *flags)
-    assert status == other[0] == 0 and out.count('bits per byte') == 1 and other[2] == '', err
+    assert status == other[0] == 0 and out.count('perplexity') == 1 and other[2] == '', err
     found = json.loads((tmp_path / 'out' / 'eval.json').read_text())
     assert found == want, 'to the bit: the batches are the same'
 

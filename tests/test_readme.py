@@ -171,7 +171,7 @@ def test_quickstart_sh_is_the_commands_of_the_page(tmp_path):
                           text=True)
     assert done.returncode == 0, done.stderr
     asked = [line.split('|')[:-1] for line in (tmp_path / 'asked').read_text().splitlines()]
-    by_hand = [shlex.split(command)[1:] for command in commands('README.md')[2:5]]
+    by_hand = [shlex.split(command)[1:] for command in commands('README.md')[2:6]]
     by_hand[1] += ['--init_from=auto', '--n_layer=6']
     assert asked[0][:3] == ['-m', 'pip', 'install'] and asked[0][-2:] == ['-r', 'requirements.txt']
     assert asked[1:] == by_hand
