@@ -106,7 +106,10 @@ def kinds(paths):
 
 def name_of(path):
     """The name of a dataset made from a file or folder: book for texts/book.txt.gz."""
-    return os.path.basename(os.path.abspath(path)).lstrip('.').partition('.')[0] or 'text'
+    name = os.path.basename(os.path.abspath(path)).lstrip('.-')
+    if not os.path.isdir(path):
+        name = os.path.splitext(re.sub(r'\.(gz|zst)$', '', name))[0]
+    return name or 'text'
 
 
 def find_pystdlib():

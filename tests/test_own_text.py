@@ -48,7 +48,7 @@ def test_input_is_given_several_times_or_with_commas_or_in_place_of_a_name(prepa
     for source in (a, f'{tmp_path}/'):
         result = prepare(source)
         assert result.status == 0 and f' --input={source}' in result.out, result.err
-    assert Dataset('a', tmp_path / 'data').train.n > 500
+    assert Dataset('a.v2', tmp_path / 'data').train.n > 500
 
 
 # -----------------------------------------------------------------------------
@@ -307,18 +307,25 @@ def asked_by_mybook(tmp_path, *args):
 
 
 def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
-    done, asked = asked_by_mybook(tmp_path, 'my book.txt', '/x/b.epub', '--tokenizer=char', '--n_layer=4',
-                                  '--data_dir=/d')
+    done, asked = asked_by_mybook(tmp_path, 'my book.txt', '/x/b.epub', '', '--tokenizer=char', '--n_layer=4',
+                                  '--data_dir=d')
     assert done.returncode == 0, done.stderr
+    out_dir = f"--out_dir={tmp_path / 'repo' / 'out-my book'}"
     assert asked == [
-        ['prepare.py', 'my_book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
-         '--tokenizer=char', '--data_dir=/d'],
-        ['train.py', '--dataset=my_book', '--data_dir=/d', 'config/mybook.py', '--out_dir=out-my_book',
+        ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
+         '--tokenizer=char', f'--data_dir={tmp_path}/d'],
+        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', out_dir,
          '--init_from=auto', '--n_layer=4'],
-        ['sample.py', '--out_dir=out-my_book', '--num_samples=3', '--max_new_tokens=300']]
-    assert 'out-my_book/report.md' in done.stdout
-    done, asked = asked_by_mybook(tmp_path)
+        ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
+    assert 'out-my book/report.md' in done.stdout
+    names = [asked_by_mybook(tmp_path, path)[1][0][1] for path in
+             ('红楼梦.txt', '三国志.txt.gz', 'a=b.txt', './-dash.txt', './--overwrite.txt', '.hidden.txt', 'book.v2.epub')]
+    assert names == ['红楼梦', '三国志', 'a=b', 'dash', 'overwrite', 'hidden', 'book.v2']
+    done, asked = asked_by_mybook(tmp_path, '')
     assert done.returncode == 2 and done.stderr.startswith('error: ') and not asked
+    done, asked = asked_by_mybook(tmp_path, '--help')
+    assert done.returncode == 0 and '--name=NAME' in done.stdout and not asked
+    assert max(map(len, done.stdout.splitlines())) < 81 and 'set -' not in done.stdout
 
 
 def test_the_config_of_a_book_fits_its_size(script, tmp_path, monkeypatch):
