@@ -13,7 +13,6 @@ https://github.com/karpathy/nanochat
 
 import dataclasses
 import math
-import reprlib
 
 import torch
 import torch.nn as nn
@@ -51,11 +50,11 @@ PRESETS = {'gpt2': GPT2, 'llama': LLAMA, 'modern': MODERN, 'local': dict(MODERN,
 # what can be built. A file may say anything, and even what has no weights takes time and memory to build
 WORDS = {'norm': ('layernorm', 'rmsnorm', 'rmsnorm_plain'), 'positions': ('learned', 'rope'),
          'mlp': ('gelu', 'gelu_tanh', 'relu2', 'swiglu'), 'init': ('gpt2', 'modern')}
-BELOW = {'n_layer': 2**10, 'block_size': 2**23, 'vocab_size': 2**32, 'n_embd': 2**20, 'mlp_width': 2**24,
-         'n_head': 2**20, 'n_kv_head': 2**20, 'near': 2**32, 'near_layers': 2**10}
-FROM_ZERO = ('dropout', 'softcap', 'near', 'near_layers')
-ABOVE_ZERO = {*BELOW, 'norm_eps', 'rope_theta'}.difference(FROM_ZERO)
-LARGEST_ROPE = 2**30  # numbers in the table of rotations: 4 GB
+RANGES = {  # name: (least, below)
+    'n_layer': (1, 2**10), 'n_head': (1, 2**20), 'n_kv_head': (1, 2**20), 'n_embd': (1, 2**20),
+    'mlp_width': (1, 2**24), 'block_size': (1, 2**23), 'vocab_size': (1, 2**32), 'near': (0, 2**32),
+    'near_layers': (0, 2**10), 'dropout': (0, 1), 'softcap': (0, 1e30), 'norm_eps': (1e-30, 1e30),
+    'rope_theta': (1e-30, 1e30)}
 NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
 
 
@@ -94,11 +93,10 @@ class GPTConfig:
                 setattr(self, name, value)
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
-        if self.mlp_width is None and self.mlp == 'swiglu':
+        if self.mlp_width is None:
             # three matrices of 8C/3 have as many weights as two of 4C
-            self.mlp_width = -(-8 * self.n_embd // (3 * 64)) * 64
-        elif self.mlp_width is None:
-            self.mlp_width = 4 * self.n_embd
+            C = self.n_embd
+            self.mlp_width = math.ceil(8 * C / (3 * 64)) * 64 if self.mlp == 'swiglu' else 4 * C
 
     def problems(self):
         """What cannot be built, or makes no sense, as lines `what (value). what to do`; [] if all is well."""
@@ -123,30 +121,24 @@ def field_problem(field, value):
     if kind not in (bool, int, float, str) or (value is None and field.default is None):
         return None  # a field that was added to GPTConfig; the parts of a preset are never None here
     if type(value) is not kind and not (kind is float and type(value) is int):
-        return f"{name} is {reprlib.repr(value)[:60]}. use a value of the type {kind.__name__}"
+        return f"{name} is {value!r:.60}. use a value of the type {kind.__name__}"
     if value not in WORDS.get(name, [value]):
         return f"no such {name} ({value}). use {', '.join(WORDS[name])}"
-    if kind in (int, float):
-        too_small = value < 0 if name in FROM_ZERO else value <= 0 and name in ABOVE_ZERO
-        below = BELOW.get(name, 1e30)
-        if too_small or not abs(value) < below:  # nan is out of range as well
-            above = '0 or more' if name in FROM_ZERO else 'a number above 0'
-            return f"{name} is out of range ({value}). use {above}, and below {below:,}"
+    least, below = RANGES.get(name, (-1e30, 1e30))
+    if kind in (int, float) and not least <= value < below:  # nan is out of range as well
+        return f"{name} is out of range ({value}). use {least} or more, and below {below:,}"
     return None
 
 
 def part_problems(config):
     """What does not fit together."""
     C, H, K, problems = config.n_embd, config.n_head, config.n_kv_head, []
-    D = C // H
     step = 2 * H if config.positions == 'rope' else H  # rope rotates pairs of a head's channels
     if C % step:
         of = f"n_head={H}" if step == H else f"2 n_head={step}, as rope takes pairs"
-        problems.append(f"n_embd={C} is not a multiple of {of}. use --n_embd={C // step * step or step} or "
-                        f"--n_embd={C // step * step + step}")
+        problems.append(f"n_embd={C} is not a multiple of {of}. use --n_embd={C // step * step + step}")
     if H % K:
-        divisor = max(k for k in range(1, min(H, K) + 1) if H % k == 0)
-        problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={divisor}")
+        problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={math.gcd(H, K)}")
     if config.bias and config.norm != 'layernorm':
         problems.append(f"bias=True makes no sense here: neither {config.norm} nor the matrices of "
                         f"{config.arch} have biases. leave bias out")
@@ -156,9 +148,6 @@ def part_problems(config):
     if config.positions == 'learned' and (config.rope_scaling != 'none' or config.rope_theta != 10000):
         problems.append("rope_theta and rope_scaling make no sense with learned positions. leave them out, "
                         "or use --positions=rope")
-    if config.positions == 'rope' and config.block_size * D > LARGEST_ROPE:
-        problems.append(f"rope's table for block_size={config.block_size} and heads of {D} channels is out "
-                        f"of range. use --block_size={LARGEST_ROPE * H // C} or less, or more heads")
     try:
         parse_rope_scaling(config.rope_scaling)
     except ValueError:
@@ -233,16 +222,6 @@ def make_norm(config):
     return nn.RMSNorm(config.n_embd, config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
 
 
-def document_mask(doc_ids):
-    """doc_ids (B, T), the number of the text that a position belongs to (-1: none). Returns a mask
-    (B, 1, T, T), True where the query in a row may look at the key in a column: not later, and of the same
-    text."""
-    T = doc_ids.size(1)
-    same = doc_ids[:, :, None] == doc_ids[:, None, :]
-    causal = torch.ones(T, T, dtype=torch.bool, device=doc_ids.device).tril()
-    return (same & causal)[:, None]
-
-
 class CausalSelfAttention(nn.Module):
     scaled_dot_product_attention = staticmethod(F.scaled_dot_product_attention)  # support/cpu.py has another
 
@@ -257,9 +236,8 @@ class CausalSelfAttention(nn.Module):
         else:
             self.c_q, self.c_k, self.c_v = (nn.Linear(C, width, bias=config.bias) for width in self.widths)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.qk_norm = nn.Identity()
-        if config.qk_norm:
-            self.qk_norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False)
+        norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False)
+        self.qk_norm = norm if config.qk_norm else nn.Identity()
         self.resid_dropout = nn.Dropout(config.dropout)
         self.dropout, self.layer_idx = config.dropout, layer_idx
 
@@ -269,15 +247,13 @@ class CausalSelfAttention(nn.Module):
             q, k, v = self.c_attn(x).split(self.widths, dim=2)
         else:
             q, k, v = self.c_q(x), self.c_k(x), self.c_v(x)
-        q = q.view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k = k.view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
-        v = v.view(B, T, self.n_kv_head, -1).transpose(1, 2)
+        # heads before positions: q (B, H, T, D), k and v (B, K, T, D)
+        q, k, v = [y.view(B, T, -1, C // self.n_head).transpose(1, 2) for y in (q, k, v)]
         if rope is not None:
             q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
         q, k = self.qk_norm(q), self.qk_norm(k)
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
-            mask = cache.mask
         causal = True if mask is None and T == k.size(2) else False  # a bool, where a compiled T is a symbol
         # this one line is the attention, on every device, in training and with a cache
         y = self.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
@@ -372,12 +348,12 @@ class Block(nn.Module):
             self.conv = ShortConv(config.n_embd, layer_idx)
         self.activation_checkpointing = False  # True: keep only the input, recompute the rest in backward
 
-    def forward(self, x, positions=None, rope=None, mask=None, cache=None):
+    def forward(self, *inputs):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, positions, rope, mask, use_reentrant=False)
-        return self.compute(x, positions, rope, mask, cache)
+            return checkpoint(self.compute, *inputs, use_reentrant=False)
+        return self.compute(*inputs)
 
-    def compute(self, x, positions, rope=None, mask=None, cache=None):
+    def compute(self, x, positions=None, rope=None, mask=None, cache=None):
         if self.attn:
             x = x + self.attn(self.ln_1(x), rope, mask, cache)
         h = self.ln_2(x)
@@ -463,9 +439,13 @@ class GPT(nn.Module):
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
         positions = torch.arange(T, device=idx.device) if cache is None else cache.positions  # (T)
-        mask = None
+        mask, keys, needs_mask = None, T, doc_ids is not None  # else attention's is_causal is enough
+        if cache is not None:
+            keys, needs_mask = cache.visible, cache.needs_mask
+        if needs_mask:
+            mask = self.attention_mask(positions, keys, doc_ids)
         if doc_ids is not None:
-            mask, positions = document_mask(doc_ids), positions_in_text(doc_ids)  # (B, 1, T, T), (B, T)
+            positions = positions_in_text(doc_ids)  # (B, T)
         x = self.transformer.wte(idx)  # (B, T, C)
         if self.config.near:
             x = x + self.transformer.bigram(idx, positions, cache)
@@ -484,6 +464,14 @@ class GPT(nn.Module):
             return self.logits(x if full_logits else x[:, [-1], :]), None
         logits, loss = self.loss(x, targets.reshape(-1), reduction, return_logits)
         return logits, torch.where((targets >= 0).any(), loss, 0.0) if reduction == 'mean' else loss
+
+    def attention_mask(self, queries, n_keys, doc_ids=None):
+        """True where a query, by its position (T), may look at a key: not later and, with doc_ids (B, T), of
+        the same text. (T, S) or (B, 1, T, T), in training and with a cache."""
+        mask = torch.arange(n_keys, device=queries.device) <= queries[:, None]
+        if doc_ids is None:
+            return mask
+        return (mask & (doc_ids[:, :, None] == doc_ids[:, None, :]))[:, None]
 
     def loss(self, x, targets, reduction='mean', return_logits=True):
         """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""
@@ -556,15 +544,16 @@ class GPT(nn.Module):
         Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. Or a text, if the model
         comes from load(). temperature 0 is greedy; ids from vocab_size on (padding) are never drawn. Ends
         early when every row has drawn the id `stop`, or one of several, or when on_token, called with the new
-        ids (B, 1) of each step, returns True. FloatingPointError if logits were not finite: on a CPU with
-        on_token at once, else at the end, as a GPU would have to wait, and processes that share a model go in
-        step. When block_size ids are full, the last half of them is kept as context. The cache changes the
-        speed, not the text. static: shapes stay the same from step to step, for a compiled model.
+        ids (B, 1) of each step, returns True. FloatingPointError if logits were not finite: with on_token at
+        once, else at the end, as a GPU would have to wait, and processes that share a model go in step. When
+        block_size ids are full, the last half of them is kept as context. The cache changes the speed, not
+        the text. static: shapes stay the same from step to step, for a compiled model.
         """
         # without cuDNN's attention (above), which plans for each new shape, half a second each
         # (https://github.com/modelscope/FunASR/issues/3704; not measured by us)
         if isinstance(idx, str):
-            return self.generate_text(idx, max_new_tokens, temperature, top_k, top_p, generator)
+            return self.generate_text(idx, max_new_tokens, stop, temperature=temperature, top_k=top_k,
+                                      top_p=top_p, generator=generator)
         (B, T), block_size = idx.shape, self.config.block_size
         cache = None
         if use_cache:
@@ -573,7 +562,6 @@ class GPT(nn.Module):
         stop = None if stop is None else torch.tensor(stop, device=idx.device)
         done = torch.zeros(B, dtype=torch.bool, device=idx.device)
         finite = torch.ones((), dtype=torch.bool, device=idx.device)
-        watched = on_token is not None and idx.device.type == 'cpu'
         start = max(T - block_size, 0)  # where the context begins
         for _ in range(max_new_tokens):
             if idx.size(1) - start > block_size:
@@ -586,7 +574,7 @@ class GPT(nn.Module):
             logits, _ = step(new, cache=cache.advance(new.size(1)) if cache else None)
             logits = logits[:, -1, :vocab_size].float()
             finite &= torch.isfinite(logits.amax())
-            if watched and not finite:
+            if on_token is not None and not finite:
                 break
             idx_next = sample_next(logits, temperature, top_k, top_p, generator)  # (B, 1)
             idx = torch.cat((idx, idx_next), dim=1)
@@ -600,19 +588,19 @@ class GPT(nn.Module):
             raise FloatingPointError("the network's outputs (logits) are not finite")
         return idx
 
-    def generate_text(self, text, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
-        """`text` with its continuation, which ends before <|endoftext|>."""
+    def generate_text(self, text, max_new_tokens, stop=None, **options):
+        """`text` with its continuation, which ends before <|endoftext|> and before the text `stop`."""
         tokenizer = getattr(self, 'tokenizer', None)
         if tokenizer is None:
             raise TypeError("generate() wants token ids (B, T); a text only if load() made the model: "
                             "model, tokenizer = load('out')")
         ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # of no text: as documents begin
         idx = torch.tensor([ids], device=self.lm_head.weight.device)
-        stop = tokenizer.stop_ids or ()
-        idx = self.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab, stop or None,
-                            generator)
-        new = [i for i in idx[0, len(ids):].tolist() if i not in stop]
-        return text + tokenizer.decode(ids + new)[len(tokenizer.decode(ids)):]
+        ends = tokenizer.stop_ids or ()
+        idx = self.generate(idx, max_new_tokens, vocab_size=tokenizer.n_vocab, stop=ends or None, **options)
+        new = [i for i in idx[0, len(ids):].tolist() if i not in ends]
+        new = tokenizer.decode(ids + new)[len(tokenizer.decode(ids)):]
+        return text + (new.partition(stop)[0] if stop else new)
 
 
 # -----------------------------------------------------------------------------
@@ -647,10 +635,8 @@ class KVCache:
         self.positions = torch.arange(self.end, self.end + T, device=self.device)  # of the queries
         self.end += T
         self.visible = self.size if self.static else self.end
-        self.mask = None  # attention needs none for a whole text, or for one query that sees all keys
-        if T != self.visible and (T > 1 or self.static):
-            keys = torch.arange(self.visible, device=self.device)
-            self.mask = keys <= self.positions[:, None]  # (T, S)
+        # none for a whole text, or for one query that sees all keys
+        self.needs_mask = T != self.visible and (T > 1 or self.static)
         return self
 
     def before(self, name, x):

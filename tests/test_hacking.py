@@ -70,11 +70,9 @@ for dtype, n_kv_head, tolerance in ((torch.float32, 4, 1e-4), (torch.bfloat16, 2
     idx = torch.randint(11, (2, 12))
     with torch.no_grad():
         whole = model(idx, full_logits=True)[0].float()
-        for block in model.transformer.h:
-            block.attn.alibi = False
+        model.config.positions = 'none'
         effect = (whole - model(idx, full_logits=True)[0]).abs().mean()
-        for block in model.transformer.h:
-            block.attn.alibi = True
+        model.config.positions = 'alibi'
         for static in (False, True):
             cache, parts = KVCache(model, 2, 16, static), []
             for new in (idx[:, :5], idx[:, 5:8], *idx[:, 8:].split(1, dim=1)):
