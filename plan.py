@@ -50,11 +50,6 @@ if problems:
 # the run, settled as train.py settles it, for processes, GPUs and a dataset that need not be here
 
 
-class Planned(Distributed):
-    """One process of n_processes, which sends nothing and writes nothing."""
-    is_main, world_size = False, n_processes
-
-
 class NoData:
     """In place of a dataset: GPT-2's vocabulary, padded."""
     vocab_size, splits = 50304, {}
@@ -75,7 +70,9 @@ if not elsewhere:
     device, why = devices.choose_device(knobs['device'], int(os.environ.get('LOCAL_RANK', 0)),
                                         'RANK' in os.environ)
     memory, peak = devices.memory_of(device), peak or peak_flops_of(device)
-run = setup.Run({**knobs, 'wandb_log': False}, dict(given), Planned(device, why))  # wandb need not be here
+dist = Distributed(device, why, world_size=n_processes)
+dist.is_main = False  # it writes nothing
+run = setup.Run({**knobs, 'wandb_log': False}, dict(given), dist)  # wandb need not be here
 if knobs['init_from'] != 'scratch':
     setup.find_start(run)
 if not has_data and not run.ckpt:
