@@ -4,8 +4,7 @@ The knobs at the top of a script, set by config files and --key=value. This file
     $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
 
 Flags win wherever they stand on the line, and config files see them: they are applied before the files and
-again after. Of two files the later one wins. A file is Python and is executed: run only the ones you would
-run as a program.
+again after. Of two files the later one wins. A file is executed: run only what you would run as a program.
 
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
@@ -38,6 +37,8 @@ def fail(*problems, everywhere=False):
             told = {'message': '; '.join(lines), 'extraInfo': {'timestamp': str(int(time.time()))}}
             with contextlib.suppress(OSError), open(path, 'x') as f:
                 json.dump({'message': told}, f)
+        if not everywhere and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
+            os.kill(os.getppid(), signal.SIGTERM)  # torchrun would try again, to the same end
     else:
         time.sleep(3)  # torchrun ends all as soon as one has ended: let the one that prints be the first
     sys.exit(2)

@@ -197,15 +197,21 @@ class Logger:
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
             if it == run.start_iter and not run.resuming:
                 saved = "with nothing to save yet"
-            run.dist.print(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
+            self.last_word(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
             return f'stopped by {stop.reason()}'
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
             then = '\n' if self.dist.on_terminal else '. '
-            self.dist.print(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
-                            f"see what it writes: python sample.py --out_dir={out_dir}"
-                            + run.data.train.sample_flag)
+            self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
+                           f"see what it writes: python sample.py --out_dir={out_dir}"
+                           + run.data.train.sample_flag)
         return 'done'
+
+    def last_word(self, text):
+        """Also where nobody reads standard output any more: after `| tee log.txt` and Ctrl-C."""
+        self.dist.print(text)
+        if self.dist.is_main and getattr(sys.stdout, 'name', '') == os.devnull:  # see say()
+            say(text)
 
     def write_report(self):
         """report.md and loss.png. Returns lines for the console."""

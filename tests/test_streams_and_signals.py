@@ -46,6 +46,18 @@ def test_streams_that_are_closed_or_have_no_reader_change_nothing_but_what_is_se
     assert not any(b'iter 0: loss' in content for content in saved), 'no file has taken the place of standard output'
 
 
+def test_the_line_to_continue_is_seen_where_tee_has_ended(tmp_path):
+    make_dataset(tmp_path / 'data')
+    process = warm.Process('train.py', *TINY, '--dataset=tiny', '--max_iters=100000', '--eval_interval=0',
+                           f"--data_dir={tmp_path / 'data'}", f"--out_dir={tmp_path / 'out'}", env={'PYTHONPATH': NO_PICTURES})
+    while b'iter 3:' not in process.stdout.read(10_000):
+        pass
+    process.stdout.close()  # Ctrl-C ends both sides of `| tee log.txt`
+    process.interrupt()
+    status, said = process.wait()
+    assert status == 130 and 'to continue: ' in said.splitlines()[-1]
+
+
 # -----------------------------------------------------------------------------
 
 
