@@ -114,7 +114,8 @@ if split != 'none':
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
 
-tokenizer = make_tokenizer(tokenizer_state) if tasks else None
+sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: the tokenizer is not on this machine
+tokenizer = None if sizes is None and not tasks else make_tokenizer(tokenizer_state)
 loaded = load_tasks(tasks, data_dir or DATA_DIR, tokenizer, block_size, max_per_task, max_per_task)
 
 # -----------------------------------------------------------------------------
@@ -159,10 +160,6 @@ def save():
 # the loss of the text, and how the model continues nothing
 
 
-def with_error(value, error):
-    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
-
-
 def evaluate_text():
     most = max(1, eval_tokens // (stride or block_size)) if eval_tokens else None
     rows = windows(tokens.n_targets(block_size), block_size, stride, most)
@@ -176,38 +173,35 @@ def evaluate_text():
     else:
         size = min(batch_size, len(rows))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
-    sizes = token_bytes(tokenizer_state, config.vocab_size)
     found = text_loss(model, tokens, rows, block_size, size, dist, autocast, sizes, tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
             say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
                 "--dtype=float32, else an older checkpoint")
         sys.exit(3)
-    checksum = data.meta['splits'].get(split, {}).get('sha256')
-    result['texts'][name] = {**found, **how, 'stride': stride or block_size, 'sha256': checksum}
+    result['texts'][name] = {**found, **how, 'stride': stride or block_size}
     bpb = "bits per byte unknown, as the tokenizer is not on this machine"
     amount = f"{found['tokens']:,} tokens"
-    if found['bpb'] is not None:
-        bpb = f"{with_error(found['bpb'], found['bpb_error'])} bits per byte"
+    if sizes is not None:
+        bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
         amount += f" = {found['bytes']:,} bytes"
-    loss = with_error(found['loss'], found['loss_error'])
-    dist.print(f"{name}: loss {loss}, perplexity {found['perplexity']:.2f}, {bpb}, over {amount} in "
-               f"{time.perf_counter() - t0:.0f} s")
-    if found['bpb'] is None:
-        return  # the tokenizer is not here
+    dist.print(f"{name}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
+               f"{found['perplexity']:.2f}, {bpb}, over {amount} in {time.perf_counter() - t0:.0f} s")
+    if sizes is None:
+        return
     small = data.train.n < 2**24 and dist.is_main  # else it takes minutes
     if split == 'val' and found['tokens'] == tokens.n - 1 and small:
-        result['texts'][name].update(by_other_means(sizes))
+        result['texts'][name].update(by_other_means())
     if sample_tokens:
         write_sample()
 
 
-def by_other_means(sizes):
+def by_other_means():
     """The bits per byte of the validation text that programs need which are no networks."""
     texts = []
     for part in (data.val, data.train):
         ids = part.windows([0], part.n)[0]
-        text = make_tokenizer(tokenizer_state).decode(ids[sizes[ids] > 0].tolist())
+        text = tokenizer.decode(ids[sizes[ids] > 0].tolist())
         texts.append(text.encode('utf-8', 'replace'))
     xz = 8 * len(lzma.compress(texts[0])) / len(texts[0])
     ngram = ngram_bits_per_byte(*texts)
@@ -218,7 +212,6 @@ def by_other_means(sizes):
 
 def write_sample():
     """A text, so that the numbers have a face."""
-    tokenizer = make_tokenizer(tokenizer_state)
     prompts = [('', empty_prompt(tokenizer))]
     (_, text), = samples.write(model, tokenizer, prompts, sample_tokens, iter_num, 1337, dist, autocast)
     result['sample'] = text

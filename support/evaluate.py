@@ -94,13 +94,11 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
 
 
 def ratio_of_sums(part, whole):
-    """sum(part) / sum(whole) and its standard error (None for one window), taking windows as independent."""
+    """sum(part) / sum(whole) and its standard error (nan for one window), taking windows as independent."""
     n, total = len(part), whole.sum()
-    ratio = (part.sum() / total).item()
-    if n == 1:
-        return ratio, None
-    variance = (part - ratio * whole).square().sum() * n / (n - 1)
-    return ratio, variance.sqrt().item() / total.item()
+    ratio = part.sum() / total
+    variance = (part - ratio * whole).square().sum() * n / torch.tensor(n - 1.0)
+    return ratio.item(), (variance.sqrt() / total).item()
 
 
 def ngram_bits_per_byte(text, seen, longest=5):
@@ -202,8 +200,8 @@ class Evaluator:
 
 
 def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
-    """{train_loss, val_loss, perplexity, bpb} over n_windows windows of each split, evenly spread; or all. The
-    last two are those of the validation text, where there is one."""
+    """{train_loss, val_loss, perplexity, bpb} over n_windows windows of each split, evenly spread; or all.
+    The last two are those of the validation text, where there is one."""
     block_size = model.config.block_size
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}

@@ -224,10 +224,8 @@ def summary(run, log):
     losses = points(log, 'iter', 'val_loss')
     if len(losses):
         it, best = losses[losses[:, 1].argmin()]
-        bpb = dict(points(log, 'iter', 'bpb')).get(it)
-        bits = f", {bpb:.4f} bits per byte" if bpb else ''
-        yield (f"Best validation loss **{best:.4f}** (perplexity {np.exp(best):.2f}{bits}) at iteration "
-               f"{it:,.0f}; the last one was {losses[-1, 1]:.4f}.")
+        yield (f"Best validation loss **{best:.4f}** at iteration {it:,.0f}; the last one was "
+               f"{losses[-1, 1]:.4f}.")
 
 
 def samples_side_by_side(path):
