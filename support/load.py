@@ -164,13 +164,18 @@ def checked(ckpt, path):
         assert isinstance(ckpt[name], OPTIONAL[name]), f'{name} is {reprlib.repr(ckpt[name])[:60]}'
     if 'tokenizer' in ckpt:
         check_tokenizer_state(ckpt['tokenizer'])
+    config = dict(ckpt.get('config', {}))
+    assert isinstance(config.get('dataset', ''), str), 'its dataset has no name'
+    texts = ckpt.get('environment', {}).values()
+    assert not any(isinstance(text, (list, tuple, dict)) for text in texts), 'its environment is no table'
+    float(ckpt.get('evaluation', {}).get('metrics', {}).get('val_loss') or 0)
     it = int(ckpt.get('iter_num', 0))
     assert 0 <= it < 10**12, f"iter_num is {it}"
     # older than that flag, or than the next ones
     bias = 'transformer.ln_f.bias' in weights
     args = {'bias': bias, 'dropout': 0.0, 'near_layers': 0, **ckpt['model_args']}
     return {**ckpt, 'model': weights, 'model_args': args, 'iter_num': it, 'path': path,
-            'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': dict(ckpt.get('config', {}))}
+            'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': config}
 
 
 # -----------------------------------------------------------------------------
@@ -182,7 +187,7 @@ def model_config(cls, ckpt, **changes):
     with explained(ckpt['path']):
         known = {field.name for field in dataclasses.fields(cls.Config)}
         more = {name: value for name, value in ckpt['model_args'].items() if name not in known and value}
-        assert not more, f'it was trained with code that has {more}'
+        assert not more, f"it was trained with code that has {', '.join(more)}"
         args = {name: value for name, value in ckpt['model_args'].items() if name in known}
         config = cls.Config(**args)
         problems = config.problems()
