@@ -313,7 +313,7 @@ def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
 
 
 @pytest.mark.parametrize('kind, options', [
-    ('AdamW', dict(amsgrad=True)), ('Adam', {}), ('Adagrad', {}), ('NAdam', {}), ('Adafactor', {}),
+    ('AdamW', dict(amsgrad=True)), ('Adagrad', {}), ('Adafactor', {}),
     ('RMSprop', dict(momentum=0.9))])
 def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path):
     from support.resume import load_optimizer_state
@@ -334,15 +334,6 @@ def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path)
     net(torch.ones(1, 3)).square().sum().backward()
     again.step()
     assert same(net.state_dict(), whole.state_dict()) and not notes
-
-
-def test_a_changed_knob_that_was_none_is_listed_on_resume(script, tiny):
-    assert script('train.py', *tiny).status == 0
-    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=8', '--min_lr=0.001',
-                    '--eval_iters=64 tokens')
-    assert result.status == 0
-    for line in ('  max_iters: 6 -> 8', '  min_lr: None -> 0.001', '  eval_iters: 2 -> 64 tokens'):
-        assert line in result.out.splitlines()
 
 
 ALONE = '''

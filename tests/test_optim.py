@@ -87,14 +87,6 @@ def test_muon_works_in_the_dtype_of_the_run(dtype, error):
     assert error / 100 < worst < error
 
 
-def test_orthogonal_moves_all_singular_values_near_one():
-    for shape in ((3, 32, 32), (2, 64, 16), (2, 16, 64)):
-        values = torch.linalg.svdvals(zeropower_via_newtonschulz(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float())
-        assert values.min() > 0.5 and values.max() < 1.3
-    zero = zeropower_via_newtonschulz(torch.zeros(1, 8, 8))
-    assert not zero.any(), 'a matrix without a gradient stays where it is'
-
-
 def test_one_factor_moves_every_rate(script, tiny):
     result = script('train.py', *tiny, '--arch=modern', '--matrix_optimizer=muon', '--embedding_lr=0.3', '--head_lr=0.002', '--matrix_lr=0.04', '--log_interval=1',
                     '--lr_schedule=wsd', '--decay_fraction=0.5', '--max_iters=8', '--warmup_iters=1')
@@ -183,8 +175,6 @@ def test_the_guard_skips_what_is_not_finite_and_nothing_else(arch, optimizer, mo
     assert str(guard.skipped()) == '(2, 0, 4, 1.0, inf)' and guard.skipped()[0] == 0
     for p, q in zip(net.parameters(), other.parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)  # the guard's factors round once more
-        for (name, a), b in zip(guarded.state[p].items(), plain.state[q].values()):
-            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
     # after too many in a row nothing moves any more, whenever somebody looks
     before = {name: p.clone() for name, p in net.state_dict().items()}
     for it in range(10, 14):
