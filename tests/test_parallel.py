@@ -33,14 +33,12 @@ def test_two_processes_have_the_losses_and_weights_of_one(tmp_path):
     close(tmp_path, one.out)
 
 
-def test_processes_that_train_on_the_same_batch_are_stopped(tiny, tmp_path):
+def test_processes_that_train_on_the_same_batch_are_stopped():
     def same_for_all():  # as with nanoGPT's get_batch, whose numbers all processes draw alike
         real = dataset.Tokens.batch
         dataset.Tokens.batch = lambda self, seed, numbers, *args: real(self, seed, range(len(numbers)), *args)
-    child = Child(*tiny, '--gradient_accumulation_steps=2', ranks=2, out=tmp_path / 'out', sabotage=same_for_all)
-    child.wait()
-    line, = errors(child.text())
-    assert child.statuses == [2, 2] and 'train on the same batch' in line and 'iter 0' not in child.text()
+    text = train(*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', base=(), ranks=2, sabotage=same_for_all, expect=2).text()
+    assert text.count('error: ') == 1 and 'train on the same batch' in text and 'iter 0' not in text
 
 
 ALONE = """
