@@ -76,8 +76,7 @@ def write_folder(path):
         p = p.to(getattr(torch, dtype))
         # biases that are all 0 are left out
         if not torch.equal(back['model'].get(key, torch.zeros_like(p)), p):
-            fail(f"{key} came out different. please report this with your checkpoint's model_args: "
-                 f"{ckpt['model_args']}")
+            raise ValueError(f"{key} came out different. please report this")
     if importlib.util.find_spec('transformers'):
         check_logits(path, load.build(GPT, back).eval())
     return kind

@@ -162,7 +162,8 @@ def vocabulary(state, vocab_size):
     if model.get('type') != 'BPE' or content.get('normalizer') or pre is None:
         name = state.get('name', state['kind'])
         raise ValueError(f"its tokenizer ({name}) is not one that we can describe to llama.cpp. train "
-                         "with --tokenizer=byte, gpt2 or bpe:N; or write a folder, --to=FOLDER, and try llama.cpp's convert_hf_to_gguf.py")
+                         "with --tokenizer=byte, gpt2 or bpe:N; or write a folder, --to=FOLDER, and try "
+                         "llama.cpp's convert_hf_to_gguf.py")
     pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges') or []]
     words = {id: (token, NORMAL) for token, id in model['vocab'].items()}
     for token in added:

@@ -39,12 +39,10 @@ def find(source, hub=True):
     if os.path.isfile(source) or (hub and is_hub_name(source)):
         return source
     single = os.path.join(source, 'ckpt.pt')
-    build_nanogpts = sorted(glob.glob(os.path.join(glob.escape(source), 'model_*[0-9].pt')))
-    found = [single if os.path.exists(single) else newest(source), source if is_folder(source) else None,
-             *build_nanogpts[-1:]]
-    if not any(found):
+    path = single if os.path.exists(single) else newest(source)
+    if path is None and not is_folder(source):
         no_checkpoint(source)
-    return next(filter(None, found))
+    return path or source
 
 
 def no_checkpoint(path):
@@ -225,10 +223,8 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     if dataset_name is None and ckpt.get('tokenizer'):
         return ckpt['tokenizer']
     vocab_size = ckpt['model_args']['vocab_size']
-    name = dataset_name or str(ckpt['config'].get('dataset', ''))
-    # a name, never a path: the file may be a stranger's
-    known = name == os.path.basename(name) and name not in ('', '.', '..')
-    if known and os.path.isdir(folder := folder_of(name, data_dir)):
+    name = dataset_name or ckpt['config'].get('dataset')
+    if name and os.path.isdir(folder := folder_of(name, data_dir)):  # refuses a path: it may be a stranger's
         meta = read_meta(folder)
         if meta['vocab_size'] <= vocab_size < meta['vocab_size'] + 64:
             return read_tokenizer_state(folder, meta)

@@ -51,9 +51,8 @@ def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(tmp_path, 
     meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16', 'splits': {}}
     (folder / 'meta.json').write_text(json.dumps(meta))
     data = [f"--data_dir={tmp_path / 'data'}", '--dataset=bytes', '--device=cpu']
-    for source in (path, path.parent):
-        done = script('sample.py', f'--init_from={source}', *data, '--max_new_tokens=4', '--num_samples=1')
-        assert done.status == 0, done.err
+    done = script('sample.py', f'--init_from={path}', *data, '--max_new_tokens=4', '--num_samples=1')
+    assert done.status == 0, done.err
     done = script('eval.py', f'--init_from={path}', *data, f"--to={tmp_path / 'eval'}")
     assert done.status == 0 and 'after 250 iterations: gpt2' in done.out, done.err
     train = [*TINY[:6], *TINY[9:], *data]

@@ -128,7 +128,7 @@ def test_it_does_not_guess_a_tokenizer(script, tmp_path):
     for name in ('gone', '../../etc'):
         save_weights(tmp_path / 'x.pt', args, GPT(GPTConfig(**args)).state_dict(), config={'dataset': name})
         result = script('sample.py', f"--init_from={tmp_path / 'x.pt'}", '--device=cpu')
-        assert result.status == 2 and '--dataset' in result.err
+        assert result.status == 2 and 'dataset' in result.err
 
 
 def test_prompts_of_a_file_give_the_greedy_texts_that_they_give_one_by_one(script, trained, tmp_path):
