@@ -294,8 +294,8 @@ def chapters(book):
     package = ET.fromstring(book.read('META-INF/container.xml')).find('.//{*}rootfile').get('full-path')
     tree = ET.fromstring(book.read(package))
     items = {item.get('id'): item for item in tree.iterfind('.//{*}manifest/{*}item')}
-    for entry in tree.iterfind('.//{*}spine/{*}itemref'):
-        item = items[entry.get('idref')]
+    order = [entry.get('idref') for entry in tree.iterfind('.//{*}spine/{*}itemref')]
+    for item in (items[id] for id in dict.fromkeys(order)):  # each once
         # others are pictures, or the table of contents
         if 'html' in item.get('media-type') and 'nav' not in item.get('properties', ''):
             name = posixpath.join(posixpath.dirname(package), urllib.parse.unquote(item.get('href')))

@@ -89,7 +89,7 @@ CONTAINER = ('<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"
 def write_epub(path, chapters):
     items = ''.join(f'<item id="c{i}" href="c%20{i}.xhtml" media-type="application/xhtml+xml"/>'
                     for i in range(len(chapters)))
-    order = ''.join(f'<itemref idref="c{i}"/>' for i in reversed(range(len(chapters))))
+    order = ''.join(f'<itemref idref="c{i}"/>' * 2 for i in reversed(range(len(chapters))))
     with zipfile.ZipFile(path, 'w') as book:
         book.writestr('META-INF/container.xml', CONTAINER)
         book.writestr('OPS/book.opf', f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}'
