@@ -1,14 +1,14 @@
 # A text of your own, in about five minutes on a laptop without a GPU. The shape of the network and how often
-# it sees the text follow from its size, by the table below; flags behind this file win, as everywhere.
+# it sees the text follow from its size, by the table below; flags win, as everywhere.
 #
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
-#   launch   python train.py --dataset=book config/mybook.py          (the dataset goes before this file)
+#   launch   python train.py --dataset=book config/mybook.py
 #            all of it, from installing to samples: bash runs/mybook.sh book.txt
 #   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
 #   cost     about five minutes on two CPU cores
 #   loss     depends on text and tokenizer: the report has bits per byte, which compare
 
-from support.dataset_meta import text_size as _text_size
+from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels, dropout, times over the text, iterations at most
 _table = (
@@ -17,8 +17,11 @@ _table = (
     (10_000_000, 1, 192, 0.05, 5, 2500),  # the fewer layers, the more text in the same time
     (1e15, 1, 192, 0.0, 1, 3000),
 )
-_name = globals().get('dataset', 'book')
-_tokens, _bytes = _text_size(globals().get('dataset'), globals().get('data_dir'))
+_name, _tokens, _bytes = 'book', 10**6, 10**6  # where this file is looked at by itself
+if 'dataset' in globals():
+    _data = _Dataset(dataset, data_dir)
+    _name, _tokens = dataset, _data.train.n
+    _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, _times, _most = _row
 

@@ -98,8 +98,6 @@ def learn_bpe(n_vocab, texts):
     learned = sorted(learner.get_vocab().items(), key=lambda item: item[1])
     tokens = [bytes([b]) for b in range(256)]
     tokens += [bytes(byte_of[letter] for letter in token) for token, _ in learned if len(token) > 1]
-    if len(tokens) < n_vocab - 1:
-        print(f"note: the text is enough for {len(tokens) + 1:,} ids, not for {n_vocab:,}")
     ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank for rank, token in enumerate(tokens))
     return make_tokenizer({'kind': 'tiktoken', 'name': f'bpe:{n_vocab}', 'pat_str': PATTERN,
                            'special_tokens': {END_OF_TEXT: len(tokens)}, 'ranks': ranks})

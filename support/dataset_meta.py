@@ -15,8 +15,7 @@ import numpy as np
 from configurator import fail
 from support.console import exit_on_broken_pipe
 from support.files import write_whole
-from support.tokenizer import (END_OF_TEXT, check_tokenizer_state, full_state_if_cached, make_tokenizer,
-                               read_files)
+from support.tokenizer import check_tokenizer_state, full_state_if_cached, make_tokenizer, read_files
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'data')
 # what prepare.py makes by name
@@ -165,21 +164,6 @@ def checksum(entry):
     if len(sums) == 1:
         return sums[0][:16]
     return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'
-
-
-def text_size(name, data_dir=None):
-    """(tokens, bytes of text) to train on, for config files that depend on it; a megabyte if the name is
-    None, as where a config file is looked at by itself. Ends with status 2 if there is no such dataset."""
-    if name is None:
-        return 10**6, 10**6
-    folder = folder_of(name, data_dir)
-    paths, meta = bin_files(folder, 'train'), read_meta(folder)
-    if not paths:
-        fail(missing(folder))
-    tokens = sum(map(os.path.getsize, paths)) // np.dtype(meta['dtype']).itemsize
-    # nanoGPT's folders do not say: a token of GPT-2 has about four bytes
-    guess = tokens * (4 if meta['vocab_size'] > 10_000 else 1)
-    return tokens, meta['splits'].get('train', {}).get('bytes', guess)
 
 
 # -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import json
 import os
 import pickle
 import re
@@ -11,11 +12,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, is_refused, own_process
+from conftest import REPO, TEXT, is_refused, make_dataset, own_process
 from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
-from support import choose_tokenizer, dataset_meta, read_text
+from support import choose_tokenizer, read_text
 from support.hf_tokenizer import guess_special
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer
 
@@ -215,24 +216,6 @@ def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
         is_refused(prepare('other', tmp_path / 'bad.npy', '--tokenizer=gpt2'), word)
 
 
-def test_ids_that_are_no_text_are_trained_and_sampled(script, prepare, tmp_path, tiny):
-    folder = tmp_path / 'data' / 'notes'
-    folder.mkdir()
-    for split, n in (('train', 2000), ('val', 300)):
-        (np.arange(n) % 70_000 * 7 % 70).astype('<u4').tofile(folder / f'{split}.bin')
-    (folder / 'meta.json').write_text('{"vocab_size": 70, "dtype": "uint32"}')
-    assert prepare('notes', '--show').status == 0
-    result = script('train.py', *tiny, '--dataset=notes', '--sample_interval=3', '--sample_tokens=4')
-    assert result.status == 0, result.err
-    flags = f"--out_dir={tmp_path / 'out'}", '--num_samples=1', '--max_new_tokens=5', '--device=cpu'
-    result = script('sample.py', *flags, '--start=1 2 3')
-    numbers = result.out.split('---')[0].split()
-    assert result.status == 0 and numbers[:3] == ['1', '2', '3'] and len(numbers) == 8, result.out
-    assert all(0 <= int(number) < 70 for number in numbers)
-    is_refused(script('sample.py', *flags, '--start=70'), 'numbers below 70')
-    assert script('sample.py', *flags).status == 0, 'the default prompt is no number'
-
-
 def test_nanogpts_meta_pkl_is_the_tokenizer_of_our_meta_json(script, tmp_path):
     folder = tmp_path / 'data' / 'shakespeare_char'
     folder.mkdir(parents=True)
@@ -252,12 +235,6 @@ def test_a_text_starts_with_what_the_vocabulary_has():
     for chars, begin in (('\n a', [0]), (' ab', [0]), ('ba', [0]), ('!\n', [1])):
         assert empty_prompt(make_tokenizer({'kind': 'char', 'chars': chars})) == begin
     assert empty_prompt(make_tokenizer({'kind': 'byte'})) == [256]
-
-
-def test_a_file_of_prompts_has_one_meaning(tmp_path):
-    from support.samples import prompts_in
-    (tmp_path / 'prompts.txt').write_bytes('one\\ntwo\r\n\n  three '.encode())
-    assert prompts_in(str(tmp_path / 'prompts.txt')) == ['one\ntwo', '  three ']
 
 
 # -----------------------------------------------------------------------------
@@ -328,14 +305,17 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
     assert max(map(len, done.stdout.splitlines())) < 81 and 'set -' not in done.stdout
 
 
-def test_the_config_of_a_book_fits_its_size(script, tmp_path, monkeypatch):
-    assert dataset_meta.text_size(None) == (10**6, 10**6)
-    done = script('train.py', f'--data_dir={tmp_path}', '--dataset=absent', 'config/mybook.py')
-    assert done.status == 2 and 'python prepare.py absent' in done.err and len(done.err.splitlines()) == 1
+def test_the_config_of_a_book_fits_its_size(script, tmp_path):
+    done = script('train.py', f'--data_dir={tmp_path}', 'config/mybook.py', '--dataset=absent')
+    is_refused(done, 'python prepare.py absent')
     rows = []
     for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
-        monkeypatch.setattr(dataset_meta, 'text_size', lambda name, data_dir: (size // 2, size))
-        rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py')))
+        folder = make_dataset(tmp_path, f'{size}', val=False)
+        os.truncate(folder / 'train.bin', size)
+        (folder / 'meta.json').write_text(json.dumps({
+            'vocab_size': 60_000, 'splits': {'train': {'tokens': size // 2, 'bytes': size}}}))
+        known = {'dataset': f'{size}', 'data_dir': str(tmp_path)}
+        rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py'), init_globals=known))
         rows[-1]['epochs'] = rows[-1]['max_iters'] * 2048 / (size // 2)
     assert all(a['dropout'] >= b['dropout'] and a['n_embd'] <= b['n_embd'] for a, b in zip(rows, rows[1:]))
     assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] < 1 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
