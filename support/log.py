@@ -79,6 +79,31 @@ class Clock:
         return {'seconds': self.seconds, 'spent': dict(self.spent)}
 
 
+def tell_duration(model, ddp_model, batch, autocast, dist, run):
+    """Say how long the run will take, if that is more than a minute, by two micro-batches, whose gradients
+    are dropped."""
+    k, n = run.k, run.k.max_iters - run.start_iter
+    if k.eval_only or n <= 0:
+        return
+    batch = [tensor.to(dist.device) for tensor in batch]
+    for _ in range(2):  # the first one is slower
+        dist.synchronize()
+        t0 = time.perf_counter()
+        dist.set_grad_sync(ddp_model, dist.sharded)  # FSDP would keep what it does not reduce
+        with autocast:
+            loss = ddp_model(*batch, return_logits=False)[1]
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        dist.synchronize()
+        step = time.perf_counter() - t0
+        training = dist.all_reduce_max(step * run.grad_accum_steps * n)  # seconds, in whole ones
+        if training < 60:
+            return
+    evaluating = step / 3 * run.eval_windows * len(run.data.splits) / k.batch_size / dist.world_size
+    dist.print(f"time      about {format_duration(training)} for {n:,} iterations here, by a step of "
+               f"{step * run.grad_accum_steps:.2g} s; an evaluation about {format_duration(evaluating)} more")
+
+
 class Logger:
     """The console's lines, and the rows of log.csv and wandb."""
 

@@ -50,8 +50,10 @@ def test_the_line_to_continue_is_seen_where_tee_has_ended(tmp_path):
     make_dataset(tmp_path / 'data')
     process = warm.Process('train.py', *TINY, '--dataset=tiny', '--max_iters=100000', '--eval_interval=0',
                            f"--data_dir={tmp_path / 'data'}", f"--out_dir={tmp_path / 'out'}", env={'PYTHONPATH': NO_PICTURES})
-    while b'iter 3:' not in process.stdout.read(10_000):
-        pass
+    shown = b''
+    while b'iter 3:' not in shown:
+        shown += process.stdout.read(10_000)
+    assert b'\ntime      about ' in shown.split(b'iter ')[0], 'how long it takes, before the first long wait'
     process.stdout.close()  # Ctrl-C ends both sides of `| tee log.txt`
     process.interrupt()
     status, said = process.wait()
