@@ -204,17 +204,11 @@ def pre_tokenizer_name(steps):
 def characters(chars, vocab_size):
     """The keys of one id per character: RWKV's tokenizer, which takes the longest token that fits, and is the
     only one for which llama.cpp does not insist on an id that ends a text."""
-    words = {i: (''.join(map(escape, char)), NORMAL) for i, char in enumerate(chars)}
+    spelled = (''.join(rf'\x{byte:02x}' for byte in char.encode('utf-8', 'surrogatepass')) for char in chars)
+    words = {i: (text, NORMAL) for i, text in enumerate(spelled)}
     # no text has the byte \xff
     words.update({i: (rf'\xff{i}', UNUSED) for i in range(len(chars), vocab_size)})
     return {'tokenizer.ggml.model': 'rwkv', **tokens(words)}
-
-
-def escape(c):
-    """A character as it stands in RWKV's vocabulary: as it is, or its bytes in hexadecimal digits."""
-    if c.isascii() and c.isprintable() and c != '\\':
-        return c
-    return ''.join(rf'\x{byte:02x}' for byte in c.encode('utf-8', 'surrogatepass'))
 
 
 def tokens(words):

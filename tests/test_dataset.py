@@ -93,6 +93,11 @@ def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
             Dataset('many', tmp_path)
         assert word in capsys.readouterr().err
         (tmp_path / 'many' / 'train_000001.bin').unlink(missing_ok=True)
+    meta['splits']['train']['shards'][1]['file'] = '../../etc/passwd'  # a path leads nowhere else
+    (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
+    with pytest.raises(SystemExit):
+        Dataset('many', tmp_path)
+    assert str(tmp_path / 'many' / 'passwd') in capsys.readouterr().err
 
 
 def test_prefetch_keeps_the_order_and_counts_the_time_waited():

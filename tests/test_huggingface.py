@@ -291,24 +291,16 @@ def test_a_llama_from_the_hub_is_sampled_and_finetuned_with_its_own_tokenizer(hu
 
 def test_gpt2_by_its_name_is_openais_network(hub, tmp_path, gpt2, script):
     theirs = openai_like(hub.folder / 'openai-community' / 'gpt2')
-    text = tmp_path / 'text.txt'
-    text.write_text('All that glisters is not gold;\nOften have you heard that told.\n' * 200)
-    data_dir = f"--data_dir={tmp_path / 'data'}"
-    assert script('prepare.py', 'merchant', f'--input={text}', '--tokenizer=gpt2', data_dir).status == 0
-    flags = ['--device=cpu', '--dtype=float32', '--init_from=gpt2']
-    train = [*flags, data_dir, '--dataset=merchant', '--batch_size=2']
-    done = script('train.py', 'config/eval_gpt2.py', *train, '--eval_iters=2', '--block_size=32')
-    assert done.status == 0, done.err
-    data = Dataset('merchant', str(tmp_path / 'data'))
-    idx = torch.from_numpy(data.val.windows([0, 32, 64, 96], 33))
+    ids = torch.randint(50257, (4 * 32 + 1,))  # a dataset of nanoGPT's, as long as the evaluation
+    for split in ('train', 'val'):
+        ids.numpy().astype('<u2').tofile(tmp_path / f'{split}.bin')
+    done = script('train.py', 'config/eval_gpt2.py', '--init_from=gpt2', '--device=cpu', '--dtype=float32', f'--data_dir={tmp_path.parent}',
+                  f'--dataset={tmp_path.name}', '--batch_size=2', '--eval_iters=2', '--block_size=32')
     with torch.no_grad():
-        logits = theirs(idx[:, :-1]).logits
-    want = torch.nn.functional.cross_entropy(logits.flatten(0, 1), idx[:, 1:].flatten())
-    assert f'val loss {want:.4f}' in done.out
-    done = script('train.py', *train, '--eval_only', '--block_size=65')
-    assert done.status == 2 and '--block_size=64' in done.err
-    done = script('sample.py', *flags, '--start=All that', '--temperature=0', '--max_new_tokens=8',
-                  '--num_samples=1')
+        logits = theirs(ids[:-1].view(4, 32)).logits
+    assert f'val loss {F.cross_entropy(logits.flatten(0, 1), ids[1:]):.4f}' in done.out, done.err
+    done = script('sample.py', '--device=cpu', '--dtype=float32', '--init_from=gpt2', '--start=All that', '--temperature=0',
+                  '--max_new_tokens=8', '--num_samples=1')
     prompt = torch.tensor([gpt2.encode('All that')])
     want = theirs.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None)[0].tolist()
     assert done.status == 0 and done.out.split('\n---')[0] == gpt2.decode(want)
@@ -323,10 +315,10 @@ def test_what_the_hub_lacks_is_one_line(hub, tmp_path, script):
             assert_refused(done, ['someone/nothing', *words])
     hub.patch(HF_HUB_OFFLINE=False)
     folder = hub.folder / 'someone' / 'pickled'
-    folder.mkdir(parents=True)
-    (folder / 'config.json').write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}')
+    openai_like(folder)
+    (folder / 'model.safetensors').unlink()
     (folder / 'pytorch_model.bin').write_bytes(b'cos\nsystem\n')
-    assert_refused(script('sample.py', '--init_from=someone/pickled'), ['pickle', 'save_pretrained'])
+    assert_refused(script('sample.py', '--init_from=someone/pickled'), ['is a pickle', 'save_pretrained'])
     downloads = [path for command, path in hub.requests if command == 'GET']
     assert downloads and not any(path.endswith('.bin') for path in downloads)
     assert not (tmp_path / 'x').exists()
