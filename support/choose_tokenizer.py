@@ -120,8 +120,9 @@ def sample(documents, files):
 def check_replacement(folder, tokenizer):
     """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
     made elsewhere and perhaps cannot be made again."""
-    ours = os.path.exists(os.path.join(folder, 'meta.json'))
-    if not bin_files(folder, 'train') or ours and 'tokenizer' not in read_json(os.path.join(folder, 'meta.json')):
+    path = os.path.join(folder, 'meta.json')
+    ours = os.path.exists(path)
+    if not bin_files(folder, 'train') or ours and 'tokenizer' not in read_json(path):
         return  # nothing, or damaged, or not finished
     states = read_meta(folder)['tokenizer'], tokenizer.state()
     old, new = (state.get('name', state['kind']) for state in states)

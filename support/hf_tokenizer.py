@@ -99,9 +99,10 @@ def completed(text):
     content = json.loads(text)
     if content.get('decoder') or '"ByteLevel"' not in json.dumps(content.get('pre_tokenizer')):
         return text
-    content['decoder'] = {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True}
-    unknown = [token['content'] for token in content['added_tokens'] if re.fullmatch(UNKNOWN, token['content'])]
-    content['model']['unk_token'] = content['model'].get('unk_token') or next(iter(unknown), None)
+    content['decoder'] = dict(type='ByteLevel', add_prefix_space=True, trim_offsets=True, use_regex=True)
+    names = [token['content'] for token in content['added_tokens']]
+    unknown = next((name for name in names if re.fullmatch(UNKNOWN, name)), None)
+    content['model']['unk_token'] = content['model'].get('unk_token') or unknown
     return json.dumps(content, ensure_ascii=False)
 
 

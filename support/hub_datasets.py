@@ -23,8 +23,9 @@ from support.files import write_whole
 # as nanoGPT calls them
 GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}
 # url, sha256
-TINYSHAKESPEARE = ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
-                   '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')
+TINYSHAKESPEARE = (
+    'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
+    '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')
 # what eval.py --tasks reads: url, file
 BENCHMARKS = {
     'hellaswag': ('https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl',
@@ -49,8 +50,8 @@ def hub():
 def explain(e, what, remedy):
     """End with one line: because of the exception e of huggingface_hub's there is no `what`."""
     fail(f"{what} cannot be had from {hub().constants.ENDPOINT} ({type(e).__name__}: {first_line(e)}). check "
-         "its name; accept its terms and log in if it wants that (hf auth login); go online and try again; or "
-         f"{remedy}", everywhere=True)
+         "its name; accept its terms and log in if it wants that (hf auth login); go online and try again; "
+         f"or {remedy}", everywhere=True)
 
 
 # -----------------------------------------------------------------------------
@@ -163,8 +164,8 @@ def choose_files(info, config, split):
 
 
 def patterns_of(data_files, split):
-    """The patterns of a split's files. A card gives a pattern, a list of them, or a list of {'split', 'path': a
-    pattern or a list of them}."""
+    """The patterns of a split's files. A card gives a pattern, a list of them, or a list of {'split', 'path':
+    a pattern or a list of them}."""
     def listed(value):
         return value if isinstance(value, list) else [value]
 
@@ -211,7 +212,7 @@ def download(file, folder):
 
 
 def fetch(url, sha256, path):
-    """Download `url` to `path`, if there is no such file. sha256: what its bytes must have; None: not known."""
+    """Download `url` to `path`, if there is no such file. sha256: of its bytes; None: not known."""
     if os.path.exists(path):
         return
     print(f"downloading {url}", flush=True)

@@ -216,8 +216,8 @@ def get_encoding(name):
         return tiktoken.get_encoding(name)
     # errors of the requests package are OSErrors; a page in its place: ValueError
     except (OSError, ValueError) as e:
-        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded ({type(e).__name__}). "
-             "with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
+        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
+             f"({type(e).__name__}). with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
              f"tiktoken.get_encoding('{name}')\", and bring FOLDER here; or use --tokenizer=byte")
 
 
