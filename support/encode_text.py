@@ -164,9 +164,7 @@ def encode_in_order(portions, workers, encoder):
 
 def count_cores():
     """The cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def start_worker(encoder):
@@ -202,7 +200,7 @@ def read_npy(files, encoder, start):
     for i, file in enumerate(files[start[0]:], start[0]):
         with explain_errors(file.path):
             ids, n = np.load(file.path, mmap_mode='r'), encoder.tokenizer.n_vocab
-            if ids.ndim != 1 or ids.dtype.kind not in 'ui' or ids.min() < 0 or ids.max() >= n:
+            if ids.ndim != 1 or ids.dtype.kind not in 'ui' or not 0 <= ids.min() <= ids.max() < n:
                 raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary, but "
                                  f"{ids.dtype} {ids.shape} up to {ids.max()}")
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'

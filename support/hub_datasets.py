@@ -15,7 +15,6 @@ import urllib.request
 import zipfile
 
 from configurator import fail
-from dataset import Prefetch
 from support.dataset_meta import sha256_of
 from support.errors import first_line
 from support.files import write_whole
@@ -183,18 +182,14 @@ def contains_word(name, words):
 
 def local_paths(files, first, folder):
     """Yield the number and the path of each file from number `first` on. Files of the Hub are downloaded
-    into `folder`, the next one while the caller reads, and removed after they were read."""
-    if not any(file.repo for file in files):
-        yield from ((i, files[i].path) for i in range(first, len(files)))
-        return
-    ahead = Prefetch((download(file, folder) for file in files[first:]), ahead=1)
-    try:
-        for i in range(first, len(files)):
-            path = next(ahead)
+    into `folder` one by one, and removed after they were read."""
+    for i, file in enumerate(files[first:], first):
+        if file.repo:
+            path = download(file, folder)
             yield i, path
             os.remove(os.path.realpath(path))
-    finally:
-        ahead.close()
+        else:
+            yield i, file.path
 
 
 def download(file, folder):
