@@ -1,7 +1,7 @@
 """
 How good is a model? Its loss, perplexity and bits per byte over a text, and its accuracy on benchmarks.
 
-    $ python eval.py --out_dir=out-quickstart
+    $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
     $ torchrun --standalone --nproc_per_node=8 eval.py --out_dir=out --tasks=hellaswag,core --max_per_task=500
 
@@ -34,7 +34,7 @@ compile: bool | str = False  # torch.compile the model for the text
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
 ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())
+knobs, given = configure(globals(), positional='out_dir')
 
 import lzma
 import math

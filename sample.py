@@ -1,7 +1,7 @@
 """
 Generate text with a trained model. The checkpoint has all that is needed, the tokenizer included.
 
-    $ python sample.py --out_dir=out-quickstart
+    $ python sample.py out-quickstart
     $ python sample.py --init_from=out/ckpt_best.pt --start="To be" --num_samples=3 --temperature=0
     $ python sample.py --out_dir=out-quickstart --start=- --num_samples=1 --stop=$'\\n\\n'
     $ python sample.py --out_dir=out-chat --chat
@@ -31,7 +31,7 @@ device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
 compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for long texts
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())
+knobs, given = configure(globals(), positional='out_dir')
 
 import collections
 import signal

@@ -49,12 +49,13 @@ def samples(result):
     return result.out.split('---------------\n')[:-1]
 
 
-def test_the_checkpoint_alone_is_enough(script, trained):
+def test_the_checkpoint_alone_is_enough(script, trained, run_folder):
     result = script('sample.py', *trained, '--dtype=float32', '--start=7 times')
     assert result.status == 0, result.err
     a, b = samples(result)
     assert a.startswith('7 times') and len(a) == len('7 times') + 40 + 1 and a != b
     assert 'times' in a[7:] or 'is' in a[7:], 'it has learned something'
+    assert script('sample.py', str(run_folder), *trained[1:], '--dtype=float32', '--start=7 times').out == result.out
     torch.manual_seed(5)
     state = torch.get_rng_state()
     again = script('sample.py', *trained, '--dtype=float32', '--start=7 times').out
