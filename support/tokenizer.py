@@ -319,8 +319,7 @@ def write_tokenizer(folder, tokenizer, dtype):
     is too long for it is written to files in `folder`."""
     state, checksums = tokenizer.state(), {}
     for key, file in TOKENIZER_FILES.items():
-        if state.get(key) is not None:
-            content = state.pop(key)
+        if content := state.pop(key, None):
             content = content if isinstance(content, bytes) else content.encode()
             write_whole(os.path.join(folder, file), content)
             state[f'{key}_file'] = file
