@@ -225,11 +225,13 @@ def test_commands_to_a_terminal_are_shown_not_obeyed(capsys):
     assert capsys.readouterr().out == '  dataset: \\x1b[2J -> tiny\nnext line\n'
 
 
-def test_a_dataset_of_two_dots_opens_nothing(tmp_path):
+def test_a_dataset_of_two_dots_opens_nothing(tmp_path, capsys):
     (tmp_path / 'data').mkdir()
     (tmp_path / 'meta.json').write_text('{')  # it would be told as damaged
     ckpt = {'model_args': {'vocab_size': 50257}, 'config': {'dataset': '..'}}
-    assert load.tokenizer_state(ckpt, data_dir=str(tmp_path / 'data')) == {'kind': 'tiktoken', 'name': 'gpt2'}
+    with pytest.raises(SystemExit):
+        load.tokenizer_state(ckpt, data_dir=str(tmp_path / 'data'))
+    assert "dataset is a folder's name ('..')" in capsys.readouterr().err
 
 
 def test_half_a_character_is_written_and_read_as_json(tmp_path):
