@@ -1,0 +1,129 @@
+"""
+Does train.py still keep its promises after an edit? Takes about a minute on a laptop:
+
+    $ python -m support.check [config files and flags, as for train.py]
+
+Runs train.py as it is a few times, with a tiny network, on made-up text and a CPU, and says of each promise
+whether it holds: processes that draw different batches and together give the losses of one, a resume with the
+same bits, a learning rate that follows its schedule, the same text with and without a cache of keys and
+values. Ends with status 1 if one does not.
+"""
+
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+
+from model import GPT, KVCache
+from support import load
+from support.files import write_json
+from support.report import read_log
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+N, WARMUP, LR = 8, 2, 1e-2  # iterations, learning rate
+TINY = ['--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=32', '--batch_size=2', '--dropout=0.1',
+        '--gradient_accumulation_steps=4', f'--lr_decay_iters={N}', f'--warmup_iters={WARMUP}',
+        f'--learning_rate={LR}', '--min_lr=0', '--lr_schedule=cosine', '--eval_interval=4', '--eval_iters=2',
+        '--log_interval=1', '--device=cpu', '--dtype=float32', '--compile=False', '--dataset=check']
+
+
+def make_text(folder):
+    """A dataset of a few thousand ids, each likely after the one before."""
+    os.makedirs(folder)
+    steps = random.Random(1).choices((1, 2, 5), k=20_000)
+    ids = np.cumsum(steps) % 60
+    ids[:18_000].astype('<u2').tofile(os.path.join(folder, 'train.bin'))
+    ids[18_000:].astype('<u2').tofile(os.path.join(folder, 'val.bin'))
+    write_json(os.path.join(folder, 'meta.json'), {'vocab_size': 60})
+
+
+def train(flags, place, name, *more, processes=1):
+    """The folder of a run of train.py; RuntimeError with what it said if it fails."""
+    launcher = [] if processes == 1 else ['-m', 'torch.distributed.run', '--standalone',
+                                          f'--nproc_per_node={processes}']
+    out = os.path.join(place, name)
+    done = subprocess.run([sys.executable, *launcher, os.path.join(REPO, 'train.py'), *flags, *TINY,
+                           f'--data_dir={place}', f'--out_dir={out}', *more],
+                          env={**os.environ, 'OMP_NUM_THREADS': '1'}, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ['it says nothing']
+        raise RuntimeError(next((line for line in lines if line.startswith('error: ')), lines[-1]))
+    return out
+
+
+def resume_differs(flags, place):
+    """What a resume does otherwise than a run that goes through, or None."""
+    train(flags, place, 'halves', '--max_iters=4')
+    halves = train(flags, place, 'halves', '--init_from=resume', f'--max_iters={N}')
+    a, b = (load.read(os.path.join(out, 'ckpt.pt'))['model'] for out in (os.path.join(place, 'one'), halves))
+    other = [name for name in a if not torch.equal(a[name], b[name])]
+    if other:
+        return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or noise "
+                "drawn from a random state that no checkpoint holds, is something missing in state()?")
+
+
+def processes_differ(flags, place):
+    """What two processes do otherwise than one, or None."""
+    two = train(flags, place, 'two', f'--max_iters={N}', processes=2)
+    apart = np.nanmax(np.abs(read_log(os.path.join(place, 'one'))['loss'] - read_log(two)['loss']))
+    if not apart < 1e-3:
+        return (f"losses differ by {apart:.2g}. is the loss divided by the micro-batches of all processes, "
+                "are batch and dropout drawn by the number of the micro-batch?")
+
+
+def rate_differs(flags, place):
+    """Where the learning rate leaves the schedule, or None."""
+    rates = read_log(os.path.join(place, 'one'))['lr']
+    for it, rate in enumerate(rates[:N]):
+        fall = 0.5 * (1 + math.cos(math.pi * (it - WARMUP) / (N - WARMUP)))
+        want = LR * (it + 1) / (WARMUP + 1) if it < WARMUP else LR * fall
+        if abs(rate - want) > 1e-6:
+            return f"{rate:.3g} at iteration {it}, a warmup of {WARMUP} and a cosine give {want:.3g}"
+
+
+def cache_differs(flags, place):
+    """Where logits with the cache are others than those of the whole context, or None."""
+    model, _ = load.model_and_tokenizer(GPT, os.path.join(place, 'one'))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:  # as after long training: attention looks far and near
+                p.normal_(std=0.3)
+        idx = torch.randint(60, (2, 32))
+        whole, cache = model(idx, full_logits=True)[0], KVCache(model, 2, 32)
+        for at in range(32):
+            logits = model(idx[:, at:at + 1], full_logits=True, cache=cache.advance(1))[0]
+            apart = (logits[:, 0] - whole[:, at]).abs().max().item()
+            if apart > 1e-3:
+                return (f"logits of position {at} differ by {apart:.2g}. is a mask or a position computed for "
+                        "the whole context alone? GPT.attention_mask is asked by both")
+
+
+PROMISES = (('a resume gives the same bits', resume_differs),
+            ('two processes draw different batches and give the losses of one', processes_differ),
+            ('the learning rate follows its schedule', rate_differs),
+            ('a sample with the cache is one without', cache_differs))
+
+
+def main():
+    flags, broken = sys.argv[1:], 0
+    with tempfile.TemporaryDirectory(prefix='check-') as place:
+        make_text(os.path.join(place, 'check'))
+        train(flags, place, 'one', f'--max_iters={N}')
+        for promise, differs in PROMISES:
+            try:
+                found = differs(flags, place)
+            except RuntimeError as e:
+                found = f"train.py ends: {e}"
+            broken += found is not None
+            print(f"BROKEN {promise}: {found}" if found else f"ok     {promise}", flush=True)
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == '__main__':
+    main()
