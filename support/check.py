@@ -100,8 +100,8 @@ def cache_differs(flags, place):
             logits = model(idx[:, at:at + 1], full_logits=True, cache=cache.advance(1))[0]
             apart = (logits[:, 0] - whole[:, at]).abs().max().item()
             if apart > 1e-3:
-                return (f"logits of position {at} differ by {apart:.2g}. is a mask or a position computed for "
-                        "the whole context alone? GPT.attention_mask is asked by both")
+                return (f"logits of position {at} differ by {apart:.2g}. is a mask or a position computed "
+                        "for the whole context alone? GPT.attention_mask is asked by both")
 
 
 PROMISES = (('a resume gives the same bits', resume_differs),

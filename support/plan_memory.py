@@ -79,7 +79,8 @@ def peak(run, n_blocks, memory):
     moments = {
         'at the loss': (between, gathered, around + all_layers + loss),
         'in the backward pass of the last layer': (
-            between + whole, gathered, around + all_layers + working + (max(0, layer - block) if saving else 0)),
+            between + whole, gathered,
+            around + all_layers + working + (max(0, layer - block) if saving else 0)),
         'in the update': (weights / n, 0, 4 * n_blocks / n if k.matrix_optimizer == 'muon' else 0)}
     when = max(moments, key=lambda name: sum(moments[name]))
     return when, {'weights': weights / n, 'optimizer': (run.checkpoint_bytes - weights) / n,

@@ -217,8 +217,9 @@ def get_encoding(name):
     # errors of the requests package are OSErrors; a page in its place: ValueError
     except (OSError, ValueError) as e:
         fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
-             f"({type(e).__name__}). with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
-             f"tiktoken.get_encoding('{name}')\", and bring FOLDER here; or use --tokenizer=byte")
+             f"({type(e).__name__}). with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c "
+             f"\"import tiktoken; tiktoken.get_encoding('{name}')\", and bring FOLDER here; or use "
+             "--tokenizer=byte")
 
 
 def cache_path(url):

@@ -156,7 +156,7 @@ for flags, *words in (
         ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'),
         ('--init_from=scrath', 'no checkpoint at scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
-        ('--device=cuda', '--device=cpu'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
+        ('--device=cuda', '--device=auto'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
         ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
         ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
     row(flags, *words)
@@ -371,7 +371,8 @@ def flipped(content, at):
 
 
 def listing(folder):
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob('*')}
+    """What is in a folder; not the lock of a run, which says nothing."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob('*') if path.name != '.lock'}
 
 
 @pytest.fixture(autouse=True)
@@ -427,7 +428,7 @@ def test_sampling_from_a_hostile_file_executes_and_opens_nothing(script, tmp_pat
     shutil.rmtree(tmp_path / 'out')
     # with no tokenizer in the file, the dataset's name tells it
     decoy(edit('config', dataset='../decoy/tiny'), tokenizer=None)(tmp_path, monkeypatch)
-    is_one_line(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '--dataset=NAME')
+    is_one_line(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '../decoy/tiny', '--data_dir=PATH')
     assert not (tmp_path / 'canary').exists()
 
 
