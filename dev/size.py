@@ -232,7 +232,7 @@ def long_functions():
 
 
 def loop():
-    return next(node for node in tree_of('train.py').body if isinstance(node, ast.For))
+    return max((node for node in tree_of('train.py').body if isinstance(node, ast.For)), key=length)
 
 
 def decisions(tree):

@@ -47,7 +47,8 @@ is_host=0
 if [ "$here" = "$head" ]; then
   is_host=1
   if (: > "/dev/tcp/$head/$port") 2> /dev/null; then
-    fail "port $port is in use here, by another run? take another on all machines: PORT=29501 bash runs/multinode.sh ..."
+    fail "port $port is in use here, by another run? take another on all machines: PORT=29501 bash\
+ runs/multinode.sh ..."
   fi
 fi
 

@@ -446,18 +446,21 @@ def signal_to_one_of_several(quick):
 # losses that are no numbers
 
 
-def poison(bad, rank=None, steps=4):
-    """Sabotage: the loss of the iterations in `bad` is nan, in all processes or in one of them, in which an
-    iteration has so many micro-batches."""
+def poison(bad, rank=None):
+    """Sabotage: the loss of the iterations in `bad` is nan, in all processes or in one of them."""
     def sabotage():
-        real, calls = model.GPT.forward, [0]
+        real, real_step, now = model.GPT.forward, guard.Guard.step, [0]
+
+        def step(self, it, *args):
+            now[0] = it + 1
+            return real_step(self, it, *args)
 
         def forward(self, idx, targets=None, *args, **kwargs):
             logits, loss = real(self, idx, targets, *args, **kwargs)
-            if self.training and targets is not None:
-                it, calls[0] = calls[0] // steps, calls[0] + 1
-                loss = loss * (float('nan') if it in bad else 1.0)
+            if self.training and targets is not None and now[0] in bad:
+                loss = loss * float('nan')
             return logits, loss
+        guard.Guard.step = step
         if rank is None or os.environ.get('RANK') == str(rank):
             model.GPT.forward = forward
     return sabotage
@@ -483,7 +486,7 @@ def a_loss_is_nan(quick):
     text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10',
                  sabotage=poison({12, 13, 25})).text()
     assert '(2 skipped since the last line, 0 in a row)' in text and 'iteration 25' in text, text
-    two = train('--eval_interval=0', ranks=2, sabotage=poison({12, 13}, rank=1, steps=2))
+    two = train('--eval_interval=0', ranks=2, sabotage=poison({12, 13}, rank=1))
     assert 'iteration 12 was skipped' in two.text(), two.text()[-800:]
     return ("skipped on all processes alike, told with iteration, loss, norm and the line that replays it; "
             "weights finite")
