@@ -134,10 +134,10 @@ def environment(**variables):
     return set
 
 
-def out_of_memory(place, monkeypatch):
+def out_of_memory(text):
     def forward(*args, **how):
-        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nof')
-    monkeypatch.setattr('model.GPT.forward', forward)
+        raise RuntimeError(text)
+    return lambda place, monkeypatch: monkeypatch.setattr('model.GPT.forward', forward)
 
 
 def no_compiler(place, monkeypatch):
@@ -168,7 +168,8 @@ row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', W
 for steps in (1, 6):
     row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', f'--total_batch_size={64 * steps}', '4 or 8', given=processes(4))
 row('--total_batch_size=640', '4 x 16 x 4 = 256', '--batch_size=2 --total_batch_size=640', '512 or 768', given=processes(4))
-row('', 'out of memory (tried to allocate 2.00 GiB). half the --batch_size with twice', given=out_of_memory, writes=True)
+for text in ('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nof', "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 GiB"):
+    row('', 'out of memory (', 'half the --batch_size with twice', given=out_of_memory(text), writes=True)
 row('--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=no_compiler)
 
 # -----------------------------------------------------------------------------
