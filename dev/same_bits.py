@@ -2,7 +2,7 @@
 Whether two trees of this project train to the same bits, on small made-up data, in less than three minutes:
 
     $ python dev/same_bits.py --old=CHECKOUT_OR_COMMIT
-    $ python dev/same_bits.py --old=bcd6dc1 --new=HEAD --only=llama
+    $ python dev/same_bits.py --old=bcd6dc1 --new=HEAD --only=llama --updates   # whatever it evaluates
 
 A tree is a folder or a commit of this repository; the new one is by default the one this script is in.
 Compared: the lines `iter N: loss` and `step N:` without their times, and a hash of all tensors, weights and
@@ -55,6 +55,7 @@ def main():
     parser.add_argument('--old', required=True, help='a checkout or a commit')
     parser.add_argument('--new', default=HERE, help='by default the tree that this script is in')
     parser.add_argument('--only', choices=CASES)
+    parser.add_argument('--updates', action='store_true', help='not the lines of evaluations')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix='same-bits-') as scratch:
         scratch = Path(scratch)
@@ -102,6 +103,7 @@ def train(tree, folder, processes, *flags):
     except SystemExit as e:
         return [str(e)], None
     lines = re.findall(r'^(iter \d+: loss [^,\n]*|step \d+: [^\n]*)', output, re.M)
+    lines = [line for line in lines if not ('--updates' in sys.argv and line.startswith('step'))]
     ckpt = torch.load(max(folder.glob('out/ckpt_0*.pt')), map_location='cpu', weights_only=True)
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors([ckpt['model'], ckpt['optimizer']]), key=lambda item: item[0]):
@@ -120,7 +122,7 @@ def tensors(tree, path=''):
 
 def row(what, old, new):
     """Print a line for a case, and what differs first; whether both are the same."""
-    same = old == new and None not in old
+    same = old == new and None not in old  # None: it failed
     print(f"{what:36} {str(old[1]):13} {str(new[1]):13} {'same' if same else 'DIFFERS'}", flush=True)
     for a, b in itertools.zip_longest(old[0], new[0]):
         if a != b or None in old:
