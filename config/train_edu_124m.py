@@ -4,7 +4,7 @@
 #            python prepare.py hellaswag             (the benchmark)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_edu_124m.py
 #   batch    64 sequences x 1,024 tokens x 1 micro-batch x 8 GPUs = 524,288 tokens per iteration; on fewer
-#            GPUs, or with less memory: --batch_size=16, the number of micro-batches follows
+#            GPUs, or with less memory: --batch_size=16 --total_batch_size=524288
 #   budget   5 x 19,073 iterations = 50 billion tokens, five epochs; one epoch: --max_iters=19073
 #   cost     5.0e10 tokens x 0.86 GFLOP = 4.3e19 FLOP: 12 hours on 8 A100, 24 on 4, at 40% of their peak.
 #            Arithmetic, without evaluating; not measured by us
@@ -18,7 +18,7 @@ wandb_run_name = 'gpt2-124M'
 
 batch_size = 64
 block_size = 1024
-total_batch_size = 524288
+gradient_accumulation_steps = 1 * 8
 
 max_iters = 5 * 19073
 warmup_iters = 715

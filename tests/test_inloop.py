@@ -117,7 +117,7 @@ def test_two_processes_find_and_write_the_same(script, place, tmp_path):
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--data_dir=empty --dataset=ascii --tasks=core --tasks_interval=2', 'http'),
+    ('--data_dir=empty --dataset=ascii --tasks=core --tasks_interval=2', 'prepare.py core'),
     ('--sample_interval=2 --sample_prompts=nowhere.txt', 'nowhere.txt'),
     ('--sample_interval=2 --sample_prompts=empty.txt', 'empty'),
     ('--sample_interval=2x0.5', 'sample_interval'), ('--sample_tokens=5 top_p=2', 'sample_tokens')])
