@@ -165,8 +165,9 @@ batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
 # -----------------------------------------------------------------------------
 # model and optimizer
 
-for seed_all in (torch.manual_seed, np.random.seed, random.seed):  # the last two for what you add
-    seed_all(seed)
+torch.manual_seed(seed)
+np.random.seed(seed)  # these two for what you add
+random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours

@@ -32,6 +32,8 @@ CHANGES = {
     'number': (1, []),
     'evaluation': (2, []),
     'block': (1, ['--arch=modern', '--matrix_optimizer=muon']),
+    'window': (6, ['--window=3']),
+    'averaged': (7, ['--ema_decay=0.9']),
 }
 HERE = ['--device=cpu', '--dtype=float32', '--compile=False', '--data_dir=data']
 TRAIN = [*TINY, *HERE, '--dataset=tiny', '--dropout=0.1', '--max_iters=20', '--eval_interval=10',
@@ -96,6 +98,30 @@ assert torch.equal(model.generate(idx, 9, min_p=1.0), model.generate(idx, 9, tem
 print('min_p agrees')
 '''
 
+# what lies three or more positions back counts for nothing in one layer, whole and through a cache
+WINDOW = '''
+import torch
+from model import GPT, GPTConfig, KVCache
+
+torch.manual_seed(0)
+config = dict(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32, window=3)
+model, idx = GPT(GPTConfig(**config)).eval(), torch.randint(11, (1, 9))
+other = idx.clone()
+other[0, :4] = 10 - other[0, :4]
+with torch.no_grad():
+    for static in (False, True):
+        texts = []
+        for text in (idx, other):
+            cache = KVCache(model, 1, 16, static)
+            parts = [model(new, full_logits=True, cache=cache.advance(new.size(1)))[0]
+                     for new in (text[:, :5], *text[:, 5:].split(1, dim=1))]
+            texts.append(torch.cat(parts, dim=1))
+            torch.testing.assert_close(texts[-1], model(text, full_logits=True)[0])
+        torch.testing.assert_close(texts[0][:, 6:], texts[1][:, 6:])
+        assert not torch.allclose(texts[0][:, 5], texts[1][:, 5])
+print('the window agrees')
+'''
+
 
 @pytest.fixture(scope='session')
 def copies(tmp_path_factory):
@@ -121,6 +147,7 @@ def copies(tmp_path_factory):
         (folder / 'driver.py').write_text(DRIVER)
         (folder / 'alibi.py').write_text(ALIBI)
         (folder / 'minp.py').write_text(MINP)
+        (folder / 'window.py').write_text(WINDOW)
         made[name] = folder
         return folder
 
@@ -159,7 +186,7 @@ def same(a, b):
 
 def test_the_page_has_each_change_once():
     assert len(DIFFS) == len(CHANGES)
-    assert len(re.findall(r'(?m)^## \d\. ', PAGE)) == 9
+    assert len(re.findall(r'(?m)^## \d+\. ', PAGE)) == 11
     assert all(len(line) <= 111 for diff in DIFFS for line in diff.splitlines() if line[0:1] == '+')
 
 
@@ -177,16 +204,19 @@ def test_a_change_needs_few_edits_trains_resumes_reports_and_samples(name, copie
     # a fresh process needs no flag but where it is
     sample = ['sample.py', '--out_dir=killed', '--device=cpu', '--num_samples=2', '--max_new_tokens=30']
     more = {'number': [['plot.py', 'killed', '--y=weight_norm', '--to=norm.png']], 'alibi': [['alibi.py']],
-            'minp': [['minp.py']]}
+            'minp': [['minp.py']], 'window': [['window.py']],
+            'averaged': [[*sample, '--averaged=True'],
+                         ['eval.py', '--out_dir=killed', *HERE[:1], '--averaged=True', '--data_dir=data']]}
     status, out = run(folder, ['train.py', '--out_dir=killed', '--init_from=resume', *HERE], sample,
                       *more.get(name, []))
     assert status == 0, out
     assert 'after 10 iterations' in out and 'note: ' not in out, out
-    assert out.count('---------------') == 2, out
+    assert out.count('---------------') == (4 if name == 'averaged' else 2), out
 
     whole, killed = (torch.load(folder / out_dir / 'ckpt_00000020.pt') for out_dir in ('whole', 'killed'))
     assert whole['optimizer']['state'] and same(whole['optimizer'], killed['optimizer'])
     assert same(whole['model'], killed['model'])
+    assert same(whole.get('averaged'), killed.get('averaged'))
     check_that_it_did_something(name, folder, whole, out)
 
 
@@ -204,6 +234,13 @@ def check_that_it_did_something(name, folder, ckpt, out):
         assert kept == (ckpt['optimizer_class'], *ckpt['optimizer']['state'][0])
     if name == 'alibi':
         assert 'transformer.wpe.weight' not in ckpt['model'] and out.count('alibi agrees') == 2
+    if name == 'window':
+        assert 'the window agrees' in out
+    if name == 'averaged':
+        # that of the weights themselves is in the log, of the average another one
+        loss = re.search(r'tiny/val: loss ([0-9.]+)', out)[1]
+        assert f'{ckpt["evaluation"]["metrics"]["val_loss"]:.4f}' != loss
+        assert not same(ckpt['averaged'], ckpt['model'])
     if name == 'minp':
         assert 'min_p agrees' in out
     if name == 'number':
