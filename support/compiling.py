@@ -61,6 +61,17 @@ def compile_model(model, step, wish, **options):
         return uncompile(model, f'torch.compile failed ({reason})')
 
 
+def trial_step(model, ddp_model, batch, autocast, dist):
+    """Forward and backward on `batch`, whose gradients are dropped."""
+    # a process in which it fails must not leave the others waiting; but FSDP would keep what it does not
+    # reduce
+    dist.set_grad_sync(ddp_model, dist.sharded)
+    with autocast:
+        loss = ddp_model(*batch, return_logits=False)[1]
+    loss.backward()
+    model.zero_grad()
+
+
 def compile_for_training(model, ddp_model, batch, autocast, dist, run):
     """Compile the model of a training run, with first steps on `batch`: of the training, and of the
     evaluation, which is another graph. Returns the ddp_model to train with."""
@@ -68,13 +79,7 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
 
     def first_steps():
         if not run.knobs['eval_only']:
-            # if it fails in one process, the others must not wait for it; but FSDP would keep what it does
-            # not reduce
-            dist.set_grad_sync(ddp_model, dist.sharded)
-            with autocast:
-                loss = ddp_model(*batch, return_logits=False)[1]
-            loss.backward()
-            model.zero_grad(set_to_none=True)
+            trial_step(model, ddp_model, batch, autocast, dist)
         model.eval()
         with torch.no_grad(), autocast:
             model(*batch, reduction='none', return_logits=False)

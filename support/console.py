@@ -11,9 +11,6 @@ import time
 from configurator import warn
 
 CLEAR = '\r\033[K'  # makes a terminal forget its last line
-# parts of the line about an iteration, from the one to leave out first where the terminal is narrow. The
-# live line tells the time left
-LEAST = ('eta', 'data', 'epoch', 'mfu', 'grad_norm', 'lr', 'speed')
 
 
 def width():
@@ -140,11 +137,9 @@ def with_bar(before, fraction, after):
 
 
 def fit(parts):
-    """The line of `parts` ({name: text}) about an iteration; on a terminal, without those for which it is
-    too narrow. In a pipe or a file people's scripts find the numbers."""
-    parts = {name: part for name, part in parts.items() if part}
-    for name in LEAST if sys.stdout.isatty() else ():
-        parts.pop(name, None)
-        if len(', '.join(parts.values())) <= width():
-            break
-    return ', '.join(parts.values())
+    """The line of `parts` about an iteration; on a terminal, without the last ones, for which it is too
+    narrow. In a pipe or a file people's scripts find the numbers."""
+    parts = list(filter(None, parts))
+    while sys.stdout.isatty() and len(', '.join(parts)) > width() and len(parts) > 1:
+        parts.pop()
+    return ', '.join(parts)

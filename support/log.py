@@ -4,6 +4,7 @@ import contextlib
 import csv
 import importlib.util
 import io
+import itertools
 import math
 import os
 import platform
@@ -12,11 +13,13 @@ import subprocess
 import sys
 import time
 
+import numpy
 import torch
 
 from configurator import fail, say, warn
 from support import console, devices, files, report
 from support.checkpoint import newest, resume_line
+from support.compiling import trial_step
 from support.console import format_duration
 from support.errors import first_line
 
@@ -56,10 +59,8 @@ class Clock:
     def spending(self, what):
         """Add the seconds of this block to spent[what]."""
         t0 = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - t0
+        yield
+        self.spent[what] = self.spent.get(what, 0.0) + time.perf_counter() - t0
 
     def tick(self, it):
         """The update of iteration `it` was made."""
@@ -89,11 +90,7 @@ def tell_duration(model, ddp_model, batch, autocast, dist, run):
     for _ in range(2):  # the first one is slower
         dist.synchronize()
         t0 = time.perf_counter()
-        dist.set_grad_sync(ddp_model, dist.sharded)  # FSDP would keep what it does not reduce
-        with autocast:
-            loss = ddp_model(*batch, return_logits=False)[1]
-        loss.backward()
-        model.zero_grad(set_to_none=True)
+        trial_step(model, ddp_model, batch, autocast, dist)
         dist.synchronize()
         step = time.perf_counter() - t0
         training = dist.all_reduce_max(step * run.grad_accum_steps * n)  # seconds, in whole ones
@@ -129,7 +126,7 @@ class Logger:
         """What an evaluation found before the update of iteration `it`."""
         if not metrics:
             return
-        times = {f'{name}_seconds': self.clock.spent.get(name) for name in ('eval', 'save', 'sample')}
+        times = {f'{name}_seconds': seconds for name, seconds in self.clock.spent.items()}
         self.row = {'iter': it, 'tokens': it * self.run.tokens_per_iter, 'seconds': self.clock.seconds,
                     **metrics, **times}
         interval = self.knobs['log_interval']
@@ -153,11 +150,10 @@ class Logger:
         total, weight = self.loss_sum.tolist()
         smooth = total / weight if weight else None
         self.clock.note = f", loss {smooth:.4f}" if weight else ''
-        self.dist.print(console.fit({
-            'loss': f"iter {it}: loss {loss:.4f}", 'time': f"time {ms:.2f}ms",
-            'mfu': f"mfu {mfu:.2f}%" if mfu else '', 'lr': f"lr {measured['lr']:.2e}",
-            'grad_norm': f"grad norm {measured['grad_norm']:.2f}", 'speed': f"{per_second:,.0f} tok/s",
-            'epoch': f"epoch {epoch:.2f}", 'data': f"data {data:.1f}%", 'eta': self.time_left(it, ms)}))
+        self.dist.print(console.fit([
+            f"iter {it}: loss {loss:.4f}", f"time {ms:.2f}ms", f"mfu {mfu:.2f}%" if mfu else '',
+            f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
+            f"epoch {epoch:.2f}", f"data {data:.1f}%", self.time_left(it, ms)]))
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
             'mfu': mfu, 'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
@@ -180,9 +176,11 @@ class Logger:
         expected = math.log(vocab_size)
         # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
         if math.isfinite(loss) and abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
-            why = TOO_GOOD if loss < expected else TOO_BAD
-            self.dist.print(f"note: the first loss is {loss:.2f}; ln({vocab_size}) is {expected:.2f}, and it "
-                            f"is far {why}")
+            self.dist.print(
+                f"note: the first loss is {loss:.2f}, far from ln({vocab_size}) = {expected:.2f}, which random "
+                "weights give. below: does a position see the one it is to predict (the causal mask, the shift "
+                "of the targets)? above: are the initial weights too large, is a norm missing, or is "
+                "vocab_size far above the ids that occur?")
 
     def flush(self):
         """Write the row of the present iteration, and if it has an evaluation the report, once a minute."""
@@ -203,8 +201,8 @@ class Logger:
         for output in self.outputs:
             output.end(outcome=outcome, iterations=it, seconds=self.clock.seconds,
                        best_val_loss=saver.best_val_loss)
-        if lines := self.write_report():
-            self.dist.print('\n'.join(lines))
+        for line in self.write_report():
+            self.dist.print(line)
         self.dist.close()
         return stop.exit_status() if saver.whole or stop.gave_up else 4
 
@@ -226,10 +224,8 @@ class Logger:
             return f'stopped by {stop.reason()}'
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
-            then = '\n' if self.dist.on_terminal else '. '
-            self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}{then}to "
-                           f"see what it writes: python sample.py --out_dir={out_dir}"
-                           + run.data.train.sample_flag)
+            self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
+                           f"what it writes: python sample.py --out_dir={out_dir}{run.data.train.sample_flag}")
         return 'done'
 
     def last_word(self, text):
@@ -250,23 +246,15 @@ class Logger:
             return []
 
 
-# what a first loss may come from that is far from that of random weights
-TOO_GOOD = ("below: random weights cannot know that much. does a position see the one it is to predict (the "
-            "causal mask, the shift of the targets), or are the weights not random?")
-TOO_BAD = ("above: the network is sure of what it cannot know. are the initial weights too large, is a norm "
-           "missing, or is vocab_size far above the ids that occur?")
-
-
 class CsvLog:
     """log.csv: a row per logged or evaluated iteration. A resume at `start` first drops the rows from there
     on: they are written again, once. What a full disk does not take waits."""
 
     def __init__(self, path, start):
-        self.path, self.columns = path, list(COLUMNS)
-        self.waiting, self.warned = [], False  # rows
+        self.path, self.columns, self.waiting = path, list(COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
-            self.rewrite([row for row in rows if int(row['iter']) < start], self.columns)
+            self.rewrite([row for row in rows if int(row['iter']) < start])
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
@@ -276,18 +264,14 @@ class CsvLog:
     def read(self):
         """Its whole rows. Columns that are not ours stay."""
         with open(self.path, newline='', encoding='utf-8') as f:
-            reader = csv.DictReader(f)
-            rows = [row for row in reader if None not in row.values() and None not in row]
-            self.columns = self.with_columns(reader.fieldnames or ())
-        return rows
+            return [row for row in csv.DictReader(f) if None not in row.values() and None not in row]
 
-    def with_columns(self, names):
-        return list(dict.fromkeys([*self.columns, *names]))
-
-    def rewrite(self, rows, columns):
+    def rewrite(self, rows):
+        """Write the file anew, with all the columns that `rows` have."""
+        columns = list(dict.fromkeys(itertools.chain(self.columns, *rows)))
         with files.replacing(self.path) as f:
             f.write(as_csv(columns, dict(zip(columns, columns)), *rows))
-        self.columns, self.file = columns, open(self.path, 'ab')
+        self.columns = columns
 
     def log(self, row):
         """row: {column: number}"""
@@ -295,24 +279,26 @@ class CsvLog:
         try:
             self.flush()
         except (OSError, ValueError, csv.Error) as e:  # no reason to end a run
-            if not self.warned:
-                warn(f"log.csv could not be written ({getattr(e, 'strerror', None) or e}), the run "
-                     "continues; its rows wait")
-            self.warned = True
+            if len(self.waiting) == 1:
+                warn(f"log.csv could not be written ({e}), the run continues; its rows wait")
 
     def flush(self):
-        self.file.flush()  # Python keeps the rest of a row that the disk took in part
-        while self.waiting:
-            columns = self.with_columns(self.waiting[0])
-            if columns != self.columns:
-                self.rewrite(self.read(), columns)
-            self.file.write(as_csv(columns, self.waiting.pop(0)))
-            self.file.flush()
+        """Write the rows that wait: all of them or none."""
+        if not set().union(*self.waiting) <= set(self.columns):
+            self.rewrite(self.read() + self.waiting)
+        else:
+            size = os.path.getsize(self.path)
+            try:
+                with open(self.path, 'ab') as f:
+                    f.write(as_csv(self.columns, *self.waiting))
+            except OSError:
+                os.truncate(self.path, size)
+                raise
+        self.waiting.clear()
 
     def end(self, **summary):
         try:
             self.flush()
-            self.file.close()
         except OSError as e:
             warn(f"log.csv lacks its last rows ({e.strerror})")
 
@@ -326,24 +312,24 @@ def as_csv(columns, *rows):
 # -----------------------------------------------------------------------------
 # run.json: what a run was asked to do, on which machine and code, and how it ended
 
-PACKAGES = ('torch', 'numpy', 'tiktoken', 'tokenizers', 'wandb')
-
 
 class RunRecord:
     """run.json. Each start is a session; if a run is continued, those of before are kept."""
 
     def __init__(self, run):
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
-        earlier = files.read_json(self.path).get('sessions') if run.continues else []
-        earlier = earlier if isinstance(earlier, list) else []  # a file may say anything
+        earlier = files.read_json(self.path).get('sessions', []) if run.continues else []
         dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
+        self.session = {
+            'started': now(), 'from_iter': run.start_iter, 'outcome': None,
+            'command': shlex.join([os.path.basename(sys.executable), *sys.argv]),
+            'machine': platform.node(), 'system': platform.platform(), 'cpus': os.cpu_count(),
+            'python': platform.python_version(), 'numpy': numpy.__version__, 'commit': code_version()}
         self.content = {
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
-            'tokens_per_iter': run.tokens_per_iter, 'tokens_before': run.tokens_before,
-            'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'knobs': run.knobs, 'given': list(run.given), 'outcome': None,
-            'sessions': [*earlier, describe_session(run.start_iter)]}
+            'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
+            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset}, 'knobs': run.knobs, 'given': list(run.given),
+            'outcome': None, 'sessions': [*earlier, self.session]}
         self.write()
 
     def log(self, row):
@@ -351,7 +337,7 @@ class RunRecord:
 
     def end(self, outcome, iterations, **summary):
         self.content.update(outcome=outcome, iterations=iterations, **summary)
-        self.content['sessions'][-1].update(outcome=outcome, ended=now(), to_iter=iterations)
+        self.session.update(outcome=outcome, ended=now(), to_iter=iterations)
         self.write()
 
     def write(self):
@@ -361,44 +347,24 @@ class RunRecord:
             warn(f"{self.path} could not be written ({e.strerror}), the run continues")
 
 
-def describe_session(iter_num):
-    """When, how, where and with which code this process starts."""
-    return {
-        'started': now(),
-        'from_iter': iter_num,
-        'command': shlex.join([os.path.basename(sys.executable), *sys.argv]),
-        'machine': platform.node(),
-        'system': platform.platform(),
-        'cpus': os.cpu_count(),
-        'python': platform.python_version(),
-        **{name: getattr(sys.modules[name], '__version__', None) for name in PACKAGES if name in sys.modules},
-        **code_version(),
-        'outcome': None,
-    }
-
-
 def now():
     return time.strftime('%Y-%m-%d %H:%M:%S %z')
 
 
 def code_version():
-    """The commit of the code, and whether any of its files was changed since."""
-    command = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty',
-               '--abbrev=40', '--exclude=*']
+    """The commit of the code, with '-dirty' if any of its files was changed since."""
+    command = ['git', '-C', os.path.dirname(__file__), 'describe', '--always', '--dirty', '--abbrev=40',
+               '--exclude=*']
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {'commit': None}
-    commit, _, changed = done.stdout.strip().partition('-')
-    return {'commit': commit, 'changed_since': changed == 'dirty'}
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        return None
 
 
 # -----------------------------------------------------------------------------
 # the rows of log.csv, for Weights & Biases
 
-# the losses have nanoGPT's names
-NAMES = {'loss': 'train/batch_loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss',
-         'perplexity': 'val/perplexity', 'bpb': 'val/bpb', 'hellaswag': 'val/hellaswag', 'core': 'val/core'}
+NAMES = {'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's
 
 
 def wandb_problems():
@@ -421,9 +387,7 @@ class WandbLog:
             fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
                  "leave wandb_log out", everywhere=True)
         self.run.define_metric('*', step_metric='iter')
-        for name in NAMES:  # in its tables the best value, not the last
-            best = 'max' if name in ('hellaswag', 'core') else 'min'
-            self.run.define_metric(NAMES[name], step_metric='iter', summary=best)
+        self.run.define_metric('val/loss', step_metric='iter', summary='min')  # in its tables the best value
 
     def log(self, row):
         named = {NAMES.get(name, name): value for name, value in row.items() if value is not None}

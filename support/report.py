@@ -3,9 +3,7 @@
 
 import collections
 import csv
-import itertools
 import os
-import textwrap
 
 import numpy as np
 
@@ -30,7 +28,6 @@ METRICS = {
 # knobs that do not tell what a run is
 ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
          'device', 'backend', 'ddp_timeout'}
-COLORS = ('#2b5c8a', '#c2572b', '#3f7f4f', '#7a4a93', '#b8860b', '#4d4d4d', '#1f8a8a', '#a83e5b')
 ROWS = 12  # of the table of evaluations, at most
 NO_END = 'running, or killed'
 
@@ -104,14 +101,14 @@ def groups(runs):
     knobs = [record.get('knobs', {}) for record in records]
     given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    found, settings = {}, set()
-    for run, k in zip(runs, knobs):
-        settings.add(str([k.get(name) for name in differ]))
-        name = ', '.join(f"{name} {k.get(name)}" for name in differ if name != 'seed')
+    settings = [[f"{name} {k.get(name)}" for name in differ] for k in knobs]
+    if not 1 <= len(differ) <= 3 or any(settings.count(own) > 1 for own in settings):
+        return {run: [run] for run in runs}
+    found = {}
+    for run, own in zip(runs, settings):
+        name = ', '.join(text for text in own if not text.startswith('seed '))
         found.setdefault(name or 'all seeds', []).append(run)
-    if len(differ) in (1, 2, 3) and len(settings) == len(runs):
-        return found
-    return {run: [run] for run in runs}
+    return found
 
 
 def best_and_last(logs, y):
@@ -147,11 +144,11 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
-    for (name, of_one), color in zip(logs.items(), itertools.cycle(COLORS)):
+    for i, (name, of_one) in enumerate(logs.items()):
         best, _ = best_and_last(of_one, y)
         label = name + (f", {best} at best" if best else '')
         for log in of_one:
-            shown += draw_run(ax, log, x, y, label, color)
+            shown += draw_run(ax, log, x, y, label, f'C{i}')
             label = None
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")
@@ -160,10 +157,8 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax.set_ylim(min(shown) - margin, max(shown) + margin)
     as_time = x == 'seconds'
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
-    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(frameon=False, fontsize=9)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[['top', 'right']].set_visible(False)
+    ax.grid(alpha=0.25)
     with replacing(path) as f:
         fig.savefig(f, format='png')
 
@@ -171,17 +166,19 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 def draw_run(ax, log, x, y, label, color):
     """A line, and points for evaluations. Returns the values that must be in sight: not those of the
     beginning, whose fall would flatten all the rest."""
-    marks, shown = points(log, x, 'val_loss' if y == 'loss' else y), []
-    alone = is_evaluation(log, y)
-    if alone or y == 'loss':
-        ax.plot(*marks.T, 'o-' if alone else 'o--', color=color, markersize=3, label=label if alone else None)
+    shown = []
+    if y == 'loss':
+        marks = points(log, x, 'val_loss')
+        ax.plot(*marks.T, 'o--', color=color, markersize=3)
         shown += late(marks[:, 1])
-    if not alone:
-        xs, ys = points(log, x, y).T
-        ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
-        ax.plot(xs, smooth(ys), color=color, linewidth=1.6, label=label)
-        shown += late(smooth(ys))
-    return shown
+    xs, ys = points(log, x, y).T
+    if is_evaluation(log, y):
+        ax.plot(xs, ys, 'o-', color=color, markersize=3, label=label)
+    else:
+        ax.plot(xs, ys, color=color, alpha=0.25)
+        ys = smooth(ys)
+        ax.plot(xs, ys, color=color, label=label)
+    return shown + late(ys)
 
 
 def late(curve):
@@ -206,7 +203,7 @@ def write(out_dir):
     lines = [f"# {name}\n", *summary(run, log), '', shown]
     if note := remark(log):
         lines += [note, '']
-    lines += [*samples_side_by_side(os.path.join(out_dir, 'samples.md')),
+    lines += [*latest_samples(os.path.join(out_dir, 'samples.md')),
               *evaluations(log, run.get('tokens_per_iter', 0)),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
@@ -228,24 +225,12 @@ def summary(run, log):
                f"{losses[-1, 1]:.4f}.")
 
 
-def samples_side_by_side(path):
-    """The first text of up to three sections of samples.md, as columns: how the model learned to write."""
-    if not os.path.exists(path):
-        return
-    with open(path, encoding='utf-8', errors='replace') as f:
-        sections = f.read().split('\n## after ')[1:]
-    if len(sections) > 3:
-        sections = [sections[0], sections[len(sections) // 2], sections[-1]]
-    columns = []
-    for section in sections:
-        head, *lines = section.replace('```text\n', '').split('\n```')[0].expandtabs(4).splitlines()
-        parts = [part for line in lines for part in textwrap.wrap(line, 34) or ['']]
-        columns.append([f"after {head}", *parts])
-    if columns:
-        yield "## Samples\n\n```text"
-        for row in itertools.zip_longest(*columns, fillvalue=''):
-            yield '  '.join(f"{part:34}" for part in row).rstrip()
-        yield "```\n"
+def latest_samples(path):
+    """The last section of samples.md."""
+    if os.path.exists(path):
+        with open(path, encoding='utf-8', errors='replace') as f:
+            _, head, section = f.read().rpartition('\n## after ')
+        yield f"## Samples, after {section}" if head else ''
 
 
 def evaluations(log, tokens_per_iter):
@@ -259,7 +244,7 @@ def evaluations(log, tokens_per_iter):
     yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
     if len(rows) > ROWS:
         yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
-        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
+        rows = rows[np.linspace(0, len(rows) - 1, ROWS).astype(int)]
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
     for i in rows:
@@ -288,11 +273,11 @@ def settings(run, log):
     if len(values(log, 'memory_gb')):
         yield (f"speed     {np.median(values(log, 'tokens_per_second')):,.0f} tokens/s in the median, "
                f"{values(log, 'memory_gb')[-1]:.2f} GB of memory at most")
-    times = []
-    for word, name in (('training', 'seconds'), ('evaluating', 'eval_seconds'), ('saving', 'save_seconds'),
-                       ('sampling', 'sample_seconds')):
-        times.append(f"{format_duration(max(values(log, name), default=0))} {word}")
-    yield f"time      {', '.join(times)}\n```\n\n```sh"
+    training, evaluating, saving, sampling = (
+        format_duration(max(values(log, name), default=0))
+        for name in ('seconds', 'eval_seconds', 'save_seconds', 'sample_seconds'))
+    yield (f"time      {training} training, {evaluating} evaluating, {saving} saving, {sampling} sampling\n"
+           "```\n\n```sh")
     for s in run.get('sessions', []):
         yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
         yield s['command']

@@ -182,7 +182,7 @@ def test_samples_that_somebody_wrote_into_stay(tmp_path):
 GARBLED = {
     'run.json': [b'\xff\xfe', b'[' * 100_000,
                  b'{"sessions": [5, {"from_iter": "x", "command": 5}], "dataset": {"splits": {"train": 5}}}',
-                 b'{"sessions": 5, "plan": 5, "knobs": 5, "max_iters": "x", "tokens_per_iter": []}'],
+                 b'{"plan": 5, "knobs": 5, "max_iters": "x", "tokens_per_iter": []}'],
     'eval.json': [b'{', b'{"texts": {"x": 5}, "tasks": [1]}', b'{"iter": "x", "tasks": {"a": {}}}'],
     'log.csv': [b'\xff\xfe', b'x,y\n1,2\n', b'loss,iter\n0,2.5\n',
                 b'iter,loss\n' + b'9' * 400 + b',1\n5,1e999\n',

@@ -28,7 +28,7 @@ def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
                 p *= 20
     monkeypatch.setattr(GPT, 'init_weights', too_large)
     result = script('train.py', *tiny, '--max_iters=3', '--overwrite')
-    assert re.search(r'note: the first loss is \S+; ln\(18\) is 2.89, .* far above: .*initial weights', result.out)
+    assert re.search(r'note: the first loss is \S+, far from ln\(18\) = 2.89, .* above: .*initial weights', result.out)
     result = script('train.py', *tiny, '--init_from=resume', '--max_iters=4')
     assert 'the first loss is' not in result.out, 'these weights are not random'
 

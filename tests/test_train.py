@@ -360,7 +360,7 @@ def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(script, tiny, tmp_pat
     columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
     keys = {key for row in logged for key in row}
     assert result.status == 0 and {log.NAMES.get(name, name) for name in columns} == keys, keys ^ columns
-    assert {'iter', 'train/loss', 'val/loss', 'lr', 'grad_norm', 'tokens_per_second', 'val/bpb', 'memory_gb'} <= keys
+    assert {'iter', 'train/loss', 'val/loss', 'lr', 'grad_norm', 'tokens_per_second', 'bpb', 'memory_gb'} <= keys
     assert (totals['outcome'], totals['iterations']) == ('done', 6)
     result = script('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=12')
     assert result.status == 0 and 'done: 12' in result.out and len(logged) == 10 and len(rows(tmp_path / 'out')) == 13
