@@ -29,10 +29,10 @@ from support.errors import CHECKPOINT_WRITER, explain_lost_data, first_line
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'dtype', 'compile', 'backend', 'ddp_timeout',
-          'peak_flops', 'max_minutes', 'stop_val_loss', 'sample_prompts', 'shard')
+LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'compile', 'backend', 'ddp_timeout', 'peak_flops',
+          'max_minutes', 'stop_val_loss', 'sample_prompts')
 VERSION = 1  # of the keys in a checkpoint
-WHOLE, NOT_BEST, NOT_SAVED = 0, 1, 2  # how a save ended; NOT_BEST: ckpt_best.pt could not be renewed
+WHOLE, NOT_BEST, NOT_SAVED = 0, 1, 2  # how a save ended; NOT_BEST: a link could not be renewed
 # what a new run removes
 RUN_FILES = ('log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
 
@@ -41,7 +41,7 @@ class Damaged(Exception):
     """A file that is no whole checkpoint, and why."""
 
 
-class NotSaved(Exception):
+class NotSaved(OSError):
     """A checkpoint that could not be written, and why; the older ones are as they were."""
 
 
@@ -68,7 +68,7 @@ def newest(out_dir):
 def save(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; keep the newest `keep`
     (0: all of them); let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it. Raises NotSaved if the disk does
-    not take it. Returns what failed once it was in place: {what: error}."""
+    not take it, OSError if it is in place, but not all links are."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
         with files.replacing(path) as f:
@@ -82,39 +82,23 @@ def save(out_dir, state, links, keep):
         if not isinstance(error, (OSError, Damaged)):
             raise
         raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
-    failed = {}
-
-    @contextlib.contextmanager
-    def trying_to(what):
-        try:
-            yield
-        except OSError as e:
-            failed[what] = e
-
     # nothing below makes the new one worse. Older ones go before a link, which may be a copy and want
     # their room
     for file in numbered(out_dir)[:-keep] if keep else ():
-        with trying_to('remove an older one'):
+        with contextlib.suppress(OSError):  # the next save tries again
             os.remove(file)
     for name in links:
-        with trying_to(f'renew {name}'):
-            link(path, os.path.join(out_dir, name))
-    return failed
+        link(path, os.path.join(out_dir, name))
 
 
-def verify_records(path, checksums=True):
-    """Raise Damaged unless the file's records are stored as they are (torch would map a compressed one as if
-    it were not, and one of a megabyte may unpack to gigabytes) and, with `checksums`, have those they were
-    written with: torch.load does not look."""
+def verify_records(path):
+    """Raise Damaged unless the file's records have the checksums they were written with: torch.load does not
+    look."""
     try:
         with zipfile.ZipFile(path) as records:
-            items = records.infolist()
-            packed = [item.filename for item in items if item.compress_type != zipfile.ZIP_STORED]
-            wrong = records.testzip() if checksums and not packed else None
+            wrong = records.testzip()
     except Exception as e:  # a damaged table of contents may lead zipfile anywhere
         raise Damaged(f"is damaged ({first_line(e)})") from e
-    if packed:
-        raise Damaged(f"is no checkpoint that torch wrote ({packed[0][:60]} is compressed)")
     if wrong is not None:
         raise Damaged(f"is damaged (the checksum of {wrong} is wrong)")
 
@@ -138,8 +122,7 @@ class Writer:
     for it before: the states have to be copies."""
 
     def __init__(self, stop, in_thread):
-        self.stop, self.in_thread = stop, in_thread
-        self.job, self.told = None, set()
+        self.stop, self.in_thread, self.job = stop, in_thread, None
 
     def start(self, *args):
         pool = futures.ThreadPoolExecutor(1, CHECKPOINT_WRITER)
@@ -149,20 +132,19 @@ class Writer:
     def save(self, *args):
         t0 = time.monotonic()
         try:
-            failed = save(*args)
+            save(*args)
         except NotSaved as e:
             self.stop.saved(again_in=60)
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
                  "were")
             return NOT_SAVED
-        for what, error in failed.items():
-            if (what, error.errno) not in self.told:  # it will be the same next time
-                self.told.add((what, error.errno))
-                warn(f"the checkpoint is saved, but it was not possible to {what} ({error.strerror}). the "
-                     "run continues")
+        except OSError as e:
+            warn(f"the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one ({e.strerror}). "
+                 "the run continues")
+            return NOT_BEST
         if self.in_thread:  # else it is part of an iteration's time
             self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
-        return NOT_BEST if 'renew ckpt_best.pt' in failed else WHOLE
+        return WHOLE
 
     def is_busy(self):
         """Whether it still writes; waits for up to a second."""
@@ -215,8 +197,7 @@ def keep_original(path, it, tell):
     try:
         link(path, kept)
     except OSError as e:
-        fail(f"{path} cannot be kept as {kept} ({e.strerror}). make room, or continue it in another folder: "
-             f"--init_from=resume:{path} --out_dir=ANOTHER")
+        cannot_write(kept, e)
     tell(f"note: {path} is kept as {kept}, as the first save takes its name")
 
 
@@ -302,7 +283,7 @@ class Saver:
         try:
             self.writer.finish()  # one that a thread is writing
             save(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
-        except NotSaved as e:
+        except OSError as e:
             return f". {e}. {again}"
         return f". saved in {self.out_dir} after {it:,} iterations. {again}"
 
@@ -335,17 +316,6 @@ def command_line(run, args):
     again = [f'--{name}={run.given[name]}' for name in LAUNCH
              if name in run.given and f'--{name}' not in named]
     return f"{launcher} {shlex.join([sys.argv[0], *args, *again])}"
-
-
-def replay_line(run, it):
-    """The line that makes iteration `it` again, from the newest checkpoint, in a folder of its own."""
-    out_dir = run.knobs['out_dir']
-    path = newest(out_dir)
-    begin = [f'--init_from=resume:{path}'] if path else sys.argv[1:]
-    quiet = ['--log_interval=1', '--eval_interval=0', '--eval_iters=1', '--tasks_interval=0',
-             '--sample_interval=0']
-    return command_line(run, [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={it + 1}',
-                         f"--lr_decay_iters={run.knobs['lr_decay_iters']}", *quiet])
 
 
 def resume_line(run, init_from='resume'):

@@ -4,7 +4,7 @@ import torch
 
 from configurator import say
 from optim import to_local
-from support.checkpoint import NUMBERED, command_line, numbered, replay_line
+from support.checkpoint import NUMBERED, command_line, numbered
 
 
 class Guard:
@@ -53,13 +53,11 @@ class Guard:
         return int(n), in_a_row, int(it), loss, norm
 
     def report(self):
-        """Print which updates were skipped, and how to see the first of them again; give up if it does not
-        end."""
+        """Print which updates were skipped; give up if it does not end."""
         n, in_a_row, it, loss, norm = self.skipped()
         if n:
             self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
-                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
-                            f"row). that iteration again: {replay_line(self.run, it)}")
+                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a row)")
         if in_a_row >= self.max_in_a_row and not self.stop.gave_up:  # told once
             self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
 
@@ -83,18 +81,11 @@ def advice(run, first_bad):
     """A line about the last good checkpoint. first_bad: the iteration whose weights made the first loss or
     gradient that is not finite; a checkpoint of that iteration has the same weights."""
     out_dir = run.knobs['out_dir']
+    rates = {'learning_rate': run.knobs['learning_rate'], **run.lrs}
+    smaller = ' '.join(f'--{name}={lr / 3:.2g}' for name, lr in rates.items())
     good = [path for path in numbered(out_dir) if int(NUMBERED.search(path)[1]) < first_bad]
     if not good:
-        return f"no checkpoint is from before. start anew with smaller learning rates: {rates(run)}"
+        return f"no checkpoint is from before. start anew with smaller learning rates: {smaller}"
     place = [f'--init_from=resume:{good[-1]}', f'--out_dir={out_dir}-again']
     return (f"{good[-1]} is from before. to continue from there with smaller learning rates: "
-            f"{command_line(run, place)} {rates(run)}")
-
-
-def rates(run):
-    """Flags for a third of each learning rate that was set, and for clipping if there was none."""
-    lrs = {'learning_rate': run.knobs['learning_rate'], **run.lrs, 'min_lr': run.asked['min_lr']}
-    flags = [f'--{name}={lr / 3:.2g}' for name, lr in lrs.items() if lr]
-    if run.knobs['grad_clip'] == 0:
-        flags.append('--grad_clip=1')
-    return ' '.join(flags)
+            f"{command_line(run, place)} {smaller}")

@@ -6,7 +6,7 @@ import torch
 
 from configurator import check, fail
 from model import GPT, GPTConfig
-from support import devices, load
+from support import load
 from support.chat import without_chat_tokens
 from support.checkpoint import LAUNCH
 from support.parallel import shard_problems
@@ -39,12 +39,10 @@ def inherit_knobs(run, kinds):
     """The run's own knobs hold, unless they are given now."""
     given, saved = run.given, run.ckpt['config']
     never = {'init_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE}
-    # dtype and shard belong to the kind of device that they were chosen for
-    before = run.ckpt.get('environment', {}).get('device', '')
-    if kind_of(before) == kind_of(devices.name_of(run.dist.device)):
-        never -= {'dtype'}
-        if not shard_problems(saved.get('shard', 1), run.dist.world_size, run.dist.device):
-            never -= {'shard'}
+    if 'environment' not in run.ckpt:  # nanoGPT's: its dtype was chosen for another device
+        never.add('dtype')
+    if shard_problems(saved.get('shard', 1), run.dist.world_size, run.dist.device):
+        never.add('shard')
     # some say the same thing: with --budget given, the run's max_iters is void
     for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):
         if any(name in given for name in alternatives):
@@ -57,11 +55,6 @@ def inherit_knobs(run, kinds):
     for name, old, new in inherit(run.knobs, kinds, given, saved, never):
         run.dist.print(f"  {name}: {old} -> {new}")
         run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
-
-
-def kind_of(name):
-    """'cpu', 'mps' or 'gpu', of the name of a device; '' if a checkpoint does not tell."""
-    return name and (name[:3] if name[:3] in ('cpu', 'mps') else 'gpu')
 
 
 def inherit(knobs, kinds, given, saved, never=()):
@@ -198,20 +191,13 @@ def state_with_our_options(optimizer, params, state):
     # into groups
     groups = optimizer.state_dict()['param_groups']
     muon = {i for group in groups if group.get('muon') for i in group['params']}
-    adam = ['exp_avg', 'exp_avg_sq']
-    if any(group.get('amsgrad') for group in groups):
-        adam.append('max_exp_avg_sq')
     kept = {}
     for i, moments in state['state'].items():
         if ('momentum_buffer' in moments) != (i in muon):
             continue  # a matrix that has changed its optimizer starts anew
-        names = ['momentum_buffer'] if i in muon else adam
-        shapes = {name: params[i].shape for name in names} | ({} if i in muon else {'step': ()})
-        found = {name: torch.as_tensor(value).shape for name, value in moments.items()}
         # the fused update trusts the shapes: with others it would write beyond the end of a tensor
-        assert found == shapes, f'the state of parameter {i} has another shape'
-        finite = all(torch.isfinite(torch.as_tensor(value)).all() for value in moments.values())
-        assert finite, f'the state of parameter {i} is not finite'
+        shapes = {value.shape for name, value in moments.items() if name != 'step'}
+        assert shapes == {params[i].shape}, f'the state of parameter {i} has another shape'
         kept[i] = moments
     return {'state': kept, 'param_groups': groups}
 

@@ -154,7 +154,7 @@ for flags, *words in (
         ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), 
         ('--n_embd=1e11 --mlp_width=9', 'n_embd'), ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
         ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'),
-        ('--init_from=scrath', 'no checkpoint at scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
+        ('--init_from=scrath', 'no checkpoint in scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
         ('--device=cuda', '--device=auto'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
         ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
@@ -294,7 +294,7 @@ row('--init_from=resume', 'no checkpoint', '--out_dir', 'auto')
 row('--init_from=auto', 'done: 6', status=0)
 row('--init_from={place}/data', 'no checkpoint in')
 row("--init_from=resume:", 'resume:PATH')
-row('--init_from=resume:{place}/nowhere', 'no checkpoint at', 'ckpt_00001000.pt')
+row('--init_from=resume:{place}/nowhere', 'no checkpoint in', 'ckpt_00001000.pt')
 row('--init_from=auto:{place}/data', 'no checkpoint in')
 row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=resume', '--overwrite', given=trained)
 row('--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained)
@@ -330,8 +330,6 @@ def evil(of, raw=False):
 
 
 W = 'transformer.h.0.attn.c_attn.weight'
-KEYS = ('model model_args optimizer scaler config iter_num best_val_loss tokenizer evaluation seconds bad_steps wandb_run_id trained_on environment '
-        'version').split()
 row('', 'refused', 'would run code', given=evil(lambda e: e))
 row('', 'refused', given=evil(lambda e: {'model': {}, 'model_args': e}))
 row('', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=2))
@@ -339,9 +337,6 @@ for state in ([1], {'model': torch.zeros(3)}):
     row('', 'not a checkpoint', given=file(lambda p, state=state: torch.save(state, p)))
 for key, word in {'model': 'model', 'optimizer': 'weights only'}.items():
     row('', word, given=run(**{key: None}))
-for key in KEYS:
-    row('', 'ckpt_00000006.pt', given=run(**{key: [1]}))
-row('', 'not a checkpoint', given=run(iter_num=-3))
 row('--max_iters=7', 'log.csv', 'move it away', given=run(log=b'\xff\xfe'), writes=True)
 for tokenizer in ({5: 6}, {'kind': 'char', 'chars': 5}, {'kind': 'hf', 'name': 'x', 'json': '{'}):
     row('', given=run(tokenizer=tokenizer))
@@ -353,8 +348,7 @@ for path in ('../decoy/tiny', str(REPO / 'data')):
 row('', 'no dataset decoy', given=decoy(edit('config', dataset='decoy')))
 row('--max_iters=7', 'done: 7', given=decoy(edit('config', data_dir='decoy', out_dir='decoy', init_from='decoy', overwrite=True, wandb_log=True)), status=0)
 for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}),
-               moments(lambda own: own.update(exp_avg=torch.zeros(3))), moments(lambda own: own['exp_avg'].fill_(float('nan'))),
-               moments(lambda own: own.pop('exp_avg_sq')), moments(lambda own: own.update(step=None))):
+               moments(lambda own: own.update(exp_avg=torch.zeros(3)))):
     row('', "optimizer's state", '--init_from=', given=run(change))
 for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(evil=1), dict(n_embd=64), dict(n_head=3), dict(block_size=10**12), dict(norm=['x'])):
     row('', 'ckpt_00000006.pt', given=weights(edit('model_args', **change)))
@@ -362,7 +356,6 @@ for change in (lambda p: torch.zeros(2, 2), lambda p: 'x', lambda p: p * float('
     row('', 'ckpt_00000006.pt', given=weights(lambda s, f=change: s['model'].update({W: f(s['model'][W])})))
 for change in (lambda s: s['model'].pop(W) is None, edit('model', **{'x.y': torch.zeros(2)})):
     row('', 'ckpt_00000006.pt', given=weights(change))
-row('', 'no plain tensor', given=weights(edit('model', **{'transformer.wte.weight': torch.zeros(1).expand(10**7, 10**5)}), edit('model_args', n_embd=10**5, vocab_size=10**7)))
 
 # -----------------------------------------------------------------------------
 

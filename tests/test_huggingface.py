@@ -467,7 +467,7 @@ def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, monkey
 def test_an_out_dir_is_never_a_name_on_the_hub(script, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, flags in (('sample.py', []), ('export.py', ['--to=x'])):
-        assert_refused(script(name, '--out_dir=out/typo', *flags), ['error: no checkpoint at out/typo'])
+        assert_refused(script(name, '--out_dir=out/typo', *flags), ['error: no checkpoint in out/typo'])
 
 
 @pytest.mark.parametrize('pattern, texts', [

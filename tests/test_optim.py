@@ -112,7 +112,7 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
     for args, word in ((branch, 'already holds a run'),
-                       (['--init_from=resume:nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume:nowhere', '--out_dir=x'], 'no checkpoint at nowhere'),
+                       (['--init_from=resume:nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume:nowhere', '--out_dir=x'], 'no checkpoint in nowhere'),
                        ([branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
         result = script('train.py', *args)
         assert result.status == 2 and word in result.err and result.err.count('\n') == 1

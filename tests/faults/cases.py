@@ -474,13 +474,6 @@ def a_loss_is_nan(quick):
     note, = [line for line in child.text().splitlines() if 'was skipped' in line]
     assert 'the update of iteration 12 was skipped, its loss is nan, its gradient norm nan' in note, note
     assert [row['loss'] == 'nan' for row in log_without_times(child.out)[11:14]] == [False, True, False]
-    # without the sabotage that iteration is a good one: the same samples, weights, dropout and lr
-    again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(f'{child.out}-replay'))
-    assert again.wait() == 0, again.text()
-    rows = [row for log in (log_without_times(again.out), through('--eval_interval=0')[1])
-            for row in log if row['iter'] == '12']
-    found, normal = [[row[name] for name in ('loss', 'grad_norm', 'lr')] for row in rows]
-    assert found == normal
     a, b = (train('--eval_interval=0', f'--log_interval={n}', sabotage=poison({12})).out for n in (1, 9))
     assert fingerprint(a) == fingerprint(b), 'when it is looked at changes nothing'
     text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10',
@@ -488,8 +481,7 @@ def a_loss_is_nan(quick):
     assert '(2 skipped since the last line, 0 in a row)' in text and 'iteration 25' in text, text
     two = train('--eval_interval=0', ranks=2, sabotage=poison({12, 13}, rank=1))
     assert 'iteration 12 was skipped' in two.text(), two.text()[-800:]
-    return ("skipped on all processes alike, told with iteration, loss, norm and the line that replays it; "
-            "weights finite")
+    return "skipped on all processes alike, told with iteration, loss and norm; weights finite"
 
 
 @case()
@@ -512,7 +504,7 @@ def the_weights_are_ruined(quick):
     """a learning rate of 1e12, so that no loss is finite any more; resumed by the line that is printed"""
     flags = ['--arch=gpt2', '--matrix_optimizer=adamw', '--max_iters=60', '--lr_decay_iters=60',
              '--eval_interval=0']
-    ruin = ['--learning_rate=1e12', '--min_lr=1e12', '--matrix_lr=1e12', '--grad_clip=0']
+    ruin = ['--learning_rate=1e12', '--matrix_lr=1e12', '--grad_clip=0']
     for interval in (5, 1):
         out = train('--save_interval=5', *flags, sabotage=stop_at(30), expect=143).out
         text = resume(out, *ruin, f'--save_interval={interval}', expect=3).text()
@@ -522,7 +514,7 @@ def the_weights_are_ruined(quick):
         assert load.read(good)['iter_num'] == 30, text
         # it trains once these are smaller
         line = re.sub(r'(\w+(_lr|_rate))=\S+', r'\1=1e-4', line)
-        assert '--grad_clip=1' in line and line.count('=1e-4') == 3, line
+        assert line.count('=1e-4') == 2, line
         again = Child(*shlex.split(line)[2:])
         assert again.wait() == 0 and 'skipped' not in again.text(), again.text()
     out = train('--save_interval=5', *flags, '--max_iters=34', sabotage=poison(set(range(23, 32)))).out

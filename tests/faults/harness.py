@@ -126,7 +126,7 @@ class Child(Job):
             signal.signal(number, signal.SIG_DFL)
         sys.argv = [str(REPO / 'train.py'), *args]
         signals.started, signals.parent = time.monotonic(), os.getppid()  # as if it were imported now
-        report.write = lambda out_dir: None  # it takes longer than the training
+        report.write = lambda out_dir: []  # it takes longer than the training
         status = 1
         try:
             if sabotage:
