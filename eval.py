@@ -15,7 +15,7 @@ from configurator import configure, escape_control_characters, fail, out_of_rang
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
-out_dir = 'out'  # ignored if init_from is not 'resume'
+out_dir = 'out'  # a run; or several, A,B,C, whose probabilities are averaged. Only if init_from is 'resume'
 dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
 data_dir: str = None  # the folder with the datasets and the tasks' files. None: data/ beside this file
 split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': only the tasks
@@ -75,9 +75,11 @@ autocast = devices.autocast(device, dtype)
 # -----------------------------------------------------------------------------
 # the checkpoint
 
-path = load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from)
+path = load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume', several=True)
 if to is None and os.path.isfile(path):
     to = os.path.dirname(path) or '.'
+elif to is None and os.path.isdir(out_dir):  # with several runs in it
+    to = out_dir
 state = load.read(path)
 config = load.model_config(GPT, state)
 if block_size is None:
