@@ -20,7 +20,6 @@ init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume i
 # 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
 # 'auto:PATH': resume if there is a run in out_dir, else start from these weights
 overwrite = False  # True: 'scratch' deletes the run that is in out_dir
-allow_change = False  # True: resume although the data or the tokens per iteration have changed
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
 save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all
@@ -31,8 +30,9 @@ batch_size = 12  # sequences per micro-batch and process
 block_size = 1024  # context length, in tokens
 gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
 total_batch_size: int = None  # tokens per iteration; if set, gradient_accumulation_steps is derived from it
+token_noise = 0.0  # this share of the input's tokens become others of the batch; for small data try 0.05
 document_mask = False  # True: a document sees no other; slower. Conversations: always
-seed = 1337  # for the initial weights, the order of the data and dropout
+seed = 1337  # for the initial weights, the order of the data, dropout and noise
 # model
 arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
 n_layer = 12
@@ -110,7 +110,7 @@ import sys
 import numpy as np
 import torch
 
-from dataset import DROPOUT, Loader, hash_seed
+from dataset import DROPOUT, NOISE, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
 from support import checkpoint, cpu, devices, evaluate, log, parallel, resume, setup
@@ -145,9 +145,13 @@ def batch_number(it, micro_step):
 def get_batch(it, micro_step):
     """A micro-batch of this process: x, y (batch_size, block_size), maybe doc_ids. It keeps no state, so no
     resume, evaluation or further process changes which samples an iteration sees."""
-    first = batch_number(0 if overfit_batch else it, micro_step) * batch_size
-    batch = data.train.batch(seed, range(first, first + batch_size), block_size)
-    return [torch.from_numpy(part) for part in batch]
+    number = batch_number(0 if overfit_batch else it, micro_step)
+    first = number * batch_size
+    x, *others = data.train.batch(seed, range(first, first + batch_size), block_size)
+    if token_noise:  # against learning by heart: https://arxiv.org/abs/1703.02573. The targets stay
+        rng = np.random.default_rng(hash_seed(seed, NOISE, number))
+        x = np.where(rng.random(x.shape) < token_noise, rng.permuted(x, axis=None), x)
+    return [torch.from_numpy(part) for part in (x, *others)]
 
 
 def loss_divisor(it, micro_step):

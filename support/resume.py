@@ -38,7 +38,7 @@ def take_over(run, kinds):
 def inherit_knobs(run, kinds):
     """The run's own knobs hold, unless they are given now."""
     given, saved = run.given, run.ckpt['config']
-    never = {'init_from', 'overwrite', 'allow_change', 'eval_only', *LAUNCH, *ARCHITECTURE}
+    never = {'init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE}
     if 'environment' not in run.ckpt:  # nanoGPT's: its dtype was chosen for another device
         never.add('dtype')
     if shard_problems(saved.get('shard', 1), run.dist.world_size, run.dist.device):
@@ -115,7 +115,7 @@ def data_problems(run):
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
                 f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
                 "made with the checkpoint's tokenizer, or from scratch"]
-    if not run.continues or knobs['allow_change'] or knobs['eval_only']:
+    if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never
     for name, old in ckpt.get('trained_on', {}).items():
@@ -126,7 +126,7 @@ def data_problems(run):
             if name == 'tokens per iteration':
                 what, remedy = name, f"keep it with --total_batch_size={old}"
             return [f"{what} changed since this run was saved ({old} -> {new}). {remedy}; to continue all "
-                    "the same: --allow_change"]
+                    f"the same, as another run: --init_from=resume:{knobs['out_dir']} --out_dir=ANOTHER"]
     return []
 
 

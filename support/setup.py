@@ -30,7 +30,7 @@ ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_siz
 RATES = 'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay'
 FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval tasks_interval log_interval grad_clip '
              'shard save_interval keep_checkpoints ' + RATES)
-BELOW_ONE = 'dropout beta1 beta2 momentum'
+BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
 
 
 @dataclasses.dataclass

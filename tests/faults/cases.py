@@ -548,13 +548,13 @@ def two_runs_in_one_folder(quick):
 
 @case()
 def data_changed_between(quick):
-    """train.bin changed between two runs; --allow_change"""
+    """train.bin changed between two runs"""
     make_dataset(SCRATCH / 'data', 'changing')
     out = train('--dataset=changing', '--max_iters=10', '--lr_decay_iters=32').out
     make_dataset(SCRATCH / 'data', 'changing', TEXT + TEXT[:100])
     text = resume(out, '--max_iters=20', expect=2).text()
-    assert 'train.bin changed since this run was saved' in text and '--allow_change' in text, text
-    resume(out, '--max_iters=20', '--allow_change')
+    assert 'train.bin changed since this run was saved' in text and f'--init_from=resume:{out}' in text, text
+    train('--dataset=changing', '--max_iters=20', f'--init_from=resume:{out}')
     text = resume(some_run(), '--batch_size=1', expect=2).text()
     assert 'tokens per iteration changed' in text and '--total_batch_size=128' in text, text
     return "refused with status 2 and the ways out; another batch too"
