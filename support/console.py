@@ -1,7 +1,7 @@
 """What a script writes to a terminal: as wide as that is, its last line tells how far a long job is."""
 
 import contextlib
-import io
+import os
 import shutil
 import signal
 import sys
@@ -44,31 +44,30 @@ def exit_on_broken_pipe():
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-class Lasting(io.FileIO):
-    """Standard output; once it is gone, nowhere, with one warning unless a reader has simply ended."""
-    gone = False
+class Stream:
+    """Stands for the stream it has."""
 
-    def write(self, data):
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+class Lasting(Stream):
+
+    def write(self, text):
         try:
-            if not self.gone:
-                return super().write(data)
+            self.stream.write(text)
+            self.stream.flush()
         except OSError as e:
-            self.gone = True
-            if not isinstance(e, BrokenPipeError):
-                warn(f"standard output is gone ({e.strerror}), the work continues without it")
-        return len(data)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            warn(f"standard output is gone ({e.strerror}), the work continues without it")
 
 
 def make_output_last():
     """For scripts whose work is not what they print: `| true`, `| head` and a full disk do not end them."""
-    out = sys.stdout
-    try:
-        raw = Lasting(out.fileno(), 'w', closefd=False)
-    except OSError:  # no file
-        return
-    raw.owner = out  # which would close it
-    out.flush()
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), out.encoding, out.errors, line_buffering=True)
+    sys.stdout = Lasting(sys.stdout)
 
 
 # -----------------------------------------------------------------------------
@@ -76,37 +75,27 @@ def make_output_last():
 # the prints of others, and an evaluation's line takes the place of the training's
 
 
-class AboveLiveLine:
+class AboveLiveLine(Stream):
     """Takes the place of sys.stdout and sys.stderr: what is written to either hides the live line, of which
     there is one."""
     shown = False
-    at_begin = True  # else the line is somebody's print(..., end='')
-
-    def __init__(self, terminal):
-        self.terminal = terminal
-
-    def __getattr__(self, name):
-        return getattr(self.terminal, name)
 
     def write(self, text):
-        if self.shown:
+        if AboveLiveLine.shown:
             AboveLiveLine.shown = False
-            self.terminal.write(CLEAR)
-            self.terminal.flush()
-        if text:
-            AboveLiveLine.at_begin = text.endswith('\n')
-        return self.terminal.write(text)
+            self.stream.write(CLEAR)
+            self.stream.flush()
+        return self.stream.write(text)
 
     def show(self, text):
-        if self.at_begin:
-            with contextlib.suppress(OSError):  # the next line printed will tell
-                self.terminal.write(CLEAR + text[:width() - 1])
-                self.terminal.flush()
-                AboveLiveLine.shown = True
+        with contextlib.suppress(OSError):  # the next line printed will tell
+            self.stream.write(CLEAR + text[:width() - 1])
+            self.stream.flush()
+            AboveLiveLine.shown = True
 
 
 def progress(what, start=0):
-    """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows a bar, the note
+    """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows the note
     and the time left on the last line of the terminal, five times a second at most."""
     if not isinstance(sys.stdout, AboveLiveLine):
         sys.stdout = AboveLiveLine(sys.stdout)
@@ -121,19 +110,8 @@ def progress(what, start=0):
             return
         shown = now
         left = format_duration((now - begin) * (n - done) / (done - start))
-        after = f" {done:,} of {n:,}{note}, {left} left"
-        sys.stdout.show(with_bar(f"{what} {done / n:4.0%} ", done / n, after))
+        sys.stdout.show(f"{what} {done / n:4.0%} {done:,} of {n:,}{note}, {left} left")
     return tick
-
-
-def with_bar(before, fraction, after):
-    """Both texts, and between them a bar in what the terminal has left for it."""
-    length = min(40, width() - 1 - len(before) - len(after))
-    if length < 5:
-        return before + after.lstrip()
-    full, empty = '█░' if (sys.stdout.encoding or '').lower().startswith('utf') else '#.'
-    n = round(fraction * length)
-    return before + full * n + empty * (length - n) + after
 
 
 def fit(parts):

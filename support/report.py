@@ -25,10 +25,6 @@ METRICS = {
     'hellaswag': ('HellaSwag accuracy', max),
     'core': ('CORE', max),
 }
-# knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
-         'device', 'backend', 'ddp_timeout'}
-ROWS = 12  # of the table of evaluations, at most
 NO_END = 'running, or killed'
 
 
@@ -94,41 +90,23 @@ def remark(log):
                 "or a smaller model would help.")
 
 
-def groups(runs):
-    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ; or each by itself, named by its folder, where that does not tell them apart."""
-    records = [read_json(os.path.join(run, 'run.json')) for run in runs]
-    knobs = [record.get('knobs', {}) for record in records]
-    given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
-    differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    settings = [[f"{name} {k.get(name)}" for name in differ] for k in knobs]
-    if not 1 <= len(differ) <= 3 or any(settings.count(own) > 1 for own in settings):
-        return {run: [run] for run in runs}
-    found = {}
-    for run, own in zip(runs, settings):
-        name = ', '.join(text for text in own if not text.startswith('seed '))
-        found.setdefault(name or 'all seeds', []).append(run)
-    return found
-
-
-def best_and_last(logs, y):
-    """The best and the last value of a column, as texts: of several logs the mean and the spread."""
-    found = [values(log, 'val_loss' if y == 'loss' and len(values(log, 'val_loss')) else y) for log in logs]
+def best_and_last(log, y):
+    """The best and the last value of a column, as texts; of the loss, the validation's."""
+    found = values(log, 'val_loss' if y == 'loss' and len(values(log, 'val_loss')) else y)
+    if not len(found):
+        return '', ''
     best = METRICS.get(y, (y, None))[1]
-    for choose in (best, lambda column: column[-1]):
-        chosen = [choose(column) for column in found if choose and len(column)]
-        spread = f" ± {np.std(chosen, ddof=1):.4f}" if len(chosen) > 1 else ''
-        yield f"{np.mean(chosen):.4f}{spread}" if chosen else ''
+    return f"{best(found):.4f}" if best else '', f"{found[-1]:.4f}"
 
 
 def comparison(logs, y):
-    """Lines for the console about {name: [log, ...]}."""
+    """Lines for the console about {name: log}."""
     length = max(map(len, logs))
-    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
-    for name, of_one in logs.items():
-        best, last = best_and_last(of_one, y)
-        tokens, seconds = (max(values(of_one[0], column), default=0) for column in ('tokens', 'seconds'))
-        yield f"{name:{length}}  {best:>17}  {last:>17}  {tokens:15,.0f}  {format_duration(seconds):>8}"
+    yield f"{'':{length}}  {'best ' + y:>13}  {'last':>8}  {'tokens':>15}  {'time':>8}"
+    for name, log in logs.items():
+        best, last = best_and_last(log, y)
+        tokens, seconds = (max(values(log, column), default=0) for column in ('tokens', 'seconds'))
+        yield f"{name:{length}}  {best:>13}  {last:>8}  {tokens:15,.0f}  {format_duration(seconds):>8}"
 
 
 # -----------------------------------------------------------------------------
@@ -136,7 +114,7 @@ def comparison(logs, y):
 
 
 def draw(logs, path, x='tokens', y='loss', title=None):
-    """The curves of {name: [log, ...]} as a PNG: each logged value pale, a running mean over it, evaluations
+    """The curves of {name: log} as a PNG: each logged value pale, a running mean over it, evaluations
     as points. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without matplotlib,
     ValueError where there is nothing to draw."""
     from matplotlib.figure import Figure
@@ -144,12 +122,9 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
-    for i, (name, of_one) in enumerate(logs.items()):
-        best, _ = best_and_last(of_one, y)
-        label = name + (f", {best} at best" if best else '')
-        for log in of_one:
-            shown += draw_run(ax, log, x, y, label, f'C{i}')
-            label = None
+    for i, (name, log) in enumerate(logs.items()):
+        best, _ = best_and_last(log, y)
+        shown += draw_run(ax, log, x, y, name + (f", {best} at best" if best else ''), f'C{i}')
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")
     margin = 0.12 * (max(shown) - min(shown)) or 1
@@ -197,14 +172,14 @@ def write(out_dir):
     log, run = read_log(out_dir), read_json(os.path.join(out_dir, 'run.json'))
     told, shown = f" and {picture}", "![The loss](loss.png)\n"
     try:
-        draw({name: [log]}, picture, title=name)
+        draw({name: log}, picture, title=name)
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
     lines = [f"# {name}\n", *summary(run, log), '', shown]
     if note := remark(log):
         lines += [note, '']
     lines += [*latest_samples(os.path.join(out_dir, 'samples.md')),
-              *evaluations(log, run.get('tokens_per_iter', 0)),
+              *evaluations(log),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *([f"note: {note}"] if note else [])]
@@ -233,24 +208,14 @@ def latest_samples(path):
         yield f"## Samples, after {section}" if head else ''
 
 
-def evaluations(log, tokens_per_iter):
-    """The table of evaluations in the loop, thinned if it is long."""
-    columns = [name for name in list(log) if len(values(log, name)) and is_evaluation(log, name)
-               and name != 'perplexity' and not name.endswith('_seconds')]
-    rows = np.flatnonzero(np.any([np.isfinite(log[name]) for name in columns], axis=0))
-    if not len(rows):
-        return
-    yield "## Evaluations\n"
-    yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
-    if len(rows) > ROWS:
-        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
-        rows = rows[np.linspace(0, len(rows) - 1, ROWS).astype(int)]
-    names = ['iter', 'tokens', *columns, 'seconds']
-    yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
-    for i in rows:
-        it, seconds = log['iter'][i], format_duration(log['seconds'][i])
-        measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
-        yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"
+def evaluations(log):
+    """The evaluations in the loop."""
+    yield "## Evaluations\n\nOver windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
+    for name in list(log):
+        if is_evaluation(log, name) and name != 'perplexity' and not name.endswith('_seconds'):
+            best, last = best_and_last(log, name)
+            if last:
+                yield f"- {label_of(name)}: {last} at the end" + (f", {best} at best" if best else '')
     yield ''
 
 

@@ -52,7 +52,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     assert f"report: {out / 'report.md'} and {out / 'loss.png'}" in result.out
     step = re.search(r'(?m)^step 6: train loss (\S+), val loss (\S+)$', result.out)
     took = re.search(r'(?m)^done: 6 iterations in (\S+),', result.out)[1]
-    assert re.search(rf'(?m)^\| 6 \| 384 \| {step[1]} \| {step[2]} \| .* \| {took} \|$', text)
+    assert f'- training loss: {step[1]} at the end' in text and f'- validation loss: {step[2]} at the end' in text
     assert text.count(f'{took} of training.') == text.count(f'\ntime      {took} training,') == 1
     final = rows(out)[-1]
     assert final['tokens'] == '384' and float(final['seconds']) == run['seconds']
@@ -150,14 +150,13 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(run, want, t
     assert all(note.removeprefix('note: ') in text for note in notes)
 
 
-def test_a_long_table_of_evaluations_is_thinned_and_says_so(tmp_path):
+def test_the_report_has_the_best_and_the_last_of_each_evaluation(tmp_path):
     run = make_run(tmp_path / 'run', n=300, rhymes=(20, lambda i: i / 1000), weight_norm=(1, lambda i: 20 + i))
     report.write(run)
-    table = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0].splitlines()
-    assert table[3] == '12 of 16; all of them are in log.csv.' and len(table) == 7 + 12 + 1
-    assert table[5].startswith('| iteration | tokens | training loss | validation loss | rhymes | training time |')
-    assert table[8] == '| 20 | 20,000 | 2.0000 | 2.1000 | 0.0200 | 0m02s |'
-    assert table[-2].startswith('| 300 | 300,000 | ')
+    text = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0]
+    assert re.findall('(?m)^- (.*)', text) == [
+        'training loss: 1.0968 at the end, 1.0968 at best', 'validation loss: 1.1968 at the end, 1.1968 at best',
+        'rhymes: 0.3000 at the end']
 
 
 def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(script, tiny, tmp_path, monkeypatch):
@@ -175,17 +174,11 @@ def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(script
     assert pages[-1].count('\n## Samples, after') == pages[-1].count('\n## Samples, after 6 iterations\n') == 1
 
 
-def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
-    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
-    c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
-    assert report.groups([a, b]) == {'all seeds': [a, b]}
-    assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
-    assert report.groups([a]) == {a: [a]}
-    d = make_run(tmp_path / 'd')
-    assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
-    out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == ['n_layer', '2', '1.2429', '±', '0.0000', '1.2429', '±', '0.0000', '200,000', '0m20s']
-    assert out[2].split() == ['n_layer', '4', '2.0000', '2.0000', '200,000', '0m20s']
+def test_runs_are_compared_by_best_and_last(script, tmp_path):
+    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', val=lambda i: 2)
+    out = script('plot.py', a, b, f"--to={tmp_path / 'curves.png'}").out.splitlines()
+    assert out[1].split() == [str(a), '1.2429', '1.2429', '200,000', '0m20s']
+    assert out[2].split() == [str(b), '2.0000', '2.0000', '200,000', '0m20s']
 
 
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])

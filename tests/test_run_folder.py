@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import stat
-import zipfile
 
 import pytest
 import torch

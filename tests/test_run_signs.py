@@ -111,7 +111,7 @@ def test_a_terminal_has_a_live_line_below_all_that_is_printed(tiny):
     env.pop('COLUMNS', None)
     command = [sys.executable, '-c', NOISY.format(repo=str(REPO), args=args)]
     shown, lines = on_a_terminal(command, 80, env=env)
-    form = r'(training|evaluating \w+) +\d+% [█░]+ [\d,]+ of [\d,]+(, loss [\d.]+)?, \d+m\d\ds left'
+    form = r'(training|evaluating \w+) +\d+% [\d,]+ of [\d,]+(, loss [\d.]+)?, \d+m\d\ds left'
     live = re.findall(rf'\r\033\[K({form})(?=\r|$)', shown)
     assert live and max(len(line) for line, *_ in live) < 80
     for i in range(100):
