@@ -92,7 +92,7 @@ wandb_run_name = 'gpt2'
 # system
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a GradScaler)
-compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there; or one of its modes
+compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there
 backend = 'auto'  # 'nccl', 'gloo'
 ddp_timeout = 600  # seconds a process waits for the others
 shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them (FSDP); 8: hybrid
@@ -190,7 +190,6 @@ stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests
 ddp_model = dist.wrap(model)  # trains; `model`, inside it, is evaluated and saved
 if compile:  # tried on one step, gradients dropped; 'auto': off if it fails
     ddp_model = compile_for_training(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
-dist.check_batches(ddp_model)  # no two processes may train on the same one
 log.tell_duration(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
 guard = Guard(optimizer, scaler, stop, dist, run)  # skips updates that are not finite
 

@@ -45,8 +45,6 @@ def compile_model(model, step, wish, **options):
     """Compile `model` in place and prove it by step(), a first call. wish: what the knob was. Returns a note
     if it runs eagerly after all; unless that was left open ('auto') a failure is an error. None if all is
     well."""
-    if wish not in (True, 'auto'):
-        options['mode'] = wish
     compile_parts(model, **options)
     try:
         step()

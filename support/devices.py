@@ -15,10 +15,6 @@ if torch.__version__ < '2.9.0a0':
     fail(f"torch {torch.__version__} is too old. flatgpt needs 2.9 or newer: pip install --upgrade torch")
 
 
-# not the ones with CUDA graphs: there a micro-batch would overwrite the loss of the one before
-COMPILE_MODES = ('default', 'max-autotune-no-cudagraphs')
-
-
 def choose_device(device, local_rank=0, is_distributed=False):
     """(torch.device, why) for 'auto', 'cpu', 'cuda', 'cuda:1', 'mps'. Under torchrun each process takes its
     own GPU."""
@@ -74,11 +70,9 @@ def choose_dtype(dtype, device):
 
 
 def choose_compile(wish, device):
-    """(True or False, why). 'auto' compiles on GPUs if Triton and a C compiler are there; a mode of
-    torch.compile compiles, too."""
-    if wish not in (True, False, 'auto', *COMPILE_MODES):
-        fail(f"no such value of compile ({wish}). use --compile=auto, True, False or "
-             f"{' or '.join(COMPILE_MODES)}")
+    """(True or False, why). 'auto' compiles on GPUs if Triton and a C compiler are there."""
+    if wish not in (True, False, 'auto'):
+        fail(f"no such value of compile ({wish}). use --compile=auto, True or False")
     if wish != 'auto':
         return bool(wish), 'as asked'
     if device.type != 'cuda':
@@ -147,12 +141,9 @@ def peak_flops_of(device):
 # Dense bfloat16 matrix products (float16 where there is no bfloat16), by the makers' data sheets. The first
 # row whose words are all in the device's name counts. A float32 run is measured against the same number.
 PEAK_FLOPS = {
-    'gb300': 2.5e15, 'gb200': 2.5e15, 'b300': 2.25e15, 'b200': 2.25e15, 'b100': 1.75e15,
-    'h200 nvl': 835e12, 'h200': 989e12, 'h100 pcie': 756e12, 'h100 nvl': 835e12, 'h100': 989e12,
-    'h800': 989e12, 'h20': 148e12, 'gh200': 989e12, 'a100': 312e12, 'a800': 312e12, 'a10g': 70e12,
-    'a40': 149.7e12, 'a30': 165e12, 'a10': 125e12, 'l40s': 362e12, 'l40': 181e12, 'l4': 121e12,
-    'v100': 125e12, 't4': 65e12, 'rtx pro 6000': 503.8e12, 'rtx 5090': 209.5e12, 'rtx 4090': 165.2e12,
-    'rtx 4080': 97.5e12, 'rtx 3090': 71.2e12, 'rtx 3080': 59.5e12, 'rtx 6000 ada': 364.2e12,
-    'rtx a6000': 154.8e12,
-    'mi355x': 2516e12, 'mi350x': 2307e12, 'mi325x': 1307e12, 'mi300x': 1307e12, 'mi250x': 191.5e12,
+    'b300': 2.25e15, 'b200': 2.25e15, 'h200 nvl': 835e12, 'h200': 989e12, 'h100 pcie': 756e12,
+    'h100 nvl': 835e12, 'h100': 989e12, 'h800': 989e12, 'gh200': 989e12, 'a100': 312e12, 'a800': 312e12,
+    'a40': 149.7e12, 'a10': 125e12, 'l40s': 362e12, 'l4': 121e12, 'v100': 125e12, 't4': 65e12,
+    'rtx 5090': 209.5e12, 'rtx 4090': 165.2e12, 'rtx 3090': 71.2e12, 'rtx a6000': 154.8e12,
+    'mi300x': 1307e12,
 }

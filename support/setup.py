@@ -26,7 +26,7 @@ from support.samples import parse_style
 MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
-              'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes')
+              'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
 RATES = 'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay'
 FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval tasks_interval log_interval grad_clip '
              'shard save_interval keep_checkpoints ' + RATES)

@@ -157,7 +157,7 @@ for flags, *words in (
         ('--init_from=scrath', 'no checkpoint in scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
         ('--device=cuda', '--device=auto'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
-        ('--backend=nncl', 'nncl', 'gloo'), ('--ddp_timeout=1e18', 'ddp_timeout'), ('--compile=maybe', 'maybe', 'auto'),
+        ('--backend=nncl', 'nncl', 'gloo'), ('--compile=maybe', 'maybe', 'auto'),
         ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
     row(flags, *words)
 for flag in ('beta2=1', "eval_iters='0 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=1e99epochs', 'sample_interval=2x0.5'):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import model
 import optim
 from model import GPT, GPTConfig
-from support import compiling, devices
+from support import compiling
 from support import guard as guarding
 from support.chunked_loss import ChunkedLoss, use_chunked_loss
 from support.parallel import Distributed
@@ -176,17 +176,6 @@ def test_only_what_will_run_is_compiled(monkeypatch, eval_only, graphs):
     with compiling.varying_shapes():
         net(tokens(9)[0])
     assert counter.frame_count == graphs
-
-
-def test_a_mode_of_torch_compile_is_passed_on(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.nn.Module, 'compile', lambda self, **kw: asked.append(kw))
-    for wish in ('auto', True, 'max-autotune-no-cudagraphs'):
-        assert wish == 'auto' or devices.choose_compile(wish, torch.device('cpu'))[0] is True
-        assert compiling.compile_model(network('gpt2'), lambda: None, wish) is None
-    assert asked == [{}, {}, {'mode': 'max-autotune-no-cudagraphs'}]
-    with pytest.raises(SystemExit):
-        devices.choose_compile('reduce-overhead', torch.device('cpu'))
 
 
 def test_texts_of_any_length_leave_cudnn_alone():
