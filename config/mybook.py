@@ -1,29 +1,34 @@
-# A text of your own, in about five minutes on a laptop without a GPU. The shape of the network and how often
-# it sees the text follow from its size, by the table below; flags win, as everywhere.
+# A text of your own, in about five minutes on a laptop without a GPU. The shape of the network, and how often
+# it sees the text, follow from its size, by the table below, and from the minutes: the pace of this machine
+# is measured first. Flags win, as everywhere.
 #
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
-#            all of it, from installing to samples: bash runs/mybook.sh book.txt
+#            with several such networks, whose predictions are averaged: bash runs/mybook.sh book.txt
 #   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
-#   cost     about five minutes on two CPU cores
-#   loss     depends on text and tokenizer: the report has bits per byte, which compare
+#   cost     at most five minutes, or --max_minutes=20
+#   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
+
+import glob as _glob
+import time as _time
 
 from dataset import Dataset as _Dataset
 
-# bytes of text up to which a row holds, layers, channels, dropout, times over the text, iterations at most
+# bytes of text up to which a row holds, layers, channels, dropout, token_noise, and how often one network is
+# best to see the text: dev/records/own_text.md
 _table = (
-    (500_000, 2, 128, 0.2, 20, 3500),  # would be learned by heart, were it not blurred by dropout
-    (3_000_000, 2, 160, 0.1, 12, 3000),
-    (10_000_000, 1, 192, 0.05, 5, 2500),  # the fewer layers, the more text in the same time
-    (1e15, 1, 192, 0.0, 1, 3000),
+    (500_000, 2, 128, 0.2, 0.0, 10),
+    (3_000_000, 2, 160, 0.1, 0.0, 8),
+    (10_000_000, 1, 192, 0.05, 0.0, 5),
+    (1e15, 1, 192, 0.0, 0.0, 2),
 )
-_name, _tokens, _bytes = 'book', 10**6, 10**6  # where this file is looked at by itself
+_name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
 if 'dataset' in globals():
     _data = _Dataset(dataset, data_dir)
-    _name, _tokens = dataset, _data.train.n
+    _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, dropout, _times, _most = _row
+_, n_layer, n_embd, dropout, token_noise, _times = _row
 
 arch = 'local'
 n_head = n_embd // 64
@@ -41,17 +46,49 @@ beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = max(100, min(_most, _times * _tokens // (batch_size * block_size)))
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
 
-out_dir = f'out-{_name}'
-always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
-eval_interval = sample_interval = max(1, max_iters // 10)
-eval_iters = 50
-log_interval = max(1, max_iters // 100)
 
-print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' if n_layer > 1 else ''} "
-      f"and a near one of {n_embd} channels, dropout {dropout:g}, at most {_times} times over the text and "
-      f"{_most:,} iterations (by the table in config/mybook.py)")
+def _seconds_per_iteration():
+    import torch
+
+    from model import GPT, GPTConfig
+    from optim import create_optimizer
+    from support import cpu, devices
+    where, _ = devices.choose_device('auto')
+    words, _ = devices.choose_dtype('auto', where)
+    model = GPT(GPTConfig(block_size, _vocab_size, n_layer, n_head, n_embd, dropout, arch=arch)).to(where)
+    cpu.faster(model)
+    optimizer = create_optimizer(model, learning_rate, 0.0, (beta1, beta2), adam_eps, 'muon', matrix_lr)
+    ids = torch.randint(_vocab_size, (batch_size, block_size + 1), device=where)
+    for i in range(13):
+        if i == 3:
+            begin = _time.perf_counter()
+        with devices.autocast(where, words):
+            loss = model(ids[:, :-1], ids[:, 1:])[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for a GPU
+    return (_time.perf_counter() - begin) / 10
+
+
+if globals().get('out_dir', 'out') == 'out':
+    out_dir = f'out-{_name}'
+always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
+eval_iters = 20
+_best = max(100, _times * _tokens // (batch_size * block_size))
+# a run that is resumed goes on as it was planned
+_resumed = globals().get('init_from') in ('resume', 'auto') and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
+if 'dataset' in globals() and not _resumed:
+    if max_iters == 600_000:  # no flag: a tenth of the minutes is for loading and evaluating
+        _fit = 54 * (max_minutes or 5) / _seconds_per_iteration()
+        # as many networks as fit, one after the other by runs/mybook.sh, share the minutes evenly
+        max_iters = int(min(1.5 * _best, _fit / max(1, round(_fit / _best))))
+    eval_interval = sample_interval = max(1, max_iters // 5)
+    log_interval = max(1, max_iters // 50)
+    print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' if n_layer > 1 else ''} "
+          f"and a near one of {n_embd} channels, dropout {dropout:g}, at most about {_times} times over the text "
+          "(by the table in config/mybook.py)")

@@ -285,17 +285,18 @@ def asked_by_mybook(tmp_path, *args):
 
 def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
     done, asked = asked_by_mybook(tmp_path, 'my book.txt', '/x/b.epub', '', '--tokenizer=char', '--n_layer=4',
-                                  '--data_dir=d')
+                                  '--data_dir=d', '--minutes=0')
     assert done.returncode == 0, done.stderr
     out_dir = f"--out_dir={tmp_path / 'repo' / 'out-my book'}"
     assert asked == [
         ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
-        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', out_dir,
-         '--init_from=auto', '--n_layer=4'],
+        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--seed=1',
+         out_dir + '/1', '--max_minutes=0.00', '--init_from=auto', '--n_layer=4'],
+        ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
-    assert 'out-my book/report.md' in done.stdout
-    names = [asked_by_mybook(tmp_path, path)[1][0][1] for path in
+    assert 'out-my book/1/report.md' in done.stdout
+    names = [asked_by_mybook(tmp_path, path, '--minutes=0')[1][0][1] for path in
              ('红楼梦.txt', '三国志.txt.gz', 'a=b.txt', './-dash.txt', './--overwrite.txt', '.hidden.txt', 'book.v2.epub')]
     assert names == ['红楼梦', '三国志', 'a=b', 'dash', 'overwrite', 'hidden', 'book.v2']
     done, asked = asked_by_mybook(tmp_path, '')
@@ -314,11 +315,11 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
         os.truncate(folder / 'train.bin', size)
         (folder / 'meta.json').write_text(json.dumps({
             'vocab_size': 60_000, 'splits': {'train': {'tokens': size // 2, 'bytes': size}}}))
-        known = {'dataset': f'{size}', 'data_dir': str(tmp_path)}
+        known = dict(dataset=f'{size}', data_dir=str(tmp_path), init_from='scratch', max_iters=9, max_minutes=None)
         rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py'), init_globals=known))
-        rows[-1]['epochs'] = rows[-1]['max_iters'] * 2048 / (size // 2)
+        rows[-1]['epochs'] = rows[-1]['_best'] * 2048 / (size // 2)
     assert all(a['dropout'] >= b['dropout'] and a['n_embd'] <= b['n_embd'] for a, b in zip(rows, rows[1:]))
-    assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] < 1 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
+    assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] <= 2 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
 
 
 def test_many_times_over_the_same_text_is_told_with_the_remedy(script, tiny):
