@@ -190,6 +190,7 @@ stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests
 ddp_model = dist.wrap(model)  # trains; `model`, inside it, is evaluated and saved
 if compile:  # tried on one step, gradients dropped; 'auto': off if it fails
     ddp_model = compile_for_training(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
+dist.check_batches(ddp_model)  # no two processes may train on the same one
 log.tell_duration(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
 guard = Guard(optimizer, scaler, stop, dist, run)  # skips updates that are not finite
 

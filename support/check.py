@@ -4,11 +4,12 @@ Does train.py still keep its promises after an edit? Takes about a minute on a l
     $ python -m support.check [config files and flags, as for train.py]
 
 Runs train.py as it is a few times, with a tiny network, on made-up text and a CPU, and says of each promise
-whether it holds: two processes that together give the losses of one, a resume with the
-same bits, the same text with and without a cache of keys and
+whether it holds: processes that draw different batches and together give the losses of one, a resume with the
+same bits, a learning rate that follows its schedule, the same text with and without a cache of keys and
 values. Ends with status 1 if one does not.
 """
 
+import math
 import os
 import random
 import subprocess
@@ -24,10 +25,10 @@ from support.files import write_json
 from support.report import read_log
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-N = 8  # iterations
+N, WARMUP, LR = 8, 2, 1e-2  # iterations, learning rate
 TINY = ['--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=32', '--batch_size=2', '--dropout=0.1',
-        '--token_noise=0.1', '--gradient_accumulation_steps=4', f'--lr_decay_iters={N}', '--warmup_iters=2',
-        '--learning_rate=1e-2', '--eval_interval=4', '--eval_iters=2',
+        '--token_noise=0.1', '--gradient_accumulation_steps=4', f'--lr_decay_iters={N}',
+        f'--warmup_iters={WARMUP}', f'--learning_rate={LR}', '--min_lr=0', '--lr_schedule=cosine', '--eval_interval=4', '--eval_iters=2',
         '--log_interval=1', '--device=cpu', '--dtype=float32', '--compile=False', '--dataset=check']
 
 
@@ -42,7 +43,7 @@ def make_text(folder):
 
 
 def train(flags, place, name, *more, processes=1):
-    """The folder of a run of train.py."""
+    """The folder of a run of train.py; RuntimeError with what it said if it fails."""
     launcher = [] if processes == 1 else ['-m', 'torch.distributed.run', '--standalone',
                                           f'--nproc_per_node={processes}']
     out = os.path.join(place, name)
@@ -50,7 +51,8 @@ def train(flags, place, name, *more, processes=1):
                            f'--data_dir={place}', f'--out_dir={out}', *more],
                           env={**os.environ, 'OMP_NUM_THREADS': '1'}, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"BROKEN train.py ends with status {done.returncode}: {done.stderr}")
+        lines = done.stderr.strip().splitlines() or ['it says nothing']
+        raise RuntimeError(next((line for line in lines if line.startswith('error: ')), lines[-1]))
     return out
 
 
@@ -74,6 +76,16 @@ def processes_differ(flags, place):
                 "are batch and dropout drawn by the number of the micro-batch?")
 
 
+def rate_differs(flags, place):
+    """Where the learning rate leaves the schedule, or None."""
+    rates = read_log(os.path.join(place, 'one'))['lr']
+    for it, rate in enumerate(rates[:N]):
+        fall = 0.5 * (1 + math.cos(math.pi * (it - WARMUP) / (N - WARMUP)))
+        want = LR * (it + 1) / (WARMUP + 1) if it < WARMUP else LR * fall
+        if abs(rate - want) > 1e-6:
+            return f"{rate:.3g} at iteration {it}, a warmup of {WARMUP} and a cosine give {want:.3g}"
+
+
 def cache_differs(flags, place):
     """Where logits with the cache are others than those of the whole context, or None."""
     model, _ = load.model_and_tokenizer(GPT, os.path.join(place, 'one'))
@@ -92,19 +104,25 @@ def cache_differs(flags, place):
                         "for the whole context alone? GPT.attention_mask is asked by both")
 
 
+PROMISES = (('a resume gives the same bits', resume_differs),
+            ('two processes draw different batches and give the losses of one', processes_differ),
+            ('the learning rate follows its schedule', rate_differs),
+            ('a sample with the cache is one without', cache_differs))
+
+
 def main():
-    flags, broken = sys.argv[1:], False
+    flags, broken = sys.argv[1:], 0
     with tempfile.TemporaryDirectory(prefix='check-') as place:
         make_text(os.path.join(place, 'check'))
         train(flags, place, 'one', f'--max_iters={N}')
-        for promise, differs in (
-                ('a resume gives the same bits', resume_differs),
-                ('two processes give the losses of one', processes_differ),
-                ('a sample with the cache is one without', cache_differs)):
-            found = differs(flags, place)
-            broken = broken or bool(found)
+        for promise, differs in PROMISES:
+            try:
+                found = differs(flags, place)
+            except RuntimeError as e:
+                found = f"train.py ends: {e}"
+            broken += found is not None
             print(f"BROKEN {promise}: {found}" if found else f"ok     {promise}", flush=True)
-    sys.exit(int(broken))
+    sys.exit(1 if broken else 0)
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ the loop does not know how it was launched.
 import atexit
 import functools
 import gc
+import hashlib
 import math
 import os
 import sys
@@ -158,6 +159,17 @@ class Distributed:
             ddp_model.set_requires_gradient_sync(sync or not self.keeps_whole_gradients)
         # nanoGPT's way: no_sync() would need a second copy of the loop's body
         ddp_model.require_backward_grad_sync = sync
+
+    def check_batches(self, ddp_model):
+        """At the first training step: end all processes if two of them have the same batch."""
+        def check(module, args):
+            handle.remove()
+            batches = self.all_gather_object(hashlib.sha256(args[0].cpu().numpy().tobytes()).hexdigest())
+            if len(set(batches)) < self.world_size:
+                fail("several processes train on the same batch: more of them would learn nothing more. let "
+                     "get_batch depend on dist.rank, as batch_number in train.py does")
+        if self.world_size > 1:
+            handle = ddp_model.register_forward_pre_hook(check)
 
     def clip_grad_norm_(self, model, max_norm):
         """The norm of the whole gradient, which is then scaled down to max_norm (0: it is not)."""

@@ -12,8 +12,9 @@ import pytest
 from conftest import REPO, TINY, torchrun
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
-from harness import PLACE, close, free_port, log_without_times, train
+from harness import PLACE, Child, close, free_port, log_without_times, train
 
+import dataset
 from support import checkpoint
 
 
@@ -30,6 +31,14 @@ def test_two_processes_have_the_losses_and_weights_of_one(tmp_path):
     steps = [re.findall(r'^step .*', text, re.M) for text in (one.text(), two.out)]
     assert steps[0] == steps[1] and len(steps[0]) == 3
     close(tmp_path, one.out)
+
+
+def test_processes_that_train_on_the_same_batch_are_stopped():
+    def same_for_all():  # as with nanoGPT's get_batch, whose numbers all processes draw alike
+        real = dataset.Tokens.batch
+        dataset.Tokens.batch = lambda self, seed, numbers, *args: real(self, seed, range(len(numbers)), *args)
+    text = train(*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', base=(), ranks=2, sabotage=same_for_all, expect=2).text()
+    assert text.count('error: ') == 1 and 'train on the same batch' in text and 'iter 0' not in text
 
 
 ALONE = """
