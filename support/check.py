@@ -28,7 +28,8 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 N, WARMUP, LR = 8, 2, 1e-2  # iterations, learning rate
 TINY = ['--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=32', '--batch_size=2', '--dropout=0.1',
         '--token_noise=0.1', '--gradient_accumulation_steps=4', f'--lr_decay_iters={N}',
-        f'--warmup_iters={WARMUP}', f'--learning_rate={LR}', '--min_lr=0', '--lr_schedule=cosine', '--eval_interval=4', '--eval_iters=2',
+        f'--warmup_iters={WARMUP}', f'--learning_rate={LR}', '--min_lr=0', '--lr_schedule=cosine',
+        '--eval_interval=4', '--eval_iters=2',
         '--log_interval=1', '--device=cpu', '--dtype=float32', '--compile=False', '--dataset=check']
 
 
