@@ -31,6 +31,7 @@ block_size = 1024  # context length, in tokens
 gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
 total_batch_size: int = None  # tokens per iteration; if set, gradient_accumulation_steps is derived from it
 token_noise = 0.0  # this share of the input's tokens become others of the batch; for small data try 0.05
+teacher: str = None  # runs, as A,B, whose predictions are learned as well: distillation, for small data
 document_mask = False  # True: a document sees no other; slower. Conversations: always
 seed = 1337  # for the initial weights, the order of the data, dropout and noise
 # model
@@ -99,7 +100,6 @@ shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them 
 activation_checkpointing = False  # recompute activations in backward: less memory, a third more compute
 peak_flops: float = None  # of this GPU, for MFU; None: by a table
 max_minutes: float = None  # save and stop before this much time has passed
-deterministic = False  # True: torch's deterministic algorithms, slower; for GPUs. CPUs are anyway
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals())  # config files and --key=value, which win
 
@@ -113,7 +113,7 @@ import torch
 from dataset import DROPOUT, NOISE, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
-from support import checkpoint, cpu, devices, evaluate, log, parallel, resume, setup
+from support import checkpoint, cpu, devices, evaluate, load, log, parallel, resume, setup
 from support.chunked_loss import use_chunked_loss
 from support.compiling import compile_for_training
 from support.guard import Guard
@@ -175,7 +175,9 @@ random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
-use_chunked_loss(model, run.loss_chunk_size(model))  # 0: logits are small
+use_chunked_loss(model, 0 if teacher else run.loss_chunk_size(model))  # 0: logits are small
+if teacher:
+    load.distill(model, teacher, run.data.tokenizer_state, dist.device)
 model.set_activation_checkpointing(activation_checkpointing)
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)

@@ -374,8 +374,7 @@ def resume(row, **how):
     row.train('parts', init_from='resume', **how)
     again, apart = row.difference('whole', 'again'), row.difference('whole', 'parts')
     # what two whole runs differ by is the GPU's own rounding, e.g. of sums in any order
-    exact = smoke or 'deterministic' in how
-    right = apart == again == 0 if exact else apart <= max(2 * again, 1e-6)
+    right = apart == again == 0 if smoke else apart <= max(2 * again, 1e-6)
     return [('largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', right)]
 
 
@@ -460,7 +459,6 @@ ROWS = {  # part, seconds at the most, the function, its arguments
     'profile_gpt2_64': ('first', 150, profile, 'gpt2', 64),
     'whole_logits_64': ('first', 150, step, 'gpt2', ['whole_logits', 50], dict(batch_size=64)),
     'losses_gpt2': ('second', 240, losses, 'gpt2'),
-    'resume_deterministic': ('second', 150, resume, dict(deterministic=True)),
     'texts': ('second', 240, texts),
     'resume': ('second', 150, resume),
     'resume_compiled': ('second', 240, resume, dict(compile=COMPILE)),

@@ -18,7 +18,7 @@ from support.checkpoint import VERSION, Damaged, newest, numbered, verify_record
 from support.dataset_meta import folder_of, read_meta, read_tokenizer_state
 from support.errors import first_line
 from support.hub_datasets import is_folder, is_hub_name
-from support.tokenizer import check_tokenizer_state, make_tokenizer
+from support.tokenizer import check_tokenizer_state, make_tokenizer, same_tokenizer
 
 # causal masks and rotations, which older versions of nanoGPT and transformers saved among the weights
 CONSTANTS = '.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq'
@@ -232,6 +232,30 @@ def average(model, others):
             return logits, None
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(),
                                                          ignore_index=-1, reduction=reduction)
+
+    model.forward = forward
+
+
+def distill(model, teacher, tokenizer, device):
+    """Makes `model` learn what the runs `teacher` (see find) predict, beside the text's own next tokens, 7 to
+    3: https://arxiv.org/abs/1503.02531. The loss has the value of the text's, as without a teacher."""
+    ckpt = read(find(teacher, several=True))
+    if not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
+        fail(f"the teacher {teacher} has another tokenizer than the dataset. name runs on the same dataset")
+    expert = build(type(model), ckpt).to(device).eval()
+    cpu.faster(expert)
+    alone = model.forward
+
+    def forward(idx, targets=None, doc_ids=None, **options):
+        if targets is None or not model.training:
+            return alone(idx, targets, doc_ids, **options)
+        logits, loss = alone(idx, targets, doc_ids)
+        with torch.no_grad():
+            wanted = expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
+        counts = targets >= 0
+        distance = torch.nn.functional.cross_entropy(logits[counts].float(), wanted[counts])
+        learned = 0.3 * loss + 0.7 * distance
+        return None, learned + (loss - learned).detach()
 
     model.forward = forward
 

@@ -137,21 +137,16 @@ def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is
     device, style = model.lm_head.weight.device, parse_style(sample_tokens)
     n_tokens, prompts = style.pop('tokens'), choose(prompts, style.pop('prompts'), it, seed)
     new = torch.zeros(len(prompts), n_tokens, dtype=torch.int64, device=device)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)  # sampling needs cumsum: not deterministic on CUDA
-    try:
-        with eval_mode(model), varying_shapes():
-            for i, counts in rounds(len(prompts), dist, is_stopping):
-                ids = torch.tensor([prompts[i][1]], device=device)
-                generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))
-                row = -1  # nothing, if the logits are not finite
-                with autocast, contextlib.suppress(FloatingPointError):
-                    row = model.generate(ids, n_tokens, **style, vocab_size=tokenizer.n_vocab,
-                                         generator=generator)[0, ids.size(1):]
-                if counts:
-                    new[i] = row
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
+    with eval_mode(model), varying_shapes():
+        for i, counts in rounds(len(prompts), dist, is_stopping):
+            ids = torch.tensor([prompts[i][1]], device=device)
+            generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))
+            row = -1  # nothing, if the logits are not finite
+            with autocast, contextlib.suppress(FloatingPointError):
+                row = model.generate(ids, n_tokens, **style, vocab_size=tokenizer.n_vocab,
+                                     generator=generator)[0, ids.size(1):]
+            if counts:
+                new[i] = row
     dist.all_reduce_sum(new)
     return [(text, continuation(tokenizer, ids, row)) for (text, ids), row in zip(prompts, new.tolist())]
 

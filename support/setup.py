@@ -313,10 +313,6 @@ def settle_system(run):
     knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], device)
     knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, device, knobs['dtype']))
-    if knobs['deterministic']:  # on GPUs; CPUs always are
-        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.use_deterministic_algorithms(device.type == 'cuda')
-        torch.utils.deterministic.fill_uninitialized_memory = False
     same = {name: knobs[name] for name in ('dtype', 'compile')}
     run.dist.assert_same_on_all_ranks(same | run.trained_on)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n}
