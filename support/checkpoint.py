@@ -32,7 +32,6 @@ NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'compile', 'backend', 'ddp_timeout', 'peak_flops',
           'max_minutes', 'stop_val_loss', 'sample_prompts')
 VERSION = 1  # of the keys in a checkpoint
-WHOLE, NOT_BEST, NOT_SAVED = 0, 1, 2  # how a save ended; NOT_BEST: a link could not be renewed
 # what a new run removes
 RUN_FILES = ('log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
 
@@ -137,22 +136,21 @@ class Writer:
             self.stop.saved(again_in=60)
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
                  "were")
-            return NOT_SAVED
+            return False
         except OSError as e:
             warn(f"the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one ({e.strerror}). "
                  "the run continues")
-            return NOT_BEST
         if self.in_thread:  # else it is part of an iteration's time
             self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
-        return WHOLE
+        return True
 
     def is_busy(self):
         """Whether it still writes; waits for up to a second."""
         return bool(self.job and futures.wait([self.job], timeout=1).not_done)
 
     def finish(self):
-        """How the last checkpoint that was begun ended: WHOLE, NOT_BEST or NOT_SAVED; waits for it."""
-        return self.job.result() if self.job else WHOLE
+        """Whether the last checkpoint that was begun is saved; waits for it."""
+        return self.job.result() if self.job else True
 
 
 # -----------------------------------------------------------------------------
@@ -213,8 +211,6 @@ class Saver:
         self.best_val_loss = self.best_on_disk = run.best_val_loss
         self.whole = True  # whether the newest checkpoint could be written
         self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
-        # a branch of another run saves its beginning, so that it can be resumed, whatever comes
-        self.branched_at = run.start_iter if run.start == 'branch' else None
         explain_lost_data(self.rescue)
         if dist.is_main and self.writes:
             self.lock = run.lock or lock(self.out_dir)
@@ -225,7 +221,7 @@ class Saver:
     def due(self, it, request):
         interval = self.knobs['save_interval']
         regular = bool(interval) and it % interval == 0
-        return self.writes and (regular or request is not None or it in (self.postponed, self.branched_at))
+        return self.writes and (regular or request is not None or it == self.postponed)
 
     def save(self, it, metrics, last):
         """Save if it is time for it. To be called by all processes."""
@@ -242,7 +238,7 @@ class Saver:
         if improved:
             self.best_val_loss = metrics['val_loss']
         # not the file that was just read, not the random weights of the beginning
-        is_new = it > self.run.start_iter or it == self.branched_at or (self.run.resuming and improved)
+        is_new = it > self.run.start_iter or (self.run.resuming and improved)
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
         doubtful = self.guard.is_counting() and not improved
@@ -292,9 +288,8 @@ class Saver:
         # the others ask again and again, as a large one may take longer than ddp_timeout
         while self.dist.all_reduce_max(self.writer.is_busy()):
             pass
-        status = self.dist.all_reduce_max(self.writer.finish())
-        self.whole = status != NOT_SAVED
-        if status == WHOLE:
+        self.whole = not self.dist.all_reduce_max(not self.writer.finish())
+        if self.whole:
             self.best_on_disk = self.best_val_loss
         self.best_val_loss = self.best_on_disk
 

@@ -6,6 +6,7 @@ programs. Nothing here changes model.py: faster() and to_inference() replace par
 
 import contextlib
 import glob
+import itertools
 import math
 import os
 import sys
@@ -161,26 +162,22 @@ def look(n_threads):
         while next(shares) <= CROWDED:
             pass
         company_left = sleep_instead_of_spinning(n_threads)
-        calm = 0
-        while calm < CALM:
-            calm = calm + 1 if next(shares) < ALONE else 0
+        while max(itertools.islice(shares, CALM)) >= ALONE:
+            pass
         company_left.set()
 
 
 def shares_of_waiting():
     """Twice a second, the share of the time in which threads of this process that could run waited for a
     core."""
-    before = None
+    ran = waited = 0
     while True:
-        times = []  # nanoseconds in which each thread (ran, waited), as Linux counts them
+        before, times = (ran, waited), []  # times: nanoseconds in which each thread (ran, waited), by Linux
         for path in glob.glob('/proc/self/task/*/schedstat'):
             with contextlib.suppress(OSError):  # the thread may have ended
                 times.append([int(number) for number in Path(path).read_text().split()[:2]])
-        now = torch.tensor(times).sum(dim=0)
-        if before is not None:
-            ran, waited = (now - before).tolist()
-            yield waited / max(ran + waited, 1)
-        before = now
+        ran, waited = map(sum, zip(*times))
+        yield (waited - before[1]) / max(ran + waited - sum(before), 1)
         time.sleep(0.5)
 
 

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from configurator import fail
+from configurator import fail, say
 from support import cpu, huggingface
 from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
 from support.dataset_meta import folder_of, read_meta, read_tokenizer_state
@@ -54,7 +54,7 @@ def no_checkpoint(path):
          "Hugging Face folder or name (gpt2, OWNER/NAME)")
 
 
-def newest_whole(out_dir, tell=print):
+def newest_whole(out_dir):
     """The path of the newest checkpoint that is whole; damaged ones are named. If none is, that is an error,
     never a new beginning."""
     damaged = []
@@ -67,7 +67,7 @@ def newest_whole(out_dir, tell=print):
                 damaged.append(f"{path} {e}")
             continue
         for what in damaged:
-            tell(f"note: {what}. it is left out")
+            say(f"note: {what}. it is left out", 'stdout')
         return path
     if not damaged:
         no_checkpoint(out_dir)

@@ -180,16 +180,16 @@ def choose_start(run, k):
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
     if k.init_from == 'resume' or (word == 'auto' and here):
-        if here and run.dist.is_main and not k.eval_only:
+        if here and not k.eval_only:
             run.lock = checkpoint.lock(k.out_dir)  # before it is read: another run may be writing
-        return load.newest_whole(k.out_dir, run.dist.print), 'resume'
+        return load.newest_whole(k.out_dir), 'resume'
     if here and not k.overwrite and not k.eval_only:
         fail(f"{k.out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
              "delete it: --overwrite")
     path, start = None, 'scratch'
     if word == 'resume':
-        is_run, start = os.path.isdir(source), 'branch'
-        path = load.newest_whole(source, run.dist.print) if is_run else load.find(source, hub=False)
+        start = 'branch'
+        path = load.newest_whole(source) if os.path.isdir(source) else load.find(source, hub=False)
     elif k.init_from not in ('scratch', 'auto'):
         path, start = load.find(source if word == 'auto' else k.init_from), 'weights'
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
@@ -235,11 +235,8 @@ def settle_shape(run):
     counted = run.knobs[name]
     run.grad_accum_steps = max(1, counted // unit)
     if counted % unit:
-        low, total = run.grad_accum_steps * unit, k.total_batch_size or k.batch_size * k.block_size * counted
-        # the largest micro-batch that leaves the batch as it is
-        fits = [b for b in range(k.batch_size, 0, -1) if total % (b * k.block_size * n) == 0]
-        same = f"the same batch: --batch_size={fits[0]} --total_batch_size={total}; " if fits else ''
-        problems.append(f"{name}={counted} is not a multiple of {of}. {same}nearest: {low} or {low + unit}")
+        low = run.grad_accum_steps * unit
+        problems.append(f"{name}={counted} is not a multiple of {of}. use {low} or {low + unit}")
     stop_if(problems)
 
 
@@ -313,10 +310,10 @@ def settle_system(run):
     knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], device)
     knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, device, knobs['dtype']))
-    same = {name: knobs[name] for name in ('dtype', 'compile')}
-    run.dist.assert_same_on_all_ranks(same | run.trained_on)
-    run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n}
-    run.environment.update({name: knobs[name] for name in ('dtype', 'compile', 'batch_size')})
+    chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size')}
+    run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
+    run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
+                       **chosen}
     if device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
         why['threads'] = f", {cpu.watch(device)}"

@@ -166,8 +166,8 @@ row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', '
 row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
 for steps in (1, 6):
-    row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', f'--total_batch_size={64 * steps}', '4 or 8', given=processes(4))
-row('--total_batch_size=640', '4 x 16 x 4 = 256', '--batch_size=2 --total_batch_size=640', '512 or 768', given=processes(4))
+    row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', '4 or 8', given=processes(4))
+row('--total_batch_size=640', '4 x 16 x 4 = 256', '512 or 768', given=processes(4))
 for text in ('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nof', "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 GiB"):
     row('', 'out of memory (', 'half the --batch_size with twice', given=out_of_memory(text), writes=True)
 row('--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=no_compiler)

@@ -107,7 +107,7 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     assert result.status == 0 and 'after 2 iterations' in result.out, result.err
     a, b = (torch.load(tmp_path / name / 'ckpt_00000004.pt')['model'] for name in ('short', 'branch'))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert {'ckpt_00000002.pt', 'ckpt_00000004.pt', 'ckpt_best.pt', 'ckpt.pt'} <= {p.name for p in (tmp_path / 'branch').iterdir()}, 'it starts with what it came from'
+    assert {'ckpt_00000004.pt', 'ckpt_best.pt', 'ckpt.pt'} <= {p.name for p in (tmp_path / 'branch').iterdir()}
     assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
