@@ -14,13 +14,13 @@ import time as _time
 
 from dataset import Dataset as _Dataset
 
-# bytes of text up to which a row holds, layers, channels, dropout, token_noise, and how often one network is
-# best to see the text: dev/records/own_text.md
+# bytes of text up to which a row holds, layers, channels; against learning it by heart: dropout, token_noise
+# and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md
 _table = (
-    (500_000, 2, 128, 0.2, 0.0, 10),
-    (3_000_000, 2, 160, 0.1, 0.0, 8),
-    (10_000_000, 1, 192, 0.05, 0.0, 5),
-    (1e15, 1, 192, 0.0, 0.0, 2),
+    (500_000, 2, 128, 0.2, 0.15, 0.3, 9),
+    (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
+    (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
+    (1e15, 1, 192, 0.0, 0.0, 0.0, 1),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
 if 'dataset' in globals():
@@ -28,7 +28,7 @@ if 'dataset' in globals():
     _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, dropout, token_noise, _times = _row
+_, n_layer, n_embd, dropout, token_noise, weight_decay, _times = _row
 
 arch = 'local'
 n_head = n_embd // 64
@@ -41,7 +41,7 @@ momentum = 0.85
 matrix_lr = 0.03
 embedding_lr = 0.1
 learning_rate = 0.01
-weight_decay = 0.0
+matrix_weight_decay = 0.0
 beta1, beta2 = 0.8, 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
@@ -80,15 +80,17 @@ if globals().get('out_dir', 'out') == 'out':
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
 eval_iters = 20
 _best = max(100, _times * _tokens // (batch_size * block_size))
-# a run that is resumed goes on as it was planned
-_resumed = globals().get('init_from') in ('resume', 'auto') and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
-if 'dataset' in globals() and not _resumed:
+_resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
+if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if max_iters == 600_000:  # no flag: a tenth of the minutes is for loading and evaluating
         _fit = 54 * (max_minutes or 5) / _seconds_per_iteration()
-        # as many networks as fit, one after the other by runs/mybook.sh, share the minutes evenly
-        max_iters = int(min(1.5 * _best, _fit / max(1, round(_fit / _best))))
+        if teacher:  # a forward pass of each is a third of a step; learned by heart is this less soon
+            _teachers = len(_glob.glob(f'{_glob.escape(teacher)}/*/ckpt.pt'))
+            max_iters = int(min(2 * _best, _fit / (1 + _teachers / 3)))
+        else:  # as many as fit, one after the other by runs/mybook.sh, share the minutes evenly
+            max_iters = int(min(1.3 * _best, _fit / max(1, round(_fit / _best))))
     eval_interval = sample_interval = max(1, max_iters // 5)
     log_interval = max(1, max_iters // 50)
-    print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' if n_layer > 1 else ''} "
-          f"and a near one of {n_embd} channels, dropout {dropout:g}, at most about {_times} times over the text "
-          "(by the table in config/mybook.py)")
+    print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
+          f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "
+          "iterations (by the table in config/mybook.py)")

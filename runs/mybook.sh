@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # From a text of yours to a model that writes like it, on any machine: installs
 # into .venv, makes a dataset with a tokenizer that fits its size, trains for
-# five minutes (config/mybook.py) as many networks as there are cores, at most
-# four at once, and samples from the mean of their probabilities. Where a text
-# is short, they are better together than one that is trained for longer.
+# five minutes (config/mybook.py), and samples. Nearly half of the time is for
+# teachers, as many at once as there are cores, up to four; then a network of
+# the same shape learns from the text and from the mean of what they predict. It
+# is better than each of them, and than one that learns alone for as long.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz; in
 #                                     any encoding
 #   bash runs/mybook.sh book.txt more.epub folder
@@ -11,12 +12,10 @@
 #   bash runs/mybook.sh book.txt --tokenizer=char --n_layer=4
 #                                     flags of prepare.py and of train.py
 #   bash runs/mybook.sh book.txt --minutes=20
-#                                     of training: larger or more networks
+#                                     of training; whole minutes
 #   bash runs/mybook.sh book.txt --name=NAME
-#                                     the dataset data/NAME, the runs out-NAME/1,
-#                                     out-NAME/2, ...
-# Run again, it continues, and then trains further networks; --overwrite starts
-# over.
+#                                     the dataset data/NAME, the run out-NAME
+# Run again, it continues; --overwrite starts over.
 # PYTHON=/path/to/python chooses another Python.
 set -euo pipefail
 here=$PWD
@@ -28,7 +27,7 @@ again=$(printf '%q ' bash "$0" "$@")
 cd "$(dirname "$0")/.."
 
 absolute() { if [[ $1 == /* || $here == "$PWD" ]]; then echo "$1"; else echo "$here/$1"; fi; }
-inputs=() prepare=() train=() data_dir=() name='' out_dir='' minutes=5
+inputs=() prepare=() train=() data_dir=() name='' out_dir='' init=--init_from=auto minutes=5
 for word in "$@"; do
   case $word in
     '') ;;
@@ -38,7 +37,7 @@ for word in "$@"; do
     --out_dir=*) out_dir=$(absolute "${word#*=}") ;;
     --name=*) name=${word#*=} ;;
     --minutes=*) minutes=${word#*=} ;;
-    --overwrite | --overwrite=True) prepare+=(--overwrite); overwrite=yes ;;
+    --overwrite | --overwrite=True) prepare+=(--overwrite); init='--init_from=scratch --overwrite' ;;
     -*) train+=("$word") ;;
     /* | hf:*) inputs+=("--input=$word") ;;
     *) inputs+=("--input=$here/$word") ;;
@@ -62,38 +61,51 @@ python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null ||
 # bash 3 of macOS takes an empty array for an unset variable, hence ${x[@]+...}
 python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare[@]}"} \
   ${data_dir[@]+"${data_dir[@]}"}
-if [ -n "${overwrite:-}" ]; then rm -rf "$out_dir"/[0-9]*; fi
 mkdir -p "$out_dir"
+if [[ $init == *overwrite ]]; then rm -rf "$out_dir/teachers" "$out_dir"/ckpt*.pt; fi
 
-# on a GPU one after the other; else one thread for each of several at once
-slots=$(python -c 'import os, torch
-print(1 if torch.accelerator.is_available() else min(4, os.cpu_count()))')
-if [ "${slots:=1}" != 1 ]; then export OMP_NUM_THREADS=1; fi
-
-slot() {  # the networks i, i + slots, ..., as long as another one fits into the minutes
-  local i=$1 took=0 started left=$((60 * minutes))
-  while ((left >= took * 4 / 5)); do
+left() {  # of so many seconds since the beginning, in minutes
+  local seconds=$(($1 - SECONDS + begin))
+  ((seconds > 0)) || seconds=0
+  printf '%d.%02d' $((seconds / 60)) $((seconds % 60 * 5 / 3))
+}
+train() {  # seconds since the beginning, flags
+  python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py \
+    --max_minutes="$(left "$1")" "${@:2}" ${train[@]+"${train[@]}"}
+}
+teachers() {  # number i, i + slots, ..., as long as another one fits into the seconds
+  local i=$1 end=$2 took=0 started
+  if [ "$slots" != 1 ]; then local -x OMP_NUM_THREADS=1; fi  # a thread each
+  while ((took == 0 || SECONDS - begin + took * 4 / 5 < end)); do
     started=$SECONDS
-    python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --seed="$i" \
-      --out_dir="$out_dir/$i" --max_minutes="$(printf '%d.%02d' $((left / 60)) $((left % 60 * 5 / 3)))" \
-      --init_from=auto ${train[@]+"${train[@]}"} || return
-    took=$((SECONDS - started + 1)) left=$((60 * minutes - SECONDS + begin)) i=$((i + slots))
+    train "$end" --seed="$i" --out_dir="$out_dir/teachers/$i" --init_from=auto || return
+    took=$((SECONDS - started + 1)) i=$((i + slots))
   done
 }
-begin=$SECONDS
-pids=()
-for ((k = 2; k <= slots; k++)); do
-  slot "$k" > "$out_dir/$k.log" 2>&1 & pids+=($!)
-done
-status=0
-slot 1 || status=$?
-for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
+
+begin=$SECONDS status=0
+if [ ! -e "$out_dir/ckpt.pt" ]; then
+  # on a GPU one after the other
+  slots=$(python -c 'import os, torch
+print(1 if torch.accelerator.is_available() else min(4, os.cpu_count()))')
+  pids=()
+  for ((k = 2; k <= ${slots:=1}; k++)); do
+    teachers "$k" $((27 * minutes)) > "$out_dir/teachers_$k.log" 2>&1 &
+    pids+=($!)
+  done
+  teachers 1 $((27 * minutes)) || status=$?
+  for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
+fi
+if [ "$status" = 0 ]; then
+  train $((60 * minutes)) --teacher="$out_dir/teachers" --out_dir="$out_dir" $init || status=$?
+fi
 if [ "$status" != 0 ]; then
   echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
   exit "$status"
 fi
-echo "done: $(ls -d "$out_dir"/*/ckpt.pt | wc -l | tr -d ' ') networks in $((SECONDS - begin)) seconds"
+echo "done: $(ls -d "$out_dir"/teachers/*/ckpt.pt 2> /dev/null | wc -l | tr -d ' ') teachers and a network" \
+  "that learned from them, in $((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
-echo "what happened, and what the first of them wrote on the way: $out_dir/1/report.md"
+echo "what happened, and what it wrote on the way: $out_dir/report.md"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

@@ -280,7 +280,7 @@ def asked_by_mybook(tmp_path, *args):
     done = subprocess.run(['bash', tmp_path / 'repo' / 'runs' / 'mybook.sh', *args], cwd=tmp_path,
                           capture_output=True, text=True)
     lines = asked.read_text().splitlines() if asked.exists() else []
-    return done, [line.split('|')[:-1] for line in lines if not line.startswith('-')]
+    return done, [line.split('|')[:-1] for line in lines if '.py|' in line]
 
 
 def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
@@ -291,11 +291,13 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
     assert asked == [
         ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
-        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--seed=1',
-         out_dir + '/1', '--max_minutes=0.00', '--init_from=auto', '--n_layer=4'],
+        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--max_minutes=0.00',
+         '--seed=1', out_dir + '/teachers/1', '--init_from=auto', '--n_layer=4'],
+        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--max_minutes=0.00',
+         f'--teacher={out_dir[10:]}/teachers', out_dir, '--init_from=auto', '--n_layer=4'],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
-    assert 'out-my book/1/report.md' in done.stdout
+    assert 'out-my book/report.md' in done.stdout
     names = [asked_by_mybook(tmp_path, path, '--minutes=0')[1][0][1] for path in
              ('红楼梦.txt', '三国志.txt.gz', 'a=b.txt', './-dash.txt', './--overwrite.txt', '.hidden.txt', 'book.v2.epub')]
     assert names == ['红楼梦', '三国志', 'a=b', 'dash', 'overwrite', 'hidden', 'book.v2']
