@@ -6,7 +6,7 @@
 #   launch   python train.py --dataset=book config/mybook.py
 #            with several such networks, whose predictions are averaged: bash runs/mybook.sh book.txt
 #   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
-#   cost     at most five minutes, or --max_minutes=20
+#   cost     at most five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
 import glob as _glob
@@ -82,8 +82,8 @@ eval_iters = 20
 _best = max(100, _times * _tokens // (batch_size * block_size))
 _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
-    if max_iters == 600_000:  # no flag: a tenth of the minutes is for loading and evaluating
-        _fit = 54 * (max_minutes or 5) / _seconds_per_iteration()
+    if max_iters == 600_000:  # no flag
+        _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
         if teacher:  # a forward pass of each is a third of a step; learned by heart is this less soon
             _teachers = len(_glob.glob(f'{_glob.escape(teacher)}/*/ckpt.pt'))
             max_iters = int(min(2 * _best, _fit / (1 + _teachers / 3)))

@@ -64,8 +64,8 @@ python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare
 mkdir -p "$out_dir"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir/teachers" "$out_dir"/ckpt*.pt; fi
 
-left() {  # of so many seconds since the beginning, in minutes
-  local seconds=$(($1 - SECONDS + begin))
+left() {  # of so many seconds since the beginning, in minutes, and a fifth as a reserve
+  local seconds=$((($1 - SECONDS + begin) * 6 / 5))
   ((seconds > 0)) || seconds=0
   printf '%d.%02d' $((seconds / 60)) $((seconds % 60 * 5 / 3))
 }
@@ -78,12 +78,12 @@ teachers() {  # number i, i + slots, ..., as long as another one fits into the s
   if [ "$slots" != 1 ]; then local -x OMP_NUM_THREADS=1; fi  # a thread each
   while ((took == 0 || SECONDS - begin + took * 4 / 5 < end)); do
     started=$SECONDS
-    train "$end" --seed="$i" --out_dir="$out_dir/teachers/$i" --init_from=auto || return
+    train "$end" --seed="$i" --out_dir="$out_dir/teachers/$i" --init_from=auto || [ $? = $time_is_up ] || return
     took=$((SECONDS - started + 1)) i=$((i + slots))
   done
 }
 
-begin=$SECONDS status=0
+begin=$SECONDS status=0 time_is_up=143
 if [ ! -e "$out_dir/ckpt.pt" ]; then
   # on a GPU one after the other
   slots=$(python -c 'import os, torch
@@ -98,6 +98,7 @@ print(1 if torch.accelerator.is_available() else min(4, os.cpu_count()))')
 fi
 if [ "$status" = 0 ]; then
   train $((60 * minutes)) --teacher="$out_dir/teachers" --out_dir="$out_dir" $init || status=$?
+  if [ "$status" = $time_is_up ]; then status=0; fi
 fi
 if [ "$status" != 0 ]; then
   echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
