@@ -30,7 +30,6 @@ sample_tokens = 100  # length of a text that the model writes; 0: none
 batch_size = 8  # windows per batch and process; the batches of tasks have as many tokens
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16'; auto: bfloat16 where the hardware has it
-compile: bool | str = False  # torch.compile the model for the text
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
 ddp_timeout = 600  # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
@@ -47,7 +46,6 @@ import torch
 from dataset import DATA_DIR
 from model import GPT
 from support import cpu, devices, load, parallel, report, samples
-from support.compiling import compile_model
 from support.conversations import open_dataset
 from support.errors import explain_lost_data
 from support.evaluate import ngram_bits_per_byte, text_loss, windows
@@ -69,17 +67,14 @@ explain_lost_data()
 device = dist.device
 cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
-compiling, _ = devices.choose_compile(compile, device)
 autocast = devices.autocast(device, dtype)
 
 # -----------------------------------------------------------------------------
 # the checkpoint
 
 path = load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume', several=True)
-if to is None and os.path.isfile(path):
-    to = os.path.dirname(path) or '.'
-elif to is None and os.path.isdir(out_dir):  # with several runs in it
-    to = out_dir
+if to is None and os.path.isfile(path.split(',')[0]):
+    to = os.path.commonpath([os.path.dirname(one) for one in path.split(',')]) or '.'
 state = load.read(path)
 config = load.model_config(GPT, state)
 if block_size is None:
@@ -165,15 +160,7 @@ def save():
 def evaluate_text():
     most = max(1, eval_tokens // (stride or block_size)) if eval_tokens else None
     rows = windows(tokens.n_targets(block_size), block_size, stride, most)
-    size = batch_size
-    if compiling:
-        zeros = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
-        with torch.no_grad(), autocast:
-            note = compile_model(model, lambda: model(zeros, zeros, reduction='none', return_logits=False),
-                                 compile)
-        dist.print(note or 'compiled')
-    else:
-        size = min(batch_size, len(rows))  # no more than there is
+    size = min(batch_size, len(rows))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
     found = text_loss(model, tokens, rows, block_size, size, dist, autocast, sizes, tick=dist.progress(name))
     if not math.isfinite(found['loss']):
