@@ -193,7 +193,8 @@ class Tokens:
 # -----------------------------------------------------------------------------
 # which sample comes when
 
-OFFSETS, ORDER, DROPOUT, SAMPLES, NOISE = 1, 2, 3, 4, 5  # the second argument of hash64 keeps streams of numbers apart
+# the second argument of hash64 keeps streams of numbers apart
+OFFSETS, ORDER, DROPOUT, SAMPLES, NOISE = 1, 2, 3, 4, 5
 
 
 def hash64(*numbers):

@@ -138,8 +138,8 @@ class Writer:
                  "were")
             return False
         except OSError as e:
-            warn(f"the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one ({e.strerror}). "
-                 "the run continues")
+            warn("the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one "
+                 f"({e.strerror}). the run continues")
         if self.in_thread:  # else it is part of an iteration's time
             self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
         return True

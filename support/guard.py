@@ -57,7 +57,8 @@ class Guard:
         n, in_a_row, it, loss, norm = self.skipped()
         if n:
             self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
-                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a row)")
+                            f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
+                            "row)")
         if in_a_row >= self.max_in_a_row and not self.stop.gave_up:  # told once
             self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
 

@@ -177,10 +177,10 @@ class Logger:
         # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
         if math.isfinite(loss) and abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
             self.dist.print(
-                f"note: the first loss is {loss:.2f}, far from ln({vocab_size}) = {expected:.2f}, which random "
-                "weights give. below: does a position see the one it is to predict (the causal mask, the shift "
-                "of the targets)? above: are the initial weights too large, is a norm missing, or is "
-                "vocab_size far above the ids that occur?")
+                f"note: the first loss is {loss:.2f}, far from ln({vocab_size}) = {expected:.2f}, which "
+                "random weights give. below: does a position see the one it is to predict (the causal mask, "
+                "the shift of the targets)? above: are the initial weights too large, is a norm missing, or "
+                "is vocab_size far above the ids that occur?")
 
     def flush(self):
         """Write the row of the present iteration, and if it has an evaluation the report, once a minute."""
@@ -225,7 +225,8 @@ class Logger:
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
             self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
-                           f"what it writes: python sample.py --out_dir={out_dir}{run.data.train.sample_flag}")
+                           f"what it writes: python sample.py --out_dir={out_dir}"
+                           + run.data.train.sample_flag)
         return 'done'
 
     def last_word(self, text):
@@ -328,7 +329,8 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset}, 'knobs': run.knobs, 'given': list(run.given),
+            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
+            'knobs': run.knobs, 'given': list(run.given),
             'outcome': None, 'sessions': [*earlier, self.session]}
         self.write()
 

@@ -210,7 +210,8 @@ def latest_samples(path):
 
 def evaluations(log):
     """The evaluations in the loop."""
-    yield "## Evaluations\n\nOver windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
+    yield "## Evaluations\n"
+    yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
     for name in list(log):
         if is_evaluation(log, name) and name != 'perplexity' and not name.endswith('_seconds'):
             best, last = best_and_last(log, name)
