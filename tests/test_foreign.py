@@ -9,8 +9,8 @@ import types
 
 import pytest
 import torch
-from conftest import TINY, make_dataset
-from test_huggingface import assert_refused, random_model
+from conftest import TINY, is_refused, make_dataset
+from test_huggingface import random_model
 
 from model import GPT
 from support import load
@@ -62,7 +62,7 @@ def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(tmp_path, 
     assert tuned['model_args']['mlp'] == 'gelu_tanh' and tuned['model_args']['bias']
     # there is no optimizer in it to continue with
     done = script('train.py', f'--init_from=resume:{path}', *train, f"--out_dir={tmp_path / 'o'}")
-    assert_refused(done, ['weights only', f'--init_from={path}'])
+    is_refused(done, 'weights only', f'--init_from={path}')
 
 
 class Evil:

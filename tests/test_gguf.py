@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_huggingface import BYTES, SHAPES, TRICKY, assert_refused, random_model, sentencepiece_like
+from conftest import is_refused
+from test_huggingface import BYTES, SHAPES, TRICKY, random_model, sentencepiece_like
 
 from model import GPT, GPTConfig
 from support import gguf as gguf_file, hf_export, huggingface
@@ -19,12 +20,11 @@ from support.tokenizer import make_tokenizer
 
 gguf, transformers = pytest.importorskip('gguf'), pytest.importorskip('transformers')
 READABLE = {
-    name: SHAPES[name]
-    for name in ('gpt2 with the tanh gelu', 'llama', 'llama grouped', 'llama tied, one key')
+    'gpt2': dict(arch='gpt2', mlp='gelu_tanh'),
+    'gpt2 untied, without bias': dict(arch='gpt2', mlp='gelu_tanh', tie=False, bias=False, mlp_width=72),
+    'llama': SHAPES['llama'],
+    'llama tied, one key': dict(arch='llama', n_kv_head=1, tie=True, n_layer=1),
 }
-READABLE['gpt2 untied, without bias'] = dict(
-    arch='gpt2', mlp='gelu_tanh', tie=False, bias=False, mlp_width=72
-)
 
 
 def written(net, path, tokenizer=BYTES, dtype='f32'):
@@ -82,8 +82,7 @@ def test_what_came_out_different_is_an_error(tmp_path):
     gguf_file.compare(reader, keys, meant)
     name, changed = 'blk.0.ffn_up.weight', meant['blk.0.ffn_up.weight'].copy()
     changed[3, 4] ^= 1
-    for keys_meant, tensors_meant in (({**keys, 'llama.block_count': 3}, meant), (keys, {**meant, name: changed}),
-                                      (keys, {key: p for key, p in meant.items() if key != name}), (keys, {**meant, 'more': changed})):
+    for keys_meant, tensors_meant in (({**keys, 'llama.block_count': 3}, meant), (keys, {**meant, name: changed})):
         with pytest.raises(ValueError, match='came out different'):
             gguf_file.compare(reader, keys_meant, tensors_meant)
     with torch.no_grad():
@@ -140,8 +139,7 @@ LLAMA_SPLIT = (
 )
 
 
-@pytest.mark.parametrize('through_json', [False, True])
-@pytest.mark.parametrize('kind', ['gpt2', 'bpe', 'byte'])
+@pytest.mark.parametrize('kind, through_json', [('gpt2', False), ('gpt2', True), ('bpe', False), ('byte', True)])
 def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, request):
     text = "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3 + TRICKY.strip()
     if kind == 'gpt2':
@@ -214,11 +212,11 @@ def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script):
     assert done.status == 0 and 'gpt2, 0.03M parameters in bf16' in done.out and 'tanh approximation' in done.out, done.err
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
-    assert_refused(script('export.py', out, f'--to={to}'), ['m.gguf is there already'])
-    assert_refused(script('export.py', out, x, '--dtype=bfloat16'), ['gguf_dtype for a file'])
-    for flags, words in ((['--arch=modern'], ['NanoChat', '--arch=gpt2 or llama']), (['--arch=modern', '--positions=learned'], ['positions=learned']),
+    is_refused(script('export.py', out, f'--to={to}'), 'm.gguf is there already')
+    is_refused(script('export.py', out, x, '--dtype=bfloat16'), 'gguf_dtype for a file')
+    for flags, words in ((['--arch=modern'], ['NanoChat', '--arch=gpt2 or llama']),
                          (['--mlp=relu2'], ['--mlp=relu2', '--to=FOLDER', 'gelu_tanh'])):
         assert script('train.py', *tiny, '--overwrite', *flags).status == 0
-        assert_refused(script('export.py', out, x), words)
+        is_refused(script('export.py', out, x), *words)
     left = {path.name for folder in (tmp_path, to.parent) for path in folder.iterdir()}
     assert left == {'data', 'made', 'out', 'm.gguf'}, 'nothing half-written stays'
