@@ -77,10 +77,8 @@ def test_the_three_forms_are_the_same_conversation():
 
 
 @pytest.mark.parametrize('row', [
-    {'messages': TALK[1:]}, {'messages': TALK[:3]}, {'messages': [TALK[0], TALK[0]]}, {'messages': []}, {'messages': [SYSTEM]},
-    {'messages': 'hello'}, {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]}, {'messages': [{'role': 'tool', 'content': 'x'}]},
-    {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'messages': [{'role': 'user', 'content': '\ud83d'}, TALK[1]]},
-    {'messages': [{**TALK[0], 'role': ['user']}]}, {'instruction': 'Add.'}, {'text': 'hello'}, [], None, '{broken'])
+    {'messages': TALK[1:]}, {'messages': [TALK[0], TALK[0]]}, {'messages': []}, {'messages': 'hello'},
+    {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'instruction': 'Add.'}, None, '{broken'])
 def test_what_is_no_conversation_is_left_out(row, capsys):
     assert list(read_conversations([('rows:1', row), ('rows:2', {'messages': TALK})], 'skip')) == [TALK]
     assert '1 rows' in capsys.readouterr().out
@@ -297,7 +295,7 @@ def with_chat_template(folder, template):
 
 @pytest.mark.parametrize('template, word', [
     (CHATML + "{% if messages[0]['role'] != 'system' %}{{ raise_exception('\x1b[31mno system') }}{% endif %}", 'no system'),
-    ('{% if', 'TemplateSyntaxError'), ('{{ messages[5].content }}', 'UndefinedError'), ([{'name': 'default'}], 'TypeError')])
+    ('{% if', 'TemplateSyntaxError')])
 def test_a_template_that_fails_is_told_when_it_is_needed(hf_folder, template, word):
     tokenizer = with_chat_template(hf_folder / 'own', template)
     form = chat_format(tokenizer)
@@ -381,8 +379,3 @@ def test_a_mask_that_was_altered_or_is_gone_is_told(script, chats, tmp_path, nam
         damage()
         result = script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out')
         assert result.status == 2 and name in result.err and len(result.err.splitlines()) == 1
-
-
-def test_a_conversation_longer_than_a_window_is_told(script, chats, tmp_path):
-    result = script('train.py', *CHAT, '--block_size=24', f'--data_dir={chats}', f'--out_dir={tmp_path}', '--max_iters=1', '--warmup_iters=0', '--eval_interval=0')
-    assert result.status == 0 and 'are longer than a window and are cut there' in result.out, result.err

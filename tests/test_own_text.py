@@ -63,7 +63,7 @@ RUSSIAN = 'Однажды играли в карты у конногвардей
 
 @pytest.mark.parametrize('text, encoding', [
     (ENGLISH, 'cp1252'), (ENGLISH, 'mac-roman'), (ENGLISH, 'utf-16'), (ENGLISH, 'utf-16-le'),
-    (ENGLISH, 'utf-16-be'), (FRENCH, 'cp1252'), (FRENCH, 'mac-roman'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
+    (FRENCH, 'cp1252'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
 def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding):
     assert read_text.likely_encoding(text.encode(encoding)) == encoding
     (tmp_path / 'a.txt').write_bytes(text.encode(encoding))

@@ -87,36 +87,25 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
 # what is wrong with files
 
 
-def flip(content, begin, end):
-    return content[:begin] + bytes(255 - b for b in content[begin:end]) + content[end:]
-
-
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
 NOISE = os.urandom(150_000).hex().encode()
 CSV = b'a,b\n1,2\n'
 BAD = {  # file: its content, words of the message
     'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', 'latin.txt', 'utf-8', 'caf', '--encoding=cp1252', '--encoding_errors=replace'),
     'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', 'caf'),
-    'far.jsonl': (LINE * 5000 + b'{"text": "caf\xe9"}\n', 'caf'),
     'empty.txt': (b'', 'too little text'),
-    'two.txt': (b'ab', 'too little text'),
     'nul.txt': (b'abc\0def' * 100, 'nul.txt', 'NUL'),
     'cut.txt.gz': (gzip.compress(NOISE)[:-2000], 'cut.txt.gz', 'again'),
     'plain.txt.gz': (TEXT.encode(), 'plain.txt.gz', 'rename'),
-    'flipped.txt.gz': (flip(gzip.compress(NOISE), 60, 90), 'flipped.txt.gz', 'again'),
     'cut.txt.zst': (zst(NOISE)[:-1000], 'cut.txt.zst', 'again'),
     'gz.txt': (gzip.compress(TEXT.encode()), 'gz.txt', 'if it is text'),
     'broken.jsonl': (b'{"text": "fine"}\n{"text": \n', 'broken.jsonl:2', 'JSON'),
     'deep.jsonl': (LINE * 5 + b'[' * 100_000 + b'\n', 'deep.jsonl:6'),
-    'list.jsonl': (LINE * 5 + b'[1, 2]\n', 'list.jsonl:6', '--text_key'),
     'key.jsonl': (b'{"content": "x"}\n', 'key.jsonl:1', 'content', '--text_key'),
-    'number.jsonl': (b'{"text": 5}\n', 'number.jsonl:1', '5'),
     'x.parquet': (b'PAR1', 'x.parquet', 'again'),
     'book.pdf': (b'%PDF-1.4', 'book.pdf', 'pdftotext'),
-    'a.PDF': (b'%PDF-1.4', 'pdftotext'),
     'a.csv': (CSV, '--text_key'),
     'a.docx': (CSV, 'soffice'),
-    'a.rtf': (b'{\\rtf1 a', 'soffice'),
 }
 
 

@@ -96,14 +96,11 @@ def test_ids_of_the_padding_are_never_produced_and_end_of_text_stops(script, tmp
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--temperature=nan', 'finite'), ('--max_new_tokens=0', 'max_new_tokens'),
-    ('--start=\u00e9', '\u00e9'), ('--start=FILE:/nowhere', '/nowhere'), ('--prompts=empty', 'empty'),
-    ('--prompts=latin', 'UTF-8'), ('--prompts=odd', '\u00e9'), ('--dtype=float16', 'bfloat16'),
-    ('--compile=maybe', 'auto'), ('--init_from=gpt2', 'gpt2'), ('--init_from=nowhere.pt', 'nowhere.pt'),
-    ('--prompt=x', '--start'), ('--out_dir=nothing', 'no checkpoint')])
+    ('--temperature=nan', 'finite'), ('--start=\u00e9', '\u00e9'), ('--start=FILE:/nowhere', '/nowhere'),
+    ('--prompts=latin', 'UTF-8'), ('--prompts=odd', '\u00e9'), ('--init_from=nowhere.pt', 'nowhere.pt'),
+    ('--prompt=x', '--start')])
 def test_bad_requests_are_one_line(script, trained, tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'empty').write_text('\n\n')
     (tmp_path / 'latin').write_bytes(b'caf\xe9')
     (tmp_path / 'odd').write_text('7 times\n\u00e9\n')
     result = script('sample.py', *trained, args)
@@ -186,8 +183,7 @@ def test_a_character_is_never_cut_but_at_the_end():
         assert ''.join([*pieces, sample.new_text()]) == bytes(ids[:n + 1]).decode('utf-8', 'replace')
 
 
-@pytest.mark.parametrize('stop', ['\U0001f600', '\x1b[b', '\n', 'b\na\u00e9', 'not there',
-                                  '\u4e16\U0001f600\x1b[b\na\u00e9\u4e16'])
+@pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9', 'not there'])
 def test_text_to_stop_at_is_found_across_tokens_and_no_part_of_it_is_shown(script, reciter, stop):
     text = LINE * 4
     expected = text.split(stop)[0] + '\n'
