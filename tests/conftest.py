@@ -1,5 +1,6 @@
 """What the tests share: the scripts run in this process (importing torch takes seconds) or, where that matters, in their own."""
 
+import csv
 import json
 import os
 import runpy
@@ -15,6 +16,8 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / 'dev')]
 os.environ.setdefault('HF_HUB_OFFLINE', '1')  # no test waits for the network; those of the Hub bring a server
 os.environ['OMP_NUM_THREADS'] = '1'  # tiny nets: a second thread only waits; the tests run two at a time instead
+
+from support import errors
 
 TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
         '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
@@ -52,6 +55,7 @@ def script(capsys, monkeypatch):
     """script('train.py', '--max_iters=3') -> Result: runs in this process. The report of a training run has no
     picture, unless pictures=True."""
     def run(name, *args, pictures=False):
+        monkeypatch.setattr(errors, 'EXPLAINED', {})  # no script explains another's
         monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
         excepthook = sys.excepthook
         handlers = {n: signal.getsignal(n) for n in HANDLED}
@@ -89,9 +93,9 @@ def prepare(script, tmp_path):
     return run
 
 
-def is_refused(result, *words):
+def is_refused(result, *words, lines=1):
     """One line on standard error with these words, and status 2."""
-    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == lines, result.err
     assert all(word in result.err for word in words), result.err
 
 
@@ -129,6 +133,12 @@ def tiny(tmp_path):
     """The flags of a run of a second or two, on a dataset of its own, into tmp_path/out."""
     make_dataset(tmp_path / 'data')
     return [*TINY, f"--data_dir={tmp_path / 'data'}", '--dataset=tiny', f"--out_dir={tmp_path / 'out'}"]
+
+
+def rows(folder):
+    """Those of a run's log.csv, as dicts of strings."""
+    with open(Path(folder) / 'log.csv', newline='') as f:
+        return list(csv.DictReader(f))
 
 
 @pytest.fixture

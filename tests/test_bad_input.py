@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, make_dataset
+from conftest import REPO, is_refused, make_dataset
 
-import dataset
 from configurator import plain, types_of
-from support import devices
+from support import checkpoint, devices
 from support.parallel import Distributed
 from support.help import names_at_top
 
@@ -34,13 +33,6 @@ def row(flags, *words, given=None, status=2, lines=1, writes=False):
     `status` and says all `words`."""
     name = f'line {sys._getframe(1).f_lineno}: {flags}'
     TABLE.append(pytest.param(shlex.split(flags), words, given, status, lines, writes, id=name[:80]))
-
-
-def is_one_line(result, *words, lines=1):
-    assert result.status == 2, result.out + result.err
-    assert result.err.startswith('error: ') and result.err.count('\n') == lines and 'Traceback' not in result.err, result.err
-    for word in words:
-        assert word in result.err, result.err
 
 
 class Evil:
@@ -66,10 +58,6 @@ def meta(**changes):
     return data(change)
 
 
-def meta_text(text):
-    return data(lambda folder, place: (folder / 'meta.json').write_bytes(text))
-
-
 def ids(function):
     def change(folder, place):
         function(np.fromfile(folder / 'train.bin', dtype='<u2')).tofile(folder / 'train.bin')
@@ -89,23 +77,20 @@ def gone(name):
 
 
 def shrinking(place, monkeypatch):
-    monkeypatch.setattr(dataset.Tokens, 'problem', lambda self, block_size: os.truncate(self.path, 1000))
+    train_bin = place / 'data' / 'tiny' / 'train.bin'
+    monkeypatch.setattr(checkpoint, 'clear', lambda *args: os.truncate(train_bin, 1000))  # right before the first iteration
 
 
 row('--dataset=nowhere', 'nowhere', 'there is: tiny', 'prepare.py nowhere --input', 'runs/quickstart.sh')
-for name in ('../tiny', '/etc', "''"):
-    row(f'--dataset={name}', '--data_dir')
+row('--dataset=../tiny', '--data_dir')
 row('--data_dir=/etc/passwd', 'there is none yet')
 row('', 'prepare.py', given=gone('train.bin'))
 row('', '50257', 'train.bin', given=raw(b'\xff\xff' * 1000))  # no meta.json: GPT-2's tokens, as in nanoGPT
-for text in (b'{', b'[' * 100_000, b'\xff\xfe{'):
-    row('', 'meta.json', 'prepare.py', given=meta_text(text))
+row('', 'meta.json', 'prepare.py', given=raw(b'[' * 100_000, 'meta.json'))
 row('', 'not finished', 'python prepare.py x', given=meta(unfinished=True, command='python prepare.py x'))
-for changes in (dict(vocab_size=10**30), dict(vocab_size=18.0), dict(vocab_size=19), dict(tokenizer={'kind': ['char']}),
-                dict(tokenizer={'kind': 'char', 'chars': 'ab'}), dict(splits={'train': 5}), dict(dtype='float32')):
+for changes in (dict(vocab_size=10**30), dict(tokenizer={'kind': 'char', 'chars': 'ab'}), dict(splits={'train': 5}), dict(dtype='float32')):
     row('', 'meta.json', given=meta(**changes))
-for path in ('../../../etc/passwd', '/etc/passwd'):
-    row('', 'tokenizer', 'data/tiny', given=meta(tokenizer={'kind': 'tiktoken', 'name': 'x', 'ranks_file': path}))
+row('', 'tokenizer', 'data/tiny', given=meta(tokenizer={'kind': 'tiktoken', 'name': 'x', 'ranks_file': '../../../etc/passwd'}))
 row('', 'prepare.py', given=meta(splits={'train': {'tokens': 5}}))
 row('', 'train.bin', 'prepare.py', given=meta(dtype='uint32'))
 row('', 'train.bin', 'multiple of 2', given=raw(b'\0' * 1001))
@@ -115,8 +100,7 @@ row('', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]))
 row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(a > 9, 5000, a).astype('<u2')))
 row('', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True)
 row('', 'meta.pkl', 'Path', given=raw(Evil, 'meta.pkl'))
-for content in (pickle.dumps([1]), pickle.dumps({'vocab_size': 10**12, 'itos': {}}), b'x'):
-    row('', 'meta.pkl', 'prepare.py', given=raw(content, 'meta.pkl'))
+row('', 'meta.pkl', 'prepare.py', given=raw(pickle.dumps({'vocab_size': 10**12, 'itos': {}}), 'meta.pkl'))
 
 # -----------------------------------------------------------------------------
 # knobs
@@ -149,18 +133,17 @@ def no_compiler(place, monkeypatch):
 
 
 for flags, *words in (
-        ('--n_embd=30 --n_head=4', 'n_embd=30', '32'), ('--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=1'), ('--arch=llama --n_embd=6', 'rope'),
+        ('--n_embd=30 --n_head=4', 'n_embd=30', '32'), ('--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=1'),
         ('--n_layer=9999', 'n_layer', 'below 1,024'),
         ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), 
-        ('--n_embd=1e11 --mlp_width=9', 'n_embd'), ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
+        ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
         ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'),
         ('--init_from=scrath', 'no checkpoint in scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
-        ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--matrix_optimizer=adam', 'adam', 'muon'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
+        ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),
         ('--device=cuda', '--device=auto'), ('--device=mps', 'mps', '--device=cpu'), ('--device=gpu', 'no such device', 'cuda:1'),
-        ('--backend=nncl', 'nncl', 'gloo'), ('--compile=maybe', 'maybe', 'auto'),
         ('--sample_tokens=1000000000000', 'sample_tokens', 'a million'), ('--total_batch_size=100', 'total_batch_size=100', '4 x 16 x 1 = 64', '64 or 128')):
     row(flags, *words)
-for flag in ('beta2=1', "eval_iters='0 tokens'", 'eval_iters=many', 'budget=0tokens', 'budget=x', 'budget=1e99epochs', 'sample_interval=2x0.5'):
+for flag in ('beta2=1', 'eval_iters=many', 'budget=0tokens', 'budget=1e99epochs'):
     row(f'--{flag}', flag.split('=')[0], 'out of range')
 row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
 row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
@@ -177,10 +160,6 @@ row('--compile=True', 'compile=True', 'C++ compiler', '--compile=False', given=n
 
 def out_is_file(place, monkeypatch):
     (place / 'out').write_text('x')
-
-
-def out_is_link(place, monkeypatch):
-    (place / 'out').symlink_to('nowhere')
 
 
 def unmakeable(place, monkeypatch):
@@ -210,7 +189,7 @@ def trained(place, monkeypatch=None, keep=lambda name: True):
             (place / 'out' / name).write_bytes(content)
 
 
-for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('', out_is_link), ("--out_dir=''", None), ('--out_dir=/dev/null', None)):
+for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('--out_dir=/dev/null', None)):
     row(flags, 'out_dir', 'written', '--out_dir', given=given)
 row('', 'out_dir', 'Permission denied', given=unmakeable)
 row('', 'too little space', 'make room', given=full)
@@ -279,17 +258,6 @@ def edit(key, **changes):
     return lambda state: {**state, key: {**state[key], **changes}}
 
 
-def moments(function):
-    def change(state):
-        for own in state['optimizer']['state'].values():
-            function(own)
-    return change
-
-
-def optimizer(function):
-    return lambda state: {**state, 'optimizer': function(state['optimizer'])}
-
-
 row('--init_from=resume', 'no checkpoint', '--out_dir', 'auto')
 row('--init_from=auto', 'done: 6', status=0)
 row('--init_from={place}/data', 'no checkpoint in')
@@ -298,8 +266,7 @@ row('--init_from=resume:{place}/nowhere', 'no checkpoint in', 'ckpt_00001000.pt'
 row('--init_from=auto:{place}/data', 'no checkpoint in')
 row('--init_from=resume:{place}/out', 'already holds a run', '--init_from=resume', '--overwrite', given=trained)
 row('--init_from=resume:{place}/out --overwrite', 'out_dir itself', given=trained)
-for write in (Path.mkdir, Path.touch, lambda p: p.write_text('hello world\n' * 100), lambda p: p.write_bytes(FILES['ckpt.pt'][:-100]),
-              lambda p: p.write_bytes(flipped(FILES['ckpt.pt'], -60_000))):
+for write in (Path.mkdir, Path.touch, lambda p: p.write_bytes(FILES['ckpt.pt'][:-100])):
     row('', 'no checkpoint in', 'is whole', 'ckpt.pt', '--overwrite', given=file(write))
 row('--init_from=auto', 'is whole', given=file(Path.touch))
 row('--init_from={place}/out/ckpt.pt --out_dir={place}/new', 'ckpt.pt', 'damaged', given=lambda place, _: trained(place) or (place / 'out' / 'ckpt.pt').write_text('text') and None)
@@ -333,35 +300,26 @@ W = 'transformer.h.0.attn.c_attn.weight'
 row('', 'refused', 'would run code', given=evil(lambda e: e))
 row('', 'refused', given=evil(lambda e: {'model': {}, 'model_args': e}))
 row('', 'ckpt.pt', given=evil(lambda e: {'x': e}, raw=2))
-for state in ([1], {'model': torch.zeros(3)}):
-    row('', 'not a checkpoint', given=file(lambda p, state=state: torch.save(state, p)))
-for key, word in {'model': 'model', 'optimizer': 'weights only'}.items():
-    row('', word, given=run(**{key: None}))
+row('', 'not a checkpoint', given=file(lambda p: torch.save({'model': torch.zeros(3)}, p)))
+row('', 'weights only', given=run(optimizer=None))
 row('--max_iters=7', 'log.csv', 'move it away', given=run(log=b'\xff\xfe'), writes=True)
-for tokenizer in ({5: 6}, {'kind': 'char', 'chars': 5}, {'kind': 'hf', 'name': 'x', 'json': '{'}):
-    row('', given=run(tokenizer=tokenizer))
+row('', given=run(tokenizer={'kind': 'hf', 'name': 'x', 'json': '{'}))
 for name, change in {'batch_size': 0, 'sample_tokens': 10**12}.items():
     row('--max_iters=7', name, given=run(edit('config', **{name: change})))
 row('--max_iters=7', 'done: 7', given=run(edit('config', max_iters=None, learning_rate=float('nan'), lr_schedule='x', save=1, os='x', evil=1), lambda s: s['config'].update({5: 6})), status=0)
-for path in ('../decoy/tiny', str(REPO / 'data')):
-    row('', "dataset is a folder's name", given=decoy(edit('config', dataset=path)))
+row('', "dataset is a folder's name", given=decoy(edit('config', dataset='../decoy/tiny')))
 row('', 'no dataset decoy', given=decoy(edit('config', dataset='decoy')))
 row('--max_iters=7', 'done: 7', given=decoy(edit('config', data_dir='decoy', out_dir='decoy', init_from='decoy', overwrite=True, wandb_log=True)), status=0)
-for change in (optimizer(lambda s: {}), optimizer(lambda s: {**s, 'state': {**s['state'], 999: s['state'][0]}}),
-               moments(lambda own: own.update(exp_avg=torch.zeros(3)))):
+for change in (lambda s: s['optimizer'].clear(), lambda s: s['optimizer']['state'][0].update(exp_avg=torch.zeros(3))):
     row('', "optimizer's state", '--init_from=', given=run(change))
-for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(evil=1), dict(n_embd=64), dict(n_head=3), dict(block_size=10**12), dict(norm=['x'])):
+for change in (dict(n_layer=10**9), dict(n_layer='2'), dict(evil=1), dict(n_embd=64)):
     row('', 'ckpt_00000006.pt', given=weights(edit('model_args', **change)))
-for change in (lambda p: torch.zeros(2, 2), lambda p: 'x', lambda p: p * float('nan'), torch.Tensor.to_sparse):
+for change in (lambda p: 'x', lambda p: p * float('nan'), torch.Tensor.to_sparse):
     row('', 'ckpt_00000006.pt', given=weights(lambda s, f=change: s['model'].update({W: f(s['model'][W])})))
 for change in (lambda s: s['model'].pop(W) is None, edit('model', **{'x.y': torch.zeros(2)})):
     row('', 'ckpt_00000006.pt', given=weights(change))
 
 # -----------------------------------------------------------------------------
-
-
-def flipped(content, at):
-    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]
 
 
 def listing(folder):
@@ -387,7 +345,7 @@ def test_bad_input(script, tiny, tmp_path, monkeypatch, flags, words, given, sta
     before = listing(tmp_path)
     result = script('train.py', *tiny, *flags)
     if status == 2:
-        is_one_line(result, *words, lines=lines)
+        is_refused(result, *words, lines=lines)
         assert writes or listing(tmp_path) == before, 'nothing is written'
     assert result.status == status and 'Traceback' not in result.err, result.out + result.err
     for word in words:
@@ -403,7 +361,7 @@ def test_a_number_of_0_or_less_is_a_run_or_one_line(script, tiny, name):
     for value in (0, -1):
         result = script('train.py', *tiny, '--overwrite', f'--{name}={value}', *(['--tasks=core'] if name == 'tasks_interval' else []))
         if result.status:
-            is_one_line(result, name)
+            is_refused(result, name)
         else:
             assert 'done: ' in result.out
 
@@ -418,18 +376,18 @@ def test_overwrite_deletes_nothing_that_only_a_config_file_names(script, tiny, t
 
 def test_sampling_from_a_hostile_file_executes_and_opens_nothing(script, tmp_path, monkeypatch):
     evil(lambda e: {'model': {}, 'model_args': e})(tmp_path, monkeypatch)
-    is_one_line(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
+    is_refused(script('sample.py', f"--out_dir={tmp_path / 'out'}", '--device=cpu'), 'ckpt.pt')
     shutil.rmtree(tmp_path / 'out')
     # with no tokenizer in the file, the dataset's name tells it
     decoy(edit('config', dataset='../decoy/tiny'), tokenizer=None)(tmp_path, monkeypatch)
-    is_one_line(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '../decoy/tiny', '--data_dir=PATH')
+    is_refused(script('sample.py', f"--init_from={tmp_path / 'out' / 'ckpt_00000006.pt'}", '--device=cpu', f"--data_dir={tmp_path / 'data'}"), '../decoy/tiny', '--data_dir=PATH')
     assert not (tmp_path / 'canary').exists()
 
 
 def test_missing_packages_are_one_sentence(script, tiny, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name, *a: None if name == 'wandb' else real(name, *a))
-    is_one_line(script('train.py', *tiny, '--wandb_log'), 'wandb', 'pip install wandb')
+    is_refused(script('train.py', *tiny, '--wandb_log'), 'wandb', 'pip install wandb')
 
 
 def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
@@ -452,7 +410,7 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('name', ['train', 'sample', 'eval', 'plan'])
-def test_a_missing_torch_is_one_line(name, tmp_path):
+def test_a_missing_torch_is_refused(name, tmp_path):
     (tmp_path / 'torch.py').write_text('raise ModuleNotFoundError("No module named \'torch\'", name="torch")')
     done = subprocess.run([sys.executable, REPO / f'{name}.py'], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, 'PYTHONPATH': str(tmp_path)})
@@ -460,7 +418,7 @@ def test_a_missing_torch_is_one_line(name, tmp_path):
     assert done.stderr.startswith(f'error: a package is missing in {sys.executable} (No module named \'torch\'). ') and 'pip install -r ' in done.stderr
 
 
-def test_an_old_python_is_one_line():
+def test_an_old_python_is_refused():
     code = f'import sys; sys.path.insert(0, {str(REPO)!r}); sys.version_info = (3, 10, 4); import configurator'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 2 and re.fullmatch(r'error: this Python is too old \(.*\)\. use 3\.11 or newer\n', done.stderr)

@@ -10,7 +10,7 @@ import tarfile
 import time
 
 import pytest
-from conftest import REPO, TEXT, own_process
+from conftest import REPO, TEXT, is_refused, own_process
 
 import size
 
@@ -62,9 +62,7 @@ def test_a_mistake_is_answered_without_waiting_for_torch(name, tmp_path):
     ('--peer=/nowhere', ['/nowhere', '--peer']), ('--rounds=0', ['rounds']), ('--n_layers=3', ['--n_layer']),
     ('--total_batch_size=100', ['multiple', '768'])])
 def test_bad_requests_are_one_line(script, flag, words):
-    result = script('dev/bench.py', '--device=cpu', flag)
-    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
-    assert all(word in result.err for word in words), result.err
+    is_refused(script('dev/bench.py', '--device=cpu', flag), *words)
 
 
 def test_sampling_is_timed(script, tmp_path):
@@ -76,18 +74,17 @@ def test_sampling_is_timed(script, tmp_path):
     assert all(len(row['seconds_per_step']) == 2 and min(row['seconds_per_step']) > 0 for row in rows)
 
 
-def record(tmp_path, name, *flags):
+def record(script, tmp_path, name, *flags):
     """The table of a record, which a picture belongs to."""
     pytest.importorskip('matplotlib')
     (tmp_path / 'input.txt').write_text(TEXT)
-    done = own_process(*flags, '--seeds=1', f'--text={tmp_path}/input.txt', f'--out={tmp_path}',
-                       env={'PYTHONPATH': ''})
+    done = script(*flags, '--seeds=1', f'--text={tmp_path}/input.txt', f'--out={tmp_path}')
     assert done.status == 0 and (tmp_path / f'{name}.png').stat().st_size > 1000, done.err
     return (tmp_path / f'{name}.md').read_text()
 
 
 def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(script, tmp_path):
-    table = record(tmp_path, 'race_shakespeare', 'dev/race.py', '--smoke')
+    table = record(script, tmp_path, 'race_shakespeare', 'dev/race.py', '--smoke')
     assert 'A smoke test' in table and table.count('| ours in a hurry |') == 1
     curves = json.loads((tmp_path / 'race_shakespeare.json').read_text())
     assert len(curves) == 3 and curves['ours in a hurry'][0][-1][0] == 3
@@ -96,9 +93,9 @@ def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(scr
     assert (tmp_path / 'race_shakespeare.png').exists()
 
 
-def test_a_recipe_leaves_a_table(tmp_path):
+def test_a_recipe_leaves_a_table(script, tmp_path):
     tiny = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=2'
-    table = record(tmp_path, 'recipe_laptop', 'dev/recipe.py', 'laptop', f'--flags={tiny}')
+    table = record(script, tmp_path, 'recipe_laptop', 'dev/recipe.py', 'laptop', f'--flags={tiny}')
     assert 2 < float(re.search(r'\| mean \| 2 \| [\d.]+ \| (\d\.\d{4})', table)[1]) < 4
 
 

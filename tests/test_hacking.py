@@ -191,7 +191,7 @@ def test_the_page_has_each_change_once():
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_a_change_needs_few_edits_trains_resumes_reports_and_samples(name, copies):
+def test_a_change_needs_few_edits_trains_resumes_reports_samples_and_is_planned(name, copies):
     folder, (nanogpt, flags) = copies(name), CHANGES[name]
     row = re.findall(r'(?m)^\| [^|]+ \| (\d+) \| (\d+) \|$', PAGE)[list(CHANGES).index(name)]
     assert row == (str(hunks(folder)), str(nanogpt))
@@ -208,9 +208,9 @@ def test_a_change_needs_few_edits_trains_resumes_reports_and_samples(name, copie
             'averaged': [[*sample, '--averaged=True'],
                          ['eval.py', '--out_dir=killed', *HERE[:1], '--averaged=True', '--data_dir=data']]}
     status, out = run(folder, ['train.py', '--out_dir=killed', '--init_from=resume', *HERE], sample,
-                      *more.get(name, []))
+                      *more.get(name, []), ['plan.py', *TRAIN, *flags])
     assert status == 0, out
-    assert 'after 10 iterations' in out and 'note: ' not in out, out
+    assert 'after 10 iterations' in out and 'note: ' not in out and '\ndisk ' in out, out
     assert out.count('---------------') == (4 if name == 'averaged' else 2), out
 
     whole, killed = (torch.load(folder / out_dir / 'ckpt_00000020.pt') for out_dir in ('whole', 'killed'))
@@ -246,13 +246,7 @@ def check_that_it_did_something(name, folder, ckpt, out):
     if name == 'number':
         assert (folder / 'norm.png').stat().st_size > 10_000 and 'weight_norm' in log
     if name == 'evaluation':
-        assert 'accuracy' in log and '| accuracy |' in report
-
-
-@pytest.mark.parametrize('name', CHANGES)
-def test_a_change_is_planned(name, copies):
-    status, out = run(copies(name), ['plan.py', *TRAIN, *CHANGES[name][1]])
-    assert status == 0 and 'parameters' in out, out
+        assert 'accuracy' in log and '- accuracy: ' in report
 
 
 # -----------------------------------------------------------------------------
@@ -289,7 +283,7 @@ def all_logits(module, cached, dtype=torch.bfloat16):
         return torch.cat(parts, dim=1).float()
 
 
-@pytest.mark.parametrize('edit', ['(3 * q, k, v,', '(q, k, v, scale=0.9,', '(q, k.roll(1, 0), v,'])
+@pytest.mark.parametrize('edit', ['(q, k, v, scale=0.9,', '(q, k.roll(1, 0), v,'])
 @pytest.mark.parametrize('cached', [False, True])
 def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_with_the_cache(edit, cached):
     import model
@@ -349,9 +343,7 @@ def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
     assert again.table.tolist() == [0, 1, 2, 3] and same(again.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize('kind, options', [
-    ('AdamW', dict(amsgrad=True)), ('Adagrad', {}), ('Adafactor', {}),
-    ('RMSprop', dict(momentum=0.9))])
+@pytest.mark.parametrize('kind, options', [('AdamW', dict(amsgrad=True)), ('Adafactor', {})])
 def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path):
     from support.resume import load_optimizer_state
     nets, notes = [], []
@@ -371,39 +363,3 @@ def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path)
     net(torch.ones(1, 3)).square().sum().backward()
     again.step()
     assert same(net.state_dict(), whole.state_dict()) and not notes
-
-
-ALONE = '''
-import sys
-import torch
-from model import GPT, GPTConfig, PRESETS
-from optim import create_optimizer
-
-for arch in PRESETS:
-    model = GPT(GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32, arch=arch))
-    muon = 'adamw' if arch == 'gpt2' else 'muon'
-    optimizer = create_optimizer(model, 1e-2, 0.1, (0.9, 0.95), 1e-8, muon)
-    idx = torch.randint(11, (4, 17))
-    losses = []
-    for _ in range(10):
-        loss = model(idx[:, :-1], idx[:, 1:])[1]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0], losses
-    model.eval()
-    texts = [model.generate(idx[:, :3], 20, temperature=0, use_cache=cached) for cached in (True, False)]
-    assert torch.equal(*texts) and texts[0].shape == (4, 23)
-    model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), 'cpu')
-assert not [name for name in sys.modules if name.startswith(('support', 'configurator', 'dataset'))]
-'''
-
-
-def test_the_network_and_the_optimizer_work_alone_in_an_empty_folder(tmp_path):
-    for name in ('model.py', 'optim.py'):
-        shutil.copy2(REPO / name, tmp_path)
-    (tmp_path / 'alone.py').write_text(ALONE)
-    env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    done = subprocess.run([sys.executable, 'alone.py'], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -37,9 +37,12 @@ import torch
 from model import GPT, GPTConfig
 from optim import create_optimizer
 torch.manual_seed(1)
+idx = torch.arange(16).view(2, 8)
 for arch in 'gpt2', 'llama', 'modern', 'local':
     model = GPT(GPTConfig(n_layer=n_layer, n_head=2, n_embd=32, block_size=16, vocab_size=20, arch=arch))
-    optimizer, idx, losses = model.configure_optimizers(0.0, 1e-2, (0.9, 0.95), 'cpu'), torch.arange(16).view(2, 8), []
+    model.configure_optimizers(0.0, 1e-2, (0.9, 0.95), 'cpu')
+    muon = 'adamw' if arch == 'gpt2' else 'muon'
+    optimizer, losses = create_optimizer(model, 1e-2, 0.0, (0.9, 0.95), 1e-8, muon), []
     for _ in range(5):
         losses.append(model(idx, idx)[1])
         losses[-1].backward()

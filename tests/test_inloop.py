@@ -1,7 +1,6 @@
 """Tasks and samples in the training loop: at the right iterations, the same after a resume and on any number
 of processes, without a trace in the training."""
 
-import csv
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY, make_dataset
+from conftest import TINY, make_dataset, rows
 from test_eval import ASCII
 from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
 from warm import processes
@@ -47,9 +46,8 @@ def finished(script, place):
 
 
 def logged(folder):
-    with open(folder / 'log.csv', newline='') as f:
-        rows = list(csv.DictReader(f))
-    return {name: {int(row['iter']): float(row[name]) for row in rows if row[name]}
+    log = rows(folder)
+    return {name: {int(row['iter']): float(row[name]) for row in log if row[name]}
             for name in ('loss', 'val_loss', 'hellaswag', 'core')}
 
 
@@ -83,7 +81,7 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     assert found['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
-    assert '## Samples' in text and '| HellaSwag accuracy | CORE |' in text
+    assert '## Samples' in text and '- HellaSwag accuracy: ' in text
     assert text.index('## Samples') < text.index('## Evaluations') < text.index('## Settings')
     assert '## By eval.py, after 7 iterations' in text and '- sums: accuracy ' in text
 

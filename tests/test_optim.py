@@ -111,11 +111,6 @@ def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(script, tiny, t
     assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == files, 'the other run is as it was'
     result = script('train.py', '--init_from=resume', f"--out_dir={tmp_path / 'branch'}", '--max_iters=5', *branch[2:])
     assert result.status == 0 and 'after 4 iterations' in result.out  # the branch is a run of its own
-    for args, word in ((branch, 'already holds a run'),
-                       (['--init_from=resume:nowhere', *branch[1:]], 'already holds a run'), (['--init_from=resume:nowhere', '--out_dir=x'], 'no checkpoint in nowhere'),
-                       ([branch[0], f"--out_dir={tmp_path / 'out'}", '--overwrite', branch[2]], 'in out_dir itself')):
-        result = script('train.py', *args)
-        assert result.status == 2 and word in result.err and result.err.count('\n') == 1
 
 
 def test_moments_survive_other_groups_and_are_dropped_where_the_optimizer_changes():
@@ -137,11 +132,6 @@ def test_moments_survive_other_groups_and_are_dropped_where_the_optimizer_change
     load_optimizer_state(one, {'optimizer': muon.state_dict()})
     step(net, one, 2)
     assert all(torch.isfinite(p).all() for p in net.parameters())
-
-
-def test_muon_wants_query_key_and_value_apart(script, tiny):
-    result = script('train.py', *tiny, '--matrix_optimizer=muon')
-    assert result.status == 2 and '--arch=llama' in result.err and result.err.count('\n') == 1
 
 
 def make_guard(optimizer):

@@ -97,23 +97,6 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
     assert precious.read_text() == 'precious' and names(out) == ['ckpt.pt', 'ckpt_00000001.pt', 'log.csv']
 
 
-def test_nanogpts_checkpoint_is_kept_when_its_run_is_continued_in_place(script, tiny, tmp_path):
-    out = tmp_path / 'out'
-    path = out / 'ckpt.pt'
-    assert script('train.py', *tiny).status == 0
-    state = load.unpack(str(path))
-    shutil.rmtree(out)
-    out.mkdir()
-    nanogpts = ('model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config')
-    torch.save({key: state[key] for key in nanogpts}, path)
-    before = path.read_bytes()
-    for n in (8, 14):  # twice, so that the older ones are removed
-        result = script('train.py', *tiny, '--init_from=resume', f'--max_iters={n}', '--save_interval=1')
-        assert result.status == 0 and ('is kept as' in result.out) == (n == 8), result.err
-    assert (out / 'ckpt_original_00000006.pt').read_bytes() == before
-    assert load.unpack(str(path))['iter_num'] == 14
-
-
 # -----------------------------------------------------------------------------
 # log.csv
 
@@ -214,10 +197,3 @@ def test_half_a_character_is_written_and_read_as_json(tmp_path):
     path = str(tmp_path / 'y.json')
     files.write_json(path, {'out_dir': 'out\udcff'})
     assert files.read_json(path) == {'out_dir': 'out\udcff'}
-
-
-def test_save_interval_spaces_the_checkpoints(script, tiny, tmp_path):
-    flags = ['--max_iters=9', '--eval_interval=1', '--keep_checkpoints=0', '--warmup_iters=0']
-    for interval, kept in ((4, [4, 8, 9]), (0, [9])):
-        assert script('train.py', *tiny, *flags, f'--save_interval={interval}', '--overwrite').status == 0
-        assert [int(path[-11:-3]) for path in checkpoint.numbered(str(tmp_path / 'out'))] == kept

@@ -4,13 +4,12 @@ import math
 import os
 import re
 import struct
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import NO_PICTURES, REPO
+import warm
+from conftest import NO_PICTURES
 
 from model import GPT, GPTConfig
 from support import load
@@ -69,26 +68,27 @@ def test_a_run_ends_when_it_is_good_enough(script, tiny, tmp_path):
 # train.py with a print of the user's own in its loop, on both streams
 NOISY = """
 import runpy, sys
-sys.path.insert(0, {repo!r})
 from support.log import Clock
 tick = Clock.tick
+
 def noisy(self, it):
     tick(self, it)
     print('my own', it, end=' ')
     print('line')
     print('and an error', it, file=sys.stderr)
+
 Clock.tick = noisy
-sys.argv = {args!r}
-runpy.run_path(sys.argv[0], run_name='__main__')
+sys.argv[0] = 'train.py'
+runpy.run_path('train.py', run_name='__main__')
 """
 
 
-def on_a_terminal(command, columns, **kwargs):
-    """(all that `command` writes to a terminal of so many columns, the lines that stay there)"""
+def on_a_terminal(columns, *command):
+    """(all that a script writes to a terminal of so many columns, the lines that stay there)"""
     pty, fcntl, termios = map(pytest.importorskip, ('pty', 'fcntl', 'termios'))
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 40, columns, 0, 0))
-    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, **kwargs)
+    process = warm.Process(*command, files=[theirs] * 3, env={'PYTHONPATH': NO_PICTURES})
     os.close(theirs)
     shown = b''
     while True:
@@ -100,17 +100,16 @@ def on_a_terminal(command, columns, **kwargs):
             break
         shown += part
     os.close(ours)
-    assert child.wait() == 0, shown
+    assert process.wait()[0] == 0, shown
     shown = shown.decode().replace('\r\n', '\n')
     return shown, [line.split('\r\033[K')[-1] for line in shown.split('\n')]
 
 
-def test_a_terminal_has_a_live_line_below_all_that_is_printed(tiny):
-    args = [str(REPO / 'train.py'), *tiny, '--max_iters=100', '--eval_interval=0', '--log_interval=50']
-    env = {**os.environ, 'PYTHONPATH': NO_PICTURES}
-    env.pop('COLUMNS', None)
-    command = [sys.executable, '-c', NOISY.format(repo=str(REPO), args=args)]
-    shown, lines = on_a_terminal(command, 80, env=env)
+def test_a_terminal_has_a_live_line_below_all_that_is_printed(script, tiny, tmp_path, monkeypatch):
+    monkeypatch.delenv('COLUMNS', raising=False)
+    (tmp_path / 'noisy.py').write_text(NOISY)
+    flags = [*tiny, '--max_iters=100', '--eval_interval=0', '--log_interval=50']
+    shown, lines = on_a_terminal(80, tmp_path / 'noisy.py', *flags)
     form = r'(training|evaluating \w+) +\d+% [\d,]+ of [\d,]+(, loss [\d.]+)?, \d+m\d\ds left'
     live = re.findall(rf'\r\033\[K({form})(?=\r|$)', shown)
     assert live and max(len(line) for line, *_ in live) < 80
@@ -122,9 +121,8 @@ def test_a_terminal_has_a_live_line_below_all_that_is_printed(tiny):
     assert re.fullmatch(r'iter 50: loss \d\.\d{4}, time [\d.]+ms, lr .*, grad norm [\d.]+, [\d,]+ tok/s', line)
     assert re.search(r'(?m)^step 100: train loss .*, val loss .*, perplexity \d', '\n'.join(lines))
 
-    piped = subprocess.run([*command[:2], command[2].replace("'--max_iters", "'--overwrite', '--max_iters")],
-                           capture_output=True, env=env)
-    assert piped.returncode == 0 and not re.search(rb'\r|left|perplexity', piped.stdout)
-    line, = re.findall(rb'(?m)^iter 50: .*', piped.stdout)
-    assert re.search(rb', epoch [\d.]+, data [\d.]+%, eta \d+m\d\ds$', line)
-    assert b'batch     64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process\n' in piped.stdout
+    piped = script('train.py', *flags, '--overwrite').out
+    assert not re.search(r'\r|left|perplexity', piped)
+    line, = re.findall(r'(?m)^iter 50: .*', piped)
+    assert re.search(r', epoch [\d.]+, data [\d.]+%, eta \d+m\d\ds$', line)
+    assert 'batch     64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process\n' in piped

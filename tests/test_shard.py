@@ -22,7 +22,7 @@ def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
     was not interrupted."""
     done = own_process('tests/faults/layouts.py', '--quick')
     assert done.status == 0, done.out[-2000:] + done.err[-2000:]
-    assert 'All are the same up to rounding.' in done.out and done.out.count('hybrid') == 2
+    assert 'All are the same up to rounding.' in done.out and done.out.count('hybrid') == 1
     assert '- modern, Muon, FSDP, 2: the same' in done.out
 
 
@@ -55,8 +55,8 @@ def same(found, loss, gradient):
         assert (grads[name] - grads_[name]).norm() <= gradient * grads[name].norm(), name
 
 
-# tied and untied, with softcap and without
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
+# tied and untied, without softcap and with it
+@pytest.mark.parametrize('arch', ['gpt2', 'modern'])
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
         use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
@@ -86,7 +86,7 @@ def test_the_chunked_loss_never_holds_all_logits():
     assert max(largest) == max(64 * V, V * C)
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
+@pytest.mark.parametrize('arch', ['gpt2', 'local'])
 def test_activation_checkpointing_changes_no_bit(arch):
     def less(net):
         for block in net.transformer.h:

@@ -4,11 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 import warm
-from conftest import NO_PICTURES, REPO, TINY, make_dataset
+from conftest import HANDLED, NO_PICTURES, REPO, TINY, make_dataset
 
 from configurator import fail
 from support import signals
@@ -63,37 +62,16 @@ def test_the_line_to_continue_is_seen_where_tee_has_ended(tmp_path):
 # -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stop(monkeypatch):
-    """A Stop, whose handlers go with the test."""
-    before = {name: signal.getsignal(getattr(signal, name)) for name in (*signals.TO_STOP, 'SIGUSR2')}
-    yield lambda: signals.Stop(Distributed('cpu'))
-    for name, handler in before.items():
-        signal.signal(getattr(signal, name), handler)
-
-
-@pytest.mark.parametrize('name', ['SIGHUP', 'SIGQUIT'])
-def test_a_closed_terminal_is_a_request_to_save_and_stop_unless_it_is_ignored(stop, name):
-    number = getattr(signal, name)
-    now = stop()
-    os.kill(os.getpid(), number)
-    assert now.poll() == 'stop' and now.exit_status() == 128 + number and now.reason() == name
-    signal.signal(number, signal.SIG_IGN)  # as nohup does
-    now = stop()
-    os.kill(os.getpid(), number)
-    assert now.poll() is None and signal.getsignal(number) == signal.SIG_IGN
-
-
-def test_signals_within_two_seconds_are_one_request(stop, monkeypatch):
-    now, killed = stop(), []
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
-        os.kill(os.getpid(), number)
-    assert now.poll() == 'stop' and now.reason() == 'SIGHUP'
-    later = time.monotonic() + 2.1
-    monkeypatch.setattr(signals.time, 'monotonic', lambda: later)
-    monkeypatch.setattr(signals.os, 'kill', lambda pid, number: killed.append(number))
-    now.on_stop(signal.SIGTERM, None)
-    assert killed == [signal.SIGTERM], 'a later one ends it at once'
+def test_a_request_to_stop_that_is_ignored_stays_ignored():
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        now = signals.Stop(Distributed('cpu'))
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert now.poll() is None and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -----------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from harness import (PATIENCE, PLACE, REPO, RUN, SCRATCH, Child, case, die_at, f
                      train)
 
 import torch
-from conftest import TEXT
 
 import dataset
 import model
@@ -41,16 +40,6 @@ def stopped_and_resumed(quick):
     # a budget that is extended: the log says that its end was evaluated
     same_as_through(resume(out, '--max_iters=32').out, log=False)
     return f"parameters, optimizer and log.csv of {len(ks)} runs equal those of the through run"
-
-
-@case()
-def evaluation_and_logging_at_any_interval(quick):
-    """other eval_interval, log_interval, save_interval, keep_checkpoints"""
-    settings = [['--eval_interval=3', '--log_interval=2'], ['--eval_interval=0', '--save_interval=11'],
-                ['--eval_iters=5', '--keep_checkpoints=1', '--log_interval=0']]
-    for flags in settings:
-        same_as_through(train(*flags).out, log=False)
-    return f"the same bits with {len(settings)} settings"
 
 
 @case()
@@ -192,26 +181,6 @@ def bits_flipped(quick):
         f.write(bytes(4096))
     resumes_from_the_one_before(out)
     return f"{found} of {n} found by checksum, the others lay between the records; the same bits each time"
-
-
-@case()
-def all_checkpoints_damaged(quick):
-    """every checkpoint damaged"""
-    out = some_run()
-    for path in out.glob('ckpt*.pt'):
-        with open(path, 'r+b') as f:
-            f.seek(path.stat().st_size // 2)
-            f.write(bytes([165]) * 256)  # longer than the gaps between records
-    before = contents(out)
-    for init_from in ('resume', 'auto'):
-        text = train(f'--init_from={init_from}', out=out, expect=2).text()
-        assert text.count('error: ') == 1 and 'is whole' in text and 'ckpt_00000029.pt' in text, text
-    assert contents(out) == before
-    return "status 2, each file and reason named, nothing touched, no silent start from scratch"
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # -----------------------------------------------------------------------------
@@ -544,20 +513,6 @@ def two_runs_in_one_folder(quick):
 
 # -----------------------------------------------------------------------------
 # the data
-
-
-@case()
-def data_changed_between(quick):
-    """train.bin changed between two runs"""
-    make_dataset(SCRATCH / 'data', 'changing')
-    out = train('--dataset=changing', '--max_iters=10', '--lr_decay_iters=32').out
-    make_dataset(SCRATCH / 'data', 'changing', TEXT + TEXT[:100])
-    text = resume(out, '--max_iters=20', expect=2).text()
-    assert 'train.bin changed since this run was saved' in text and f'--init_from=resume:{out}' in text, text
-    train('--dataset=changing', '--max_iters=20', f'--init_from=resume:{out}')
-    text = resume(some_run(), '--batch_size=1', expect=2).text()
-    assert 'tokens per iteration changed' in text and '--total_batch_size=128' in text, text
-    return "refused with status 2 and the ways out; another batch too"
 
 
 def saved_all_of(child):

@@ -2,7 +2,6 @@
 torch already, so they start in a moment, and they can be killed, stopped and sabotaged."""
 
 import atexit
-import csv
 import gc
 import hashlib
 import multiprocessing
@@ -27,7 +26,7 @@ import torch
 import torch._dynamo  # what a run imports on its way is imported here, once
 import torch.distributed.optim
 import torch.nn.parallel
-from conftest import make_dataset
+from conftest import make_dataset, rows
 
 from support import checkpoint, guard, load, parallel, report, setup, signals
 
@@ -265,9 +264,7 @@ def close(out, other):
 
 def log_without_times(out):
     """The rows of log.csv, as dicts of strings, without what no two runs have in common."""
-    with open(Path(out) / 'log.csv', newline='') as f:
-        rows = list(csv.DictReader(f))
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows(out)]
 
 
 @cache
