@@ -17,7 +17,9 @@ sys.path[:0] = [str(REPO), str(REPO / 'dev')]
 os.environ.setdefault('HF_HUB_OFFLINE', '1')  # no test waits for the network; those of the Hub bring a server
 os.environ['OMP_NUM_THREADS'] = '1'  # tiny nets: a second thread only waits; the tests run two at a time instead
 
-from support import errors
+import torch
+
+from support import errors, load
 
 TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
         '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
@@ -82,6 +84,16 @@ def script(capsys, monkeypatch):
 
 
 @pytest.fixture
+def works(script):
+    """works('train.py', '--max_iters=3') -> Result of a script that has to end well."""
+    def run(*args, **kwargs):
+        result = script(*args, **kwargs)
+        assert result.status == 0, result.out[-2000:] + result.err[-2000:]
+        return result
+    return run
+
+
+@pytest.fixture
 def prepare(script, tmp_path):
     """prepare('mine', '--input=a.txt', ...) -> Result; the dataset is in tmp_path/data, of bytes if nothing else
     is said."""
@@ -129,16 +141,36 @@ def make_dataset(data_dir, name='tiny', text=TEXT, val=True):
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    """The flags of a run of a second or two, on a dataset of its own, into tmp_path/out."""
+def out(tmp_path):
+    """The folder of a run with the flags `tiny`."""
+    return tmp_path / 'out'
+
+
+@pytest.fixture
+def tiny(tmp_path, out):
+    """The flags of a run of a second or two, on a dataset of its own."""
     make_dataset(tmp_path / 'data')
-    return [*TINY, f"--data_dir={tmp_path / 'data'}", '--dataset=tiny', f"--out_dir={tmp_path / 'out'}"]
+    return [*TINY, f"--data_dir={tmp_path / 'data'}", '--dataset=tiny', f'--out_dir={out}']
+
+
+def saved(folder, name='ckpt.pt'):
+    """A checkpoint of a run."""
+    return load.read(str(Path(folder) / name))
 
 
 def rows(folder):
     """Those of a run's log.csv, as dicts of strings."""
     with open(Path(folder) / 'log.csv', newline='') as f:
         return list(csv.DictReader(f))
+
+
+def same(a, b):
+    """Whether two states, of nested dicts and lists, are equal to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if torch.is_tensor(a) else a == b
 
 
 @pytest.fixture

@@ -24,15 +24,14 @@ for i in range(10**6):
 '''
 
 
-def test_training_steps_are_timed_beside_a_peer_that_prints_as_nanogpt_does(script, tmp_path):
+def test_training_steps_are_timed_beside_a_peer_that_prints_as_nanogpt_does(works, tmp_path):
     for name, source in {'peer': PEER, 'other': "raise SystemExit('error: CUDA out of memory')"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / 'train.py').write_text(source)
     flags = ('--device=cpu --dtype=float32 --sizes=toy --n_layer=1 --n_embd=16 --block_size=8 --archs=gpt2 '
              '--warm_up=1 --rounds=3 --turn=0.2 --iters=2').split()
-    result = script('dev/bench.py', *flags, f'--peer={tmp_path}/peer', f'--ours={tmp_path}/other',
+    result = works('dev/bench.py', *flags, f'--peer={tmp_path}/peer', f'--ours={tmp_path}/other',
                     f'--json_file={tmp_path}/x.json')
-    assert result.status == 0, result.err
     theirs, _, ours = json.loads((tmp_path / 'x.json').read_text())['train']
     assert '| other, gpt2 | out of memory |' in result.out
     # what was going on while the process was stopped is left out
@@ -65,37 +64,36 @@ def test_bad_requests_are_one_line(script, flag, words):
     is_refused(script('dev/bench.py', '--device=cpu', flag), *words)
 
 
-def test_sampling_is_timed(script, tmp_path):
+def test_sampling_is_timed(works, tmp_path):
     flags = '--what=sample --sizes=modern --tokens=3 --rounds=2 --device=cpu --dtype=float32'.split()
-    result = script('dev/bench.py', *flags, f"--json_file={tmp_path / 'x.json'}")
-    assert result.status == 0, result.err
+    works('dev/bench.py', *flags, f"--json_file={tmp_path / 'x.json'}")
     rows = json.loads((tmp_path / 'x.json').read_text())['sample']
     assert [row['contestant'] for row in rows] == ['ours, no cache', 'ours, float32']
     assert all(len(row['seconds_per_step']) == 2 and min(row['seconds_per_step']) > 0 for row in rows)
 
 
-def record(script, tmp_path, name, *flags):
+def record(works, tmp_path, name, *flags):
     """The table of a record, which a picture belongs to."""
     pytest.importorskip('matplotlib')
     (tmp_path / 'input.txt').write_text(TEXT)
-    done = script(*flags, '--seeds=1', f'--text={tmp_path}/input.txt', f'--out={tmp_path}')
-    assert done.status == 0 and (tmp_path / f'{name}.png').stat().st_size > 1000, done.err
+    works(*flags, '--seeds=1', f'--text={tmp_path}/input.txt', f'--out={tmp_path}')
+    assert (tmp_path / f'{name}.png').stat().st_size > 1000
     return (tmp_path / f'{name}.md').read_text()
 
 
-def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(script, tmp_path):
-    table = record(script, tmp_path, 'race_shakespeare', 'dev/race.py', '--smoke')
+def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(works, tmp_path):
+    table = record(works, tmp_path, 'race_shakespeare', 'dev/race.py', '--smoke')
     assert 'A smoke test' in table and table.count('| ours in a hurry |') == 1
     curves = json.loads((tmp_path / 'race_shakespeare.json').read_text())
     assert len(curves) == 3 and curves['ours in a hurry'][0][-1][0] == 3
     (tmp_path / 'race_shakespeare.png').unlink()
-    assert script('dev/race.py', '--draw_only', f'--out={tmp_path}').status == 0
+    works('dev/race.py', '--draw_only', f'--out={tmp_path}')
     assert (tmp_path / 'race_shakespeare.png').exists()
 
 
-def test_a_recipe_leaves_a_table(script, tmp_path):
+def test_a_recipe_leaves_a_table(works, tmp_path):
     tiny = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=2'
-    table = record(script, tmp_path, 'recipe_laptop', 'dev/recipe.py', 'laptop', f'--flags={tiny}')
+    table = record(works, tmp_path, 'recipe_laptop', 'dev/recipe.py', 'laptop', f'--flags={tiny}')
     assert 2 < float(re.search(r'\| mean \| 2 \| [\d.]+ \| (\d\.\d{4})', table)[1]) < 4
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import warm
-from conftest import REPO, TEXT, TINY, make_dataset
+from conftest import REPO, TEXT, TINY, make_dataset, same
 
 PAGE = (REPO / 'docs' / 'hacking.md').read_text(encoding='utf-8')
 DIFFS = re.findall(r'```diff\n(.*?)```', PAGE, re.DOTALL)
@@ -173,15 +173,6 @@ def run(folder, *commands):
     out = process.stdout.read().decode()
     status, errors = process.wait()
     return status, out + errors
-
-
-def same(a, b):
-    """Whether two states, of nested dicts and lists, are equal to the bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if torch.is_tensor(a) else a == b
 
 
 def test_the_page_has_each_change_once():

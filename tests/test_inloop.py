@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY, make_dataset, rows
+from conftest import TINY, make_dataset, rows, same, saved
 from test_eval import ASCII
 from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
 from warm import processes
 
-from support import load, samples
+from support import samples
 from support.evaluate import Interrupted, next_end
 from support.tokenizer import make_tokenizer
 
@@ -34,13 +34,12 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def finished(script, place):
+def finished(works, place):
     """The folder of a run with all evaluations, made once."""
     folder, _, evaluated = place
     out = folder / 'finished'
     if not out.exists():
-        result = script('train.py', *evaluated, f'--out_dir={out}')
-        assert result.status == 0, result.err
+        result = works('train.py', *evaluated, f'--out_dir={out}')
         (out / 'stdout').write_text(result.out)
     return out
 
@@ -55,13 +54,11 @@ def samples_of(folder):
     return (folder / 'samples.md').read_text()
 
 
-def test_the_training_is_left_alone(script, place, finished, tmp_path):
+def test_the_training_is_left_alone(works, place, finished, tmp_path):
     _, plain, _ = place
-    assert script('train.py', *plain, f"--out_dir={tmp_path / 'plain'}").status == 0
-    a, b = (load.read(str(folder / 'ckpt_00000007.pt')) for folder in (tmp_path / 'plain', finished))
-    assert all(torch.equal(p, b['model'][name]) for name, p in a['model'].items()), 'to the bit'
-    for k, state in a['optimizer']['state'].items():
-        assert all(torch.equal(x, b['optimizer']['state'][k][name]) for name, x in state.items())
+    works('train.py', *plain, f"--out_dir={tmp_path / 'plain'}")
+    a, b = (saved(folder, 'ckpt_00000007.pt') for folder in (tmp_path / 'plain', finished))
+    assert same(a['model'], b['model']) and same(a['optimizer']['state'], b['optimizer']['state']), 'to the bit'
     log, without = logged(finished), logged(tmp_path / 'plain')
     assert log['loss'] == without['loss'] and log['val_loss'] == without['val_loss']
     assert list(log['hellaswag']) == list(log['core']) == [2, 4, 6, 7]
@@ -103,9 +100,9 @@ def test_after_interruptions_all_is_as_without(script, place, finished, tmp_path
     assert samples_of(tmp_path / 'parts') == samples_of(finished)
 
 
-def test_two_processes_find_and_write_the_same(script, place, tmp_path):
+def test_two_processes_find_and_write_the_same(works, place, tmp_path):
     flags = [*place[2], '--gradient_accumulation_steps=2', '--max_iters=3', '--dropout=0']
-    assert script('train.py', *flags, f"--out_dir={tmp_path / 'one'}").status == 0
+    works('train.py', *flags, f"--out_dir={tmp_path / 'one'}")
     results = processes(2, 'train.py', *flags, f"--out_dir={tmp_path / 'two'}")
     assert [status for status, _, _ in results] == [0, 0], results
     one, two = logged(tmp_path / 'one'), logged(tmp_path / 'two')
@@ -154,11 +151,10 @@ def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
     assert samples_of(tmp_path) == before
 
 
-def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(script, place, tmp_path):
+def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(works, place, tmp_path):
     folder, plain, _ = place
     flags = [*plain, '--sample_interval=2x1.5', f"--sample_prompts={folder / 'prompts.txt'}"]
-    result = script('train.py', *flags, '--sample_tokens=5 temperature=0 prompts=1', f"--out_dir={tmp_path / 'a'}")
-    assert result.status == 0, result.err
+    result = works('train.py', *flags, '--sample_tokens=5 temperature=0 prompts=1', f"--out_dir={tmp_path / 'a'}")
     told = re.findall(r'(?m)^step (\d+): it writes .*?(?: \(next at step (\d+)\))?$', result.out)
     assert told == [('2', '5'), ('5', '7'), ('7', '')]
     assert samples_of(tmp_path / 'a').count(' continues:') == 3, 'one each time'

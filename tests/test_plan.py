@@ -27,9 +27,9 @@ class Tracker(MemTracker):
         super()._pre_fw_hook(module, inputs)
 
 
-def test_a_plan_counts_parameters_and_leaves_nothing(script, tiny, tmp_path):
-    result = script('plan.py', *tiny, '--n_embd=512', '--max_iters=36000', '--keep_checkpoints=4')
-    assert result.status == 0 and not (tmp_path / 'out').exists(), result.err
+def test_a_plan_counts_parameters_and_leaves_nothing(works, tiny, tmp_path):
+    result = works('plan.py', *tiny, '--n_embd=512', '--max_iters=36000', '--keep_checkpoints=4')
+    assert not (tmp_path / 'out').exists(), result.err
     n = int(re.search(r'([\d,]+) parameters', result.out)[1].replace(',', ''))
     assert gb(result.out, 'weights') == pytest.approx(4e-9 * n, abs=0.006)
     assert gb(result.out, 'optimizer') == pytest.approx(8e-9 * n, abs=0.006)
@@ -39,13 +39,13 @@ def test_a_plan_counts_parameters_and_leaves_nothing(script, tiny, tmp_path):
 
 @pytest.mark.parametrize('flags', ['--arch=gpt2 --dropout=0.1 --dtype=bfloat16', '--arch=llama --n_kv_head=2 --activation_checkpointing',
                                    '--arch=modern --dtype=bfloat16', '--arch=local --matrix_optimizer=muon'])
-def test_the_estimate_is_what_train_py_takes(flags, script, tiny):
+def test_the_estimate_is_what_train_py_takes(flags, tiny, works):
     flags = [*tiny, *SMALL, *flags.split()]
-    plan = script('plan.py', *flags).globals
+    plan = works('plan.py', *flags).globals
     blocks = sum(p.numel() for name, p in plan['plan_memory'].GPT(plan['run'].config).named_parameters() if name.startswith('transformer.h.'))
     estimate = sum(plan_memory.peak(plan['run'], blocks, plan['memory'])[1].values())
     with Tracker() as tracker:
-        assert script('train.py', *flags, '--always_save_checkpoint=False').status == 0
+        works('train.py', *flags, '--always_save_checkpoint=False')
     assert estimate == pytest.approx(tracker.get_tracker_snapshot('peak')[torch.device('cpu')]['Total'], rel=0.1)
 
 
@@ -124,9 +124,9 @@ def launches():
 
 
 @pytest.mark.parametrize('args, n', launches(), ids=str)
-def test_every_launch_line_can_be_settled(script, args, n):
+def test_every_launch_line_can_be_settled(works, args, n):
     elsewhere = ['--data_dir=nowhere', '--init_from=scratch', f'--world_size={n}']
     if 'config/finetune_chat.py' in args:  # its length is in epochs, of a dataset that is not here
         elsewhere.append('--budget=1e8 tokens')
-    result = script('plan.py', *args, *elsewhere)
-    assert result.status == 0 and f' x {n} process' in result.out, result.err
+    result = works('plan.py', *args, *elsewhere)
+    assert f' x {n} process' in result.out, result.err

@@ -16,8 +16,7 @@ from support import log, report, signals
 from support.files import write_json
 
 
-def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkeypatch):
-    out = tmp_path / 'out'
+def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkeypatch, out, works):
     poll, calls = signals.Stop.poll, itertools.count(1)
 
     def counted(self):
@@ -37,9 +36,8 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     begin = f'# out\n\n**Stopped by SIGTERM** after {stopped_at} of 6 iterations, '
     assert (out / 'report.md').read_text().startswith(begin)
 
-    result = script('train.py', '--init_from=resume', f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}",
+    result = works('train.py', '--init_from=resume', f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}",
                     '--device=cpu', '--dtype=float32', '--compile=False', pictures=True)
-    assert result.status == 0, result.err
     run, text = json.loads((out / 'run.json').read_text()), (out / 'report.md').read_text()
     assert run['outcome'] == 'done' and run['sessions'][1]['from_iter'] == stopped_at
     assert [s['outcome'] for s in run['sessions']] == ['stopped by SIGTERM', 'done']
@@ -58,13 +56,13 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     assert len(commands) == 2 and '--n_embd=32' in commands[0] and '--init_from=resume' in commands[1]
 
     # a new run in the folder starts with a clean one
-    assert script('train.py', *tiny, '--overwrite').status == 0
+    works('train.py', *tiny, '--overwrite')
     assert len(json.loads((out / 'run.json').read_text())['sessions']) == 1
 
 
-def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
+def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path, out):
     script('train.py', *tiny)
-    log, losses = rows(tmp_path / 'out'), []
+    log, losses = rows(out), []
     for row in log:
         if row['val_loss']:
             loss = float(row['val_loss'])
@@ -83,18 +81,18 @@ def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
     evaluations = [float(row['eval_seconds']) for row in log if row['eval_seconds']]
     assert evaluations == sorted(evaluations) and len(evaluations) == 3
     # weights that a new run starts from have seen tokens before
-    script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'next'}")
+    script('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'next'}")
     log = [row for row in rows(tmp_path / 'next') if row['loss']]
     assert [int(row['tokens_total']) - int(row['tokens']) for row in log] == [6 * 64] * 6
 
 
-def test_a_log_of_other_columns_is_taken_up(script, tiny, tmp_path):
-    script('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
-    log = rows(tmp_path / 'out')
+def test_a_log_of_other_columns_is_taken_up(tiny, out, works):
+    works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
+    log = rows(out)
     lines = [f"{row['iter']},{row['loss']},7" for row in log]
-    (tmp_path / 'out' / 'log.csv').write_text('\n'.join(['iter,loss,own', *lines, '']))
-    assert script('train.py', *tiny, '--init_from=resume').status == 0
-    new = rows(tmp_path / 'out')
+    (out / 'log.csv').write_text('\n'.join(['iter,loss,own', *lines, '']))
+    works('train.py', *tiny, '--init_from=resume')
+    new = rows(out)
     assert [row['iter'] for row in new] == [str(i) for i in range(7)]
     assert new[1]['loss'] == log[1]['loss'] and new[1]['own'] == '7' and new[4]['progress'] and not new[1]['progress']
 
@@ -157,7 +155,7 @@ def test_the_report_has_the_best_and_the_last_of_each_evaluation(tmp_path):
         'rhymes: 0.3000 at the end']
 
 
-def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(script, tiny, tmp_path, monkeypatch):
+def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(works, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(log, 'REPORT_EVERY', 0)
     pages, write = [], report.write
 
@@ -166,7 +164,7 @@ def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(script
         pages.append((tmp_path / 'out' / 'report.md').read_text())
         return lines
     monkeypatch.setattr(report, 'write', kept)
-    assert script('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30').status == 0
+    works('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30')
     made = [re.search(r'\*\*(.*)\*\* after (\d) of 6', page).groups() for page in pages]
     assert made == [('Running, or killed', '1'), ('Running, or killed', '4'), ('Running, or killed', '6'), ('Done', '6')]
     assert pages[-1].count('\n## Samples, after') == pages[-1].count('\n## Samples, after 6 iterations\n') == 1
@@ -180,7 +178,7 @@ def test_runs_are_compared_by_best_and_last(script, tmp_path):
 
 
 @pytest.mark.parametrize('x, y', [('time', 'val_loss'), ('iter', 'own')])
-def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
+def test_each_run_has_its_curve_in_its_color(works, tmp_path, x, y):
     matplotlib = pytest.importorskip('matplotlib')
     import matplotlib.image
     runs = []
@@ -188,8 +186,7 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
         def loss(i):
             return k - 1 + falling(i)
         runs.append(make_run(tmp_path / f'run{k}', {'n_layer': k}, loss=loss, val=loss, own=(1, lambda i: k)))
-    result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
-    assert result.status == 0, result.err
+    works('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
     pixels = matplotlib.image.imread(tmp_path / 'curves.png')[:, :, :3]
     found = [(abs(pixels - matplotlib.colors.to_rgb(f'C{i}')) < 1e-3).all(-1).sum() for i in range(4)]
     assert min(found[:3]) > 300 and found[3] == 0

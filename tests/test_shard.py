@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, own_process
+from conftest import TINY, own_process, same
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
@@ -48,7 +48,7 @@ def with_and_without(config, change, dtype=torch.float32):
     return found, net, (idx, targets)
 
 
-def same(found, loss, gradient):
+def is_close(found, loss, gradient):
     (a, grads), (b, grads_) = found
     assert a == pytest.approx(b, abs=loss)
     for name in grads:
@@ -61,8 +61,8 @@ def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
         use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
     found, net, (idx, targets) = with_and_without(dict(arch=arch), chunked)
-    same(found, 2e-6, 2e-6)
-    same(with_and_without(dict(arch=arch), chunked, torch.bfloat16)[0], 2e-5, 2e-2)
+    is_close(found, 2e-6, 2e-6)
+    is_close(with_and_without(dict(arch=arch), chunked, torch.bfloat16)[0], 2e-5, 2e-2)
     with torch.no_grad():
         each = net(idx, targets, reduction='none')[1]
         mean = net(idx, targets)[1]
@@ -92,7 +92,7 @@ def test_activation_checkpointing_changes_no_bit(arch):
         for block in net.transformer.h:
             block.activation_checkpointing = True
     (a, grads), (b, grads_) = with_and_without(dict(arch=arch, dropout=0.2), less)[0]
-    assert a == b and all(torch.equal(grads[name], grads_[name]) for name in grads)
+    assert a == b and same(grads, grads_)
 
 
 @pytest.mark.parametrize('ranks, flag, says', [

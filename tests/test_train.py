@@ -5,12 +5,11 @@ import pickle
 import re
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, make_dataset, rows
+from conftest import TEXT, is_refused, make_dataset, rows, same, saved
 
 import dataset
 from model import GPT, GPTConfig
@@ -20,16 +19,11 @@ from support.parallel import Distributed
 
 
 def weights(folder, name='ckpt.pt'):
-    return load.read(str(Path(folder) / name))['model']
+    return saved(folder, name)['model']
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def test_the_console_and_the_log_say_what_scripts_look_for(script, tiny, tmp_path):
-    result = script('train.py', *tiny, '--peak_flops=1e12')
-    assert result.status == 0
+def test_the_console_and_the_log_say_what_scripts_look_for(works, tiny, tmp_path):
+    result = works('train.py', *tiny, '--peak_flops=1e12')
     assert re.search(r'^step 3: train loss \d\.\d{4}, val loss \d\.\d{4}$', result.out, re.M)
     assert re.search(r'^iter 2: loss \d\.\d{4}, time \d+\.\d\dms, .*mfu .*lr .*grad norm .*tok/s, epoch', result.out, re.M)
     assert '64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process' in result.out and 'ln(' in result.out
@@ -38,22 +32,22 @@ def test_the_console_and_the_log_say_what_scripts_look_for(script, tiny, tmp_pat
     assert [int(r['tokens']) for r in log[:-1] if r['loss']] == [64 * (i + 1) for i in range(6)]
 
 
-def test_neither_evaluating_nor_logging_changes_the_training(script, tiny, tmp_path):
-    want = script('train.py', *tiny, '--dropout=0.1').losses()
-    reference = weights(tmp_path / 'out')
+def test_neither_evaluating_nor_logging_changes_the_training(works, tiny, out):
+    want = works('train.py', *tiny, '--dropout=0.1').losses()
+    reference = weights(out)
     for extra in (['--eval_interval=2', '--eval_iters=3'], ['--eval_interval=0', '--save_interval=0'],
                   ['--log_interval=2', '--save_interval=2', '--keep_checkpoints=1'], ['--always_save_checkpoint=False']):
-        got = script('train.py', *tiny, '--dropout=0.1', '--overwrite', *extra).losses()
+        got = works('train.py', *tiny, '--dropout=0.1', '--overwrite', *extra).losses()
         assert all(want[i] == loss for i, loss in got.items()) and len(got) >= 3
-        assert same(weights(tmp_path / 'out', sorted(p.name for p in (tmp_path / 'out').glob('ckpt_0*'))[-1]), reference), extra
+        assert same(weights(out, sorted(p.name for p in out.glob('ckpt_0*'))[-1]), reference), extra
 
 
-def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny, tmp_path):
+def test_a_large_batch_and_many_small_ones_give_the_same_gradients(works, tiny, out):
     norms, params = [], []
     for args in (['--batch_size=8', '--gradient_accumulation_steps=1'], ['--batch_size=2', '--total_batch_size=128', '--gradient_accumulation_steps=99']):
-        script('train.py', *tiny, '--overwrite', '--grad_clip=0', '--max_iters=4', *args)
-        norms.append([float(r['grad_norm']) for r in rows(tmp_path / 'out')[:-1]])
-        params.append(weights(tmp_path / 'out'))
+        works('train.py', *tiny, '--overwrite', '--grad_clip=0', '--max_iters=4', *args)
+        norms.append([float(r['grad_norm']) for r in rows(out)[:-1]])
+        params.append(weights(out))
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     for k in params[0]:
         torch.testing.assert_close(params[1][k], params[0][k], atol=1e-4, rtol=1e-3)
@@ -61,110 +55,109 @@ def test_a_large_batch_and_many_small_ones_give_the_same_gradients(script, tiny,
 
 @pytest.mark.parametrize('cut, arch, optimizer, dtype', [
     (1, 'gpt2', 'adamw', 'float32'), (4, 'local', 'muon', 'bfloat16')])
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(script, tiny, tmp_path, cut, arch, optimizer, dtype):
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(works, tiny, tmp_path, cut, arch, optimizer, dtype):
     through, parts = tmp_path / 'through', tmp_path / 'parts'
     flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1', f'--matrix_optimizer={optimizer}', f'--dtype={dtype}']
-    script('train.py', *flags, f'--out_dir={through}')
-    script('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
-    result = script('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', f'--dtype={dtype}', f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 0 and f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
-    a, b = (load.read(str(p / 'ckpt_00000007.pt')) for p in (through, parts))
-    assert same(a['model'], b['model'])
-    for k, state in a['optimizer']['state'].items():
-        assert all(torch.equal(state[name], b['optimizer']['state'][k][name]) for name in state)
+    works('train.py', *flags, f'--out_dir={through}')
+    works('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
+    result = works('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', f'--dtype={dtype}', f"--data_dir={tmp_path / 'data'}")
+    assert f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
+    a, b = (saved(p, 'ckpt_00000007.pt') for p in (through, parts))
+    assert same(a['model'], b['model']) and same(a['optimizer']['state'], b['optimizer']['state'])
     apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder)]
     assert apart_from_times(through) == apart_from_times(parts)
 
 
-def test_checkpoints_are_numbered_and_linked(script, tiny, tmp_path):
-    script('train.py', *tiny, '--max_iters=8', '--save_interval=3', '--eval_interval=4')
-    names = sorted(p.name for p in (tmp_path / 'out').glob('ckpt*'))
+def test_checkpoints_are_numbered_and_linked(works, tiny, out):
+    works('train.py', *tiny, '--max_iters=8', '--save_interval=3', '--eval_interval=4')
+    names = sorted(p.name for p in out.glob('ckpt*'))
     assert names == ['ckpt.pt', 'ckpt_00000006.pt', 'ckpt_00000008.pt', 'ckpt_best.pt'], 'the two newest'
-    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    state = saved(out)
     assert state['iter_num'] == 8 and set(['model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config']) <= set(state)
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(tmp_path / 'out' / 'ckpt.pt')) == []
-    best = load.read(str(tmp_path / 'out' / 'ckpt_best.pt'))
-    vals = {int(r['iter']): float(r['val_loss']) for r in rows(tmp_path / 'out') if r['val_loss'] and r['iter'] != '0'}
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(out / 'ckpt.pt')) == []
+    best = saved(out, 'ckpt_best.pt')
+    vals = {int(r['iter']): float(r['val_loss']) for r in rows(out) if r['val_loss'] and r['iter'] != '0'}
     assert vals[best['iter_num']] == min(vals.values()) == pytest.approx(best['best_val_loss'])
 
 
-def test_with_always_save_off_the_named_checkpoint_is_the_best(script, tiny, tmp_path):
+def test_with_always_save_off_the_named_checkpoint_is_the_best(works, tiny, out):
     # a learning rate that soon does harm: the last is not the best
-    script('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3', '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
-    state, log = load.read(str(tmp_path / 'out' / 'ckpt.pt')), rows(tmp_path / 'out')
+    works('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3', '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
+    state, log = saved(out), rows(out)
     vals = {int(r['iter']): float(r['val_loss']) for r in log if r['val_loss'] and r['iter'] != '0'}
     assert state['iter_num'] == min(vals, key=vals.get) < 40 and state['best_val_loss'] == pytest.approx(min(vals.values()))
-    assert load.read(checkpoint.newest(str(tmp_path / 'out')))['iter_num'] == 40, 'resume takes the newest one'
+    assert load.read(checkpoint.newest(str(out)))['iter_num'] == 40, 'resume takes the newest one'
 
 
-def test_eval_only_writes_nothing_and_never_trains(script, tiny, tmp_path):
-    script('train.py', *tiny)
-    before = {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()}
-    result = script('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
-    assert result.status == 0 and not result.losses() and 'step 6: train loss' in result.out
-    assert {p.name: p.read_bytes() for p in (tmp_path / 'out').iterdir()} == before
-    assert script('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}").status == 0 and not (tmp_path / 'new').exists()
+def test_eval_only_writes_nothing_and_never_trains(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    result = works('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
+    assert not result.losses() and 'step 6: train loss' in result.out
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    works('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}")
+    assert not (tmp_path / 'new').exists()
 
 
-def test_a_resume_needs_no_flags_and_flags_override_it(script, tiny, tmp_path):
-    script('train.py', *tiny, '--beta2=0.9', '--dtype=bfloat16')
-    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu']
-    result = script('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
-    assert result.status == 0 and 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
-    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
+def test_a_resume_needs_no_flags_and_flags_override_it(works, tiny, tmp_path, out):
+    works('train.py', *tiny, '--beta2=0.9', '--dtype=bfloat16')
+    place = [f"--out_dir={out}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu']
+    result = works('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
+    assert 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
+    state = saved(out)
     groups = state['optimizer']['param_groups']
     assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
     assert result.globals['dtype'] == 'bfloat16', 'the run has its own, on the same kind of device'
     assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
 
 
-def test_weights_of_a_checkpoint_start_a_new_run(script, tiny, tmp_path):
-    script('train.py', *tiny)
-    old = str(tmp_path / 'out' / 'ckpt.pt')
-    result = script('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
-    assert result.status == 0 and 'iter 0:' in result.out
-    assert load.read(str(tmp_path / 'new' / 'ckpt.pt'))['model_args']['block_size'] == 8
+def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    old = str(out / 'ckpt.pt')
+    result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
+    assert 'iter 0:' in result.out
+    assert saved(tmp_path / 'new')['model_args']['block_size'] == 8
     for n in (1, 2):  # one line that begins and, started again, goes on
-        result = script('train.py', *tiny, f'--init_from=auto:{old}', f"--out_dir={tmp_path / 'restarted'}", f'--max_iters={n}', '--warmup_iters=0')
-        assert result.status == 0 and list(result.losses()) == [n - 1]
-    result = script('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
-    assert result.status == 0 and load.read(str(tmp_path / 'own' / 'ckpt.pt'))['model_args']['block_size'] == 16
-    result = script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
-    assert result.status == 0 and f"val loss {float(rows(tmp_path / 'out')[-1]['val_loss']):.4f}" in result.out
+        result = works('train.py', *tiny, f'--init_from=auto:{old}', f"--out_dir={tmp_path / 'restarted'}", f'--max_iters={n}', '--warmup_iters=0')
+        assert list(result.losses()) == [n - 1]
+    result = works('train.py', *[f for f in tiny if 'block_size' not in f], f'--init_from={old}', f"--out_dir={tmp_path / 'own'}")
+    assert saved(tmp_path / 'own')['model_args']['block_size'] == 16
+    result = works('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
+    assert f"val loss {float(rows(out)[-1]['val_loss']):.4f}" in result.out
 
 
-def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(script, tiny, tmp_path, arch='llama'):
-    result = script('train.py', 'config/train_gpt2.py', f'config/arch_{arch}.py', *tiny, '--max_iters=3', '--n_kv_head=1')
-    assert result.status == 0 and f'model     {arch}, 2 layers' in result.out, result.err
-    args = load.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']
-    assert args['arch'] == arch and args['n_kv_head'] == 1 and args['positions'] == 'rope'
-    result = script('train.py', *tiny, '--init_from=resume', '--arch=gpt2', '--max_iters=4')
-    assert result.status == 0 and f'note: arch=gpt2 is ignored, the checkpoint has {arch}' in result.out
+def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(works, tiny, tmp_path, out):
+    result = works('train.py', 'config/train_gpt2.py', 'config/arch_llama.py', *tiny, '--max_iters=3', '--n_kv_head=1')
+    assert 'model     llama, 2 layers' in result.out, result.err
+    args = saved(out)['model_args']
+    assert args['arch'] == 'llama' and args['n_kv_head'] == 1 and args['positions'] == 'rope'
+    result = works('train.py', *tiny, '--init_from=resume', '--arch=gpt2', '--max_iters=4')
+    assert 'note: arch=gpt2 is ignored, the checkpoint has llama' in result.out
     # rotary positions are no weights: a new run may have more of them, and squeeze them
-    flags = [f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=linear:2']
-    assert script('train.py', *tiny, *flags).status == 0
-    args = load.read(str(tmp_path / 'longer' / 'ckpt.pt'))['model_args']
+    flags = [f"--init_from={out}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=linear:2']
+    works('train.py', *tiny, *flags)
+    args = saved(tmp_path / 'longer')['model_args']
     assert args['block_size'] == 32 and args['rope_scaling'] == 'linear:2'
 
 
 @pytest.mark.parametrize('budget, iterations', [
     ('300 tokens', 5), ('0.01 epochs', -(-(len(TEXT) * 9 // 10) // 16 * 16 // 6400)), ('0.001 tokens_per_param', 1)])
-def test_budgets_in_tokens_epochs_and_tokens_per_parameter(script, tiny, budget, iterations):
-    result = script('train.py', *tiny, f'--budget={budget}', '--warmup_iters=0', '--eval_interval=0')
-    assert result.status == 0 and f'budget    {iterations} iterations' in result.out and len(result.losses()) == iterations
+def test_budgets_in_tokens_epochs_and_tokens_per_parameter(works, tiny, budget, iterations):
+    result = works('train.py', *tiny, f'--budget={budget}', '--warmup_iters=0', '--eval_interval=0')
+    assert f'budget    {iterations} iterations' in result.out and len(result.losses()) == iterations
 
 
-def test_a_dataset_without_val_trains_and_says_so(script, tiny, tmp_path):
+def test_a_dataset_without_val_trains_and_says_so(works, tiny, tmp_path):
     make_dataset(tmp_path / 'data', 'noval', val=False)
-    result = script('train.py', *tiny, '--dataset=noval', '--always_save_checkpoint=False', '--save_interval=2')
-    assert result.status == 0 and 'no val.bin' in result.out and 'val loss' not in result.out
-    assert load.read(str(tmp_path / 'out' / 'ckpt.pt'))['iter_num'] == 6, 'the newest, as there is no best'
+    result = works('train.py', *tiny, '--dataset=noval', '--always_save_checkpoint=False', '--save_interval=2')
+    assert 'no val.bin' in result.out and 'val loss' not in result.out
+    assert saved(tmp_path / 'out')['iter_num'] == 6, 'the newest, as there is no best'
 
 
-def test_evaluation_is_the_loss_of_windows_spread_evenly(script, tiny, tmp_path):
+def test_evaluation_is_the_loss_of_windows_spread_evenly(works, tiny, tmp_path):
     def evaluated(*flags):
         """(the loss found, the model's loss over n windows of 16 as a function of n, how many there are)"""
-        found = script('train.py', *tiny, '--eval_only', *flags).globals
+        found = works('train.py', *tiny, '--eval_only', *flags).globals
         model, val = found['model'].eval(), found['data'].val
         ids, n_all = torch.tensor(val.windows([0], val.n)[0]), -(-(val.n - 1) // 16)
 
@@ -184,14 +177,14 @@ def test_evaluation_is_the_loss_of_windows_spread_evenly(script, tiny, tmp_path)
     assert found == pytest.approx(loss(n), rel=1e-5)
 
 
-def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
-    assert 'no token separates the documents' in script('train.py', *tiny, '--document_mask').err
+def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
+    is_refused(script('train.py', *tiny, '--document_mask'), 'no token separates the documents', lines=2)
     path = tmp_path / 'data' / 'tiny' / 'meta.json'
     meta = json.loads(path.read_text())
     separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
     path.write_text(json.dumps({**meta, 'end_of_text': separator}))
-    across = script('train.py', *tiny).globals['metrics']['val_loss']
-    result = script('train.py', *tiny, '--document_mask', '--overwrite')
+    across = works('train.py', *tiny).globals['metrics']['val_loss']
+    result = works('train.py', *tiny, '--document_mask', '--overwrite')
     model, data, loss = result.globals['model'].eval(), result.globals['data'], result.globals['metrics']['val_loss']
     n_all = -(-(data.val.n - 1) // 16)
     total, windows = 0, torch.tensor(data.val.windows([16 * (i * n_all // 8) for i in range(8)], 17))
@@ -203,44 +196,43 @@ def test_attention_can_stay_inside_documents(script, tiny, tmp_path):
     assert loss == pytest.approx(total / 128, rel=1e-4) and abs(loss - across) > 1e-3
 
 
-def test_a_best_found_right_after_a_resume_is_saved(script, tiny, tmp_path):
+def test_a_best_found_right_after_a_resume_is_saved(works, tiny, out):
     # as after a Ctrl-C at an evaluation: saved, but not evaluated
-    script('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
-    path = tmp_path / 'out' / 'ckpt_00000003.pt'
+    works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
+    path = out / 'ckpt_00000003.pt'
     state = torch.load(path, weights_only=True)
     for name in ('ckpt.pt', 'ckpt_best.pt'):
-        (tmp_path / 'out' / name).unlink()
+        (out / name).unlink()
     torch.save({**state, 'evaluation': {}, 'best_val_loss': 99.0}, path)
-    script('train.py', *tiny, '--init_from=resume', '--max_iters=6', '--learning_rate=0.9', '--min_lr=0.9')
-    assert load.read(str(tmp_path / 'out' / 'ckpt_best.pt'))['iter_num'] == 3
+    works('train.py', *tiny, '--init_from=resume', '--max_iters=6', '--learning_rate=0.9', '--min_lr=0.9')
+    assert saved(out, 'ckpt_best.pt')['iter_num'] == 3
 
 
-def test_weights_alone_are_not_resumed_but_start_a_run(script, tiny, tmp_path):
-    script('train.py', *tiny)
+def test_weights_alone_are_not_resumed_but_start_a_run(works, tiny, tmp_path):
+    works('train.py', *tiny)
     state = torch.load(tmp_path / 'out' / 'ckpt.pt', weights_only=True)
     del state['optimizer'], state['model_args']['dropout'], state['model_args']['bias']  # and as old as nanoGPT's first ones
     (tmp_path / 'bare').mkdir()
     torch.save(state, tmp_path / 'bare' / 'ckpt.pt')
-    result = script('train.py', *tiny, f"--out_dir={tmp_path / 'new'}", f"--init_from={tmp_path / 'bare'}")
-    assert result.status == 0, result.err
+    works('train.py', *tiny, f"--out_dir={tmp_path / 'new'}", f"--init_from={tmp_path / 'bare'}")
 
 
-def test_one_budget_replaces_another_on_resume(script, tiny, tmp_path):
+def test_one_budget_replaces_another_on_resume(tiny, tmp_path, works):
     (tmp_path / 'long.py').write_text("budget = '128 tokens'\n")
     flags = [flag for flag in tiny if not flag.startswith('--max_iters')]
-    short = script('train.py', *flags, '--max_iters=1', tmp_path / 'long.py', '--warmup_iters=0')
+    short = works('train.py', *flags, '--max_iters=1', tmp_path / 'long.py', '--warmup_iters=0')
     assert 'budget    1 iterations' in short.out, 'a flag is given after the file'
-    script('train.py', *flags, tmp_path / 'long.py', '--warmup_iters=0', '--total_batch_size=64', '--overwrite')
+    works('train.py', *flags, tmp_path / 'long.py', '--warmup_iters=0', '--total_batch_size=64', '--overwrite')
     place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
     for flags, n in (([], 2), (['--max_iters=4'], 4), (['--budget=384 tokens'], 6)):
-        assert f'budget    {n} iterations' in script('train.py', *place, *flags).out
-    result = script('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
+        assert f'budget    {n} iterations' in works('train.py', *place, *flags).out
+    result = works('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
     assert '128 tokens per iteration' in result.out
 
 
-def test_the_learning_rate_follows_the_schedule(script, tiny):
+def test_the_learning_rate_follows_the_schedule(works, tiny):
     def lrs(*args):
-        get_lr = script('train.py', *tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args).globals['get_lr']
+        get_lr = works('train.py', *tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args).globals['get_lr']
         return [get_lr(it) for it in range(24)]
     cosine, linear, constant = lrs(), lrs('--lr_schedule=linear', '--min_lr=0'), lrs('--lr_schedule=constant')
     assert cosine[:4] == linear[:4] == constant[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
@@ -250,11 +242,11 @@ def test_the_learning_rate_follows_the_schedule(script, tiny):
     assert set(lrs('--decay_lr=False')) == {1}, "as in nanoGPT: no decay, and no warmup either"
 
 
-def test_a_schedule_that_never_leaves_the_warmup_is_told(script, tiny):
+def test_a_schedule_that_never_leaves_the_warmup_is_told(works, tiny):
     tiny = [flag for flag in tiny if not flag.startswith(('--warmup', '--max'))]
-    told = script('plan.py', 'config/train_gpt2.py', *tiny, '--max_iters=20').out
+    told = works('plan.py', 'config/train_gpt2.py', *tiny, '--max_iters=20').out
     assert re.search('note: all of the .* are warmup .*: --warmup_iters=1 --lr_decay_iters=20\n', told), told
-    assert 'are warmup' not in script('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
+    assert 'are warmup' not in works('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
 
 
 def nanogpt_checkpoint(path, vocab_size):
@@ -276,41 +268,40 @@ def nanogpt_checkpoint(path, vocab_size):
     return model
 
 
-def test_nanogpts_own_files_work_as_they_are(script, tmp_path):
+def test_nanogpts_own_files_work_as_they_are(works, tmp_path, out):
     folder = make_dataset(tmp_path / 'data', 'old')
     meta = json.loads((folder / 'meta.json').read_text())
     (folder / 'meta.json').unlink()
     chars = meta['tokenizer']['chars']
     with open(folder / 'meta.pkl', 'wb') as f:
         pickle.dump({'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}, f)
-    out = tmp_path / 'out'
     out.mkdir()
     model = nanogpt_checkpoint(out / 'ckpt.pt', len(chars))
     theirs = (out / 'ckpt.pt').read_bytes()
     place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
-    result = script('sample.py', *place, '--start=1 times', '--num_samples=2', '--max_new_tokens=20', '--temperature=0')
-    assert result.status == 0 and result.out.count('1 times') == 2
+    result = works('sample.py', *place, '--start=1 times', '--num_samples=2', '--max_new_tokens=20', '--temperature=0')
+    assert result.out.count('1 times') == 2
     loaded, tokenizer = load.model_and_tokenizer(GPT, str(out), data_dir=str(tmp_path / 'data'))
     assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
-    result = script('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
-    assert result.status == 0 and list(result.losses()) == [1, 2], result.err
-    assert load.read(str(out / 'ckpt.pt'))['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
+    result = works('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
+    assert list(result.losses()) == [1, 2], result.err
+    assert saved(out)['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
     assert 'is kept as' in result.out and (out / 'ckpt_original_00000001.pt').read_bytes() == theirs
     # and nanoGPT's sample.py finds what it looks for in ours
     raw = torch.load(out / 'ckpt.pt', weights_only=True)
     assert set(raw['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size', 'dropout'} and raw['config']['dataset'] == 'old'
 
 
-def test_float16_has_its_scaler_in_the_checkpoint(script, tiny, tmp_path, monkeypatch):
+def test_float16_has_its_scaler_in_the_checkpoint(tiny, tmp_path, monkeypatch, works):
     monkeypatch.setattr(devices, 'choose_dtype', lambda dtype, device: ('float16', 'for the test'))  # on a CPU train.py refuses it
-    assert script('train.py', *tiny, '--max_iters=4').status == 0
-    state = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    works('train.py', *tiny, '--max_iters=4')
+    state = saved(tmp_path / 'out')
     assert state['scaler']['_growth_tracker'] == 4 and state['scaler']['scale'] > 1
-    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=6')
+    result = works('train.py', *tiny, '--init_from=resume', '--max_iters=6')
     assert result.globals['scaler'].state_dict()['_growth_tracker'] == 6
 
 
-def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(script, tiny, tmp_path, monkeypatch):
+def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(works, tiny, out, monkeypatch):
     logged, ids, totals = [], [], {}
 
     class Run:
@@ -324,15 +315,15 @@ def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(script, tiny, tmp_pat
     fake = types.SimpleNamespace(init=lambda **options: ids.append(options['id']) or Run(), Error=RuntimeError)
     monkeypatch.setitem(sys.modules, 'wandb', fake)
     monkeypatch.setattr(log, 'wandb_problems', lambda: [])
-    result = script('train.py', *tiny, '--wandb_log=True')
+    result = works('train.py', *tiny, '--wandb_log=True')
     # all that log.csv has, under its own name or nanoGPT's
-    columns = {name for row in rows(tmp_path / 'out') for name, value in row.items() if value}
+    columns = {name for row in rows(out) for name, value in row.items() if value}
     keys = {key for row in logged for key in row}
-    assert result.status == 0 and {log.NAMES.get(name, name) for name in columns} == keys, keys ^ columns
+    assert {log.NAMES.get(name, name) for name in columns} == keys, keys ^ columns
     assert {'iter', 'train/loss', 'val/loss', 'lr', 'grad_norm', 'tokens_per_second', 'bpb', 'memory_gb'} <= keys
     assert (totals['outcome'], totals['iterations']) == ('done', 6)
-    result = script('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=12')
-    assert result.status == 0 and 'done: 12' in result.out and len(logged) == 10 and len(rows(tmp_path / 'out')) == 13
+    result = works('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=12')
+    assert 'done: 12' in result.out and len(logged) == 10 and len(rows(out)) == 13
     assert ids == [None, 'abc'] and result.err.count('warning: wandb is gone ([Errno 104] Connection reset by peer)') == result.err.count('\n') == 1
 
 
@@ -348,7 +339,7 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
     assert seen.index('stop') == 7 and stop.reason() == 'max_minutes' and not any(seen[:7])  # 520 + 2 * 60 is after 600
 
 
-def test_a_micro_batch_whose_targets_are_all_masked_trains_on(script, tiny, monkeypatch):
+def test_a_micro_batch_whose_targets_are_all_masked_trains_on(works, tiny, monkeypatch):
     real = dataset.Tokens.batch
 
     def masked(self, seed, numbers, block_size):
@@ -356,5 +347,5 @@ def test_a_micro_batch_whose_targets_are_all_masked_trains_on(script, tiny, monk
         return x, np.where(np.asarray(numbers)[0] % 8 == 4, -1, y)  # every second micro-batch of four
     monkeypatch.setattr(dataset.Tokens, 'batch', masked)
     for flags in ([], ['--arch=modern', '--n_layer=1']):
-        result = script('train.py', *tiny, '--gradient_accumulation_steps=2', '--overwrite', *flags)
-        assert result.status == 0 and 'finite' not in result.out + result.err and 0 < result.losses()[5] < 3, result.out
+        result = works('train.py', *tiny, '--gradient_accumulation_steps=2', '--overwrite', *flags)
+        assert 'finite' not in result.out + result.err and 0 < result.losses()[5] < 3, result.out
