@@ -31,7 +31,7 @@ LIMITS = {
     'code tokens, top level': (19_900, 20_000),
     'code tokens, support/': (52_800, 46_000),
     'code tokens, product': (72_600, 64_000),  # 55,000 is the real aim
-    'code tokens, tests/': (90_700, 75_000),
+    'code tokens, tests/': (85_800, 75_000),
     'code tokens, dev/': (18_000, 18_000),
     'files in support/': (35, 36),
     'files in support/ below 70 lines that fewer than three others import': (0, 0),

@@ -12,7 +12,7 @@ import pytest
 from conftest import REPO, TINY, torchrun
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
-from harness import PLACE, Child, close, free_port, log_without_times, train
+from harness import PLACE, close, free_port, log_without_times, train
 
 import dataset
 from support import checkpoint

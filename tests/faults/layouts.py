@@ -79,6 +79,8 @@ def small_chunks():
 def saves_memory(name):
     what, one = '--activation_checkpointing', plain_run(name, 'one process')
     row(f'{name}, FSDP, 2, {what}, chunked loss', run(name, 'FSDP, 2', what, sabotage=small_chunks), one)
+    if quick:
+        return
     half = run(name, 'one process', '--dtype=bfloat16')
     loss, val, _ = result(half)
     row(f"{name}, FSDP, 2, in bfloat16, whose losses in one process are {loss:.6f} and {val:.6f}",
