@@ -29,6 +29,8 @@ if 'dataset' in globals():
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, token_noise, weight_decay, _times = _row
+if globals().get('teacher'):  # what it says is not learned by heart so soon
+    dropout, token_noise = dropout / 2, token_noise * 2 / 3
 
 arch = 'local'
 n_head = n_embd // 64
@@ -84,7 +86,7 @@ _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if max_iters == 600_000:  # no flag
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
-        if teacher:  # a forward pass of each is a third of a step; learned by heart is this less soon
+        if teacher:  # a forward pass of each is a third of a step
             _teachers = len(_glob.glob(f'{_glob.escape(teacher)}/*/ckpt.pt'))
             max_iters = int(min(2 * _best, _fit / (1 + _teachers / 3)))
         else:  # as many as fit, one after the other by runs/mybook.sh, share the minutes evenly
