@@ -273,7 +273,13 @@ def asked_by_mybook(tmp_path, *args):
     (tmp_path / 'repo' / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)
     (tmp_path / 'repo' / '.venv' / 'bin' / 'activate').write_text('PATH="$PWD/.venv/bin:$PATH"\n')
     fake = tmp_path / 'repo' / '.venv' / 'bin' / 'python'
-    fake.write_text('#!/bin/sh\nfor word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
+    fake.write_text('''#!/bin/sh
+for word; do
+  printf "%s|" "$word"
+  case $word in --out_dir=*/teachers/*) mkdir -p "${word#*=}" ;; esac
+done >> asked
+echo >> asked
+''')
     fake.chmod(0o755)
     asked = tmp_path / 'repo' / 'asked'
     asked.unlink(missing_ok=True)
@@ -285,16 +291,16 @@ def asked_by_mybook(tmp_path, *args):
 
 def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
     done, asked = asked_by_mybook(tmp_path, 'my book.txt', '/x/b.epub', '', '--tokenizer=char', '--n_layer=4',
-                                  '--data_dir=d', '--minutes=0')
+                                  '--data_dir=d', '--minutes=3')
     assert done.returncode == 0, done.stderr
     out_dir = f"--out_dir={tmp_path / 'repo' / 'out-my book'}"
-    assert asked == [
+    train = ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py']
+    assert [[word for word in words if '--max_minutes' not in word] for words in asked] == [
         ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
-        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--max_minutes=0.00',
-         '--seed=1', out_dir + '/teachers/1', '--init_from=auto', '--n_layer=4'],
-        ['train.py', '--dataset=my book', f'--data_dir={tmp_path}/d', 'config/mybook.py', '--max_minutes=0.00',
-         f'--teacher={out_dir[10:]}/teachers', out_dir, '--init_from=auto', '--n_layer=4'],
+        *[[*train, f'--seed={i}', f'{out_dir}/teachers/{i}', '--init_from=auto', '--n_layer=4']
+          for i in (1, 2, 3, 4)],
+        [*train, f'--teacher={out_dir[10:]}/teachers', out_dir, '--init_from=auto', '--n_layer=4'],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
