@@ -4,7 +4,7 @@
 #
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
-#            with several such networks, whose predictions are averaged: bash runs/mybook.sh book.txt
+#            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
 #   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
 #   cost     at most five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
@@ -86,11 +86,10 @@ _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if max_iters == 600_000:  # no flag
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
-        if teacher:  # a forward pass of each is a third of a step
+        if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _teachers = len(_glob.glob(f'{_glob.escape(teacher)}/*/ckpt.pt'))
-            max_iters = int(min(2 * _best, _fit / (1 + _teachers / 3)))
-        else:  # as many as fit, one after the other by runs/mybook.sh, share the minutes evenly
-            max_iters = int(min(1.3 * _best, _fit / max(1, round(_fit / _best))))
+            _best, _fit = 1.5 * _best, _fit / (1 + _teachers / 3)
+        max_iters = int(min(_best, _fit))
     eval_interval = sample_interval = max(1, max_iters // 5)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "

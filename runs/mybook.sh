@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # From a text of yours to a model that writes like it, on any machine: installs
 # into .venv, makes a dataset with a tokenizer that fits its size, trains for
-# five minutes (config/mybook.py), and samples. Nearly half of the time is for
-# teachers, up to four, as many at once as there are cores; then a network of
-# the same shape learns from the text and from the mean of what they predict. It
-# is better than each of them, and than one that learns alone for as long.
+# five minutes (config/mybook.py), and samples. Where more minutes would not pay
+# for a network, as it learns its text by heart, another one of the same shape
+# learns from the text and from what the one before predicts, which is better
+# than either; in longer runs up to three such.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz; in
 #                                     any encoding
 #   bash runs/mybook.sh book.txt more.epub folder
@@ -27,7 +27,7 @@ again=$(printf '%q ' bash "$0" "$@")
 cd "$(dirname "$0")/.."
 
 absolute() { if [[ $1 == /* || $here == "$PWD" ]]; then echo "$1"; else echo "$here/$1"; fi; }
-inputs=() prepare=() train=() data_dir=() name='' out_dir='' init=--init_from=auto minutes=5 teacher=''
+inputs=() prepare=() train=() data_dir=() name='' out_dir='' init=--init_from=auto minutes=5 teach=()
 for word in "$@"; do
   case $word in
     '') ;;
@@ -64,52 +64,30 @@ python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
-left() {  # of so many seconds since the beginning, in minutes, and a fifth as a reserve
-  local seconds=$((($1 - SECONDS + begin) * 6 / 5))
+left() {  # of all the minutes, and a fifth as a reserve
+  local seconds=$(((60 * minutes - SECONDS + begin) * 6 / 5))
   ((seconds > 0)) || seconds=0
   printf '%d.%02d' $((seconds / 60)) $((seconds % 60 * 5 / 3))
 }
-train() {  # seconds since the beginning, flags
-  python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py \
-    --max_minutes="$(left "$1")" "${@:2}" ${train[@]+"${train[@]}"}
-}
-teachers() {  # number i, i + slots, ... up to four, as long as another one fits into the seconds
-  local i=$1 end=$2 took=0 started
-  if [ "$slots" != 1 ]; then local -x OMP_NUM_THREADS=1; fi  # a thread each
-  while ((i <= 4 && (took == 0 || SECONDS - begin + took * 4 / 5 < end))); do
-    started=$SECONDS
-    train "$end" --seed="$i" --out_dir="$out_dir/teachers/$i" --init_from=auto ||
-      [ $? = $time_is_up ] || return
-    took=$((SECONDS - started + 1)) i=$((i + slots))
-  done
-}
 
 begin=$SECONDS status=0 time_is_up=143
-if [ ! -e "$out_dir/ckpt.pt" ] && ((minutes > 2)); then  # else there is no time for more than one
-  # on a GPU one after the other
-  slots=$(python -c 'import os, torch
-print(1 if torch.accelerator.is_available() else min(4, os.cpu_count()))')
-  pids=()
-  for ((k = 2; k <= ${slots:=1}; k++)); do
-    teachers "$k" $((27 * minutes)) > "$out_dir/teachers_$k.log" 2>&1 &
-    pids+=($!)
-  done
-  teachers 1 $((27 * minutes)) || status=$?
-  for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
-fi
-teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ')
-if [ "$status" = 0 ]; then
-  if ((teachers)); then teacher="--teacher=$out_dir/teachers"; fi
-  end=$((60 * minutes)) least=$((SECONDS - begin + 24 * minutes))  # where teachers took more than their time
-  train $((end > least ? end : least)) ${teacher:+"$teacher"} --out_dir="$out_dir" \
-    $init || status=$?
-  if [ "$status" = $time_is_up ]; then status=0; fi
-fi
-if [ "$status" != 0 ]; then
-  echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
-  exit "$status"
-fi
-echo "done: $teachers teachers and the network, $((SECONDS - begin)) seconds of training"
+while true; do
+  teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
+  if ((teachers)); then teach=("--teacher=$out_dir/teachers" "--seed=$((1337 + teachers))"); fi
+  python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
+    --out_dir="$out_dir" $init ${teach[@]+"${teach[@]}"} ${train[@]+"${train[@]}"} || status=$?
+  if [ $status = $time_is_up ]; then break; fi
+  if [ $status != 0 ]; then
+    echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
+    exit $status
+  fi
+  # one that is taught needs more time: a step is longer, and more steps pay
+  if ((teachers == 3 || 60 * minutes - SECONDS + begin < (SECONDS - started) * 7 / 5)); then break; fi
+  mkdir "$out_dir/teachers/$((teachers + 1))"
+  mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
+  init=--init_from=auto
+done
+echo "done: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds of training in all"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
