@@ -63,6 +63,7 @@ def _seconds_per_iteration():
     words, _ = devices.choose_dtype('auto', where)
     model = GPT(GPTConfig(block_size, _vocab_size, n_layer, n_head, n_embd, dropout, arch=arch)).to(where)
     cpu.faster(model)
+    cpu.watch(where)  # beside other programs threads that spin would be measured instead
     optimizer = create_optimizer(model, learning_rate, 0.0, (beta1, beta2), adam_eps, 'muon', matrix_lr)
     ids = torch.randint(_vocab_size, (batch_size, block_size + 1), device=where)
     for i in range(13):

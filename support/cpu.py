@@ -5,6 +5,7 @@ programs. Nothing here changes model.py: faster() and to_inference() replace par
 """
 
 import contextlib
+import functools
 import glob
 import itertools
 import math
@@ -142,6 +143,7 @@ CROWDED, ALONE = 0.12, 0.06  # shares of waiting, see below
 CALM = 4  # looks without company before threads spin again
 
 
+@functools.cache  # one thread looks, whoever asks
 def watch(device):
     """From now on waiting threads sleep while other programs use the cores, and spin while not; this changes
     no bit of a result. Returns a few words for the run plan."""
