@@ -2,7 +2,7 @@
 Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU.
 
     $ python plot.py out-quickstart                                       # curves.png
-    $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png    
+    $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # named by the knobs that differ
     $ python plot.py out-quickstart --report=True                         # its report.md and loss.png
 """
 
@@ -11,7 +11,7 @@ import os
 from typing import Literal
 
 from configurator import configure, fail
-from support.report import comparison, draw, read_log, write
+from support.report import comparison, draw, groups, read_log, write
 from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
@@ -38,7 +38,7 @@ try:
         for run in runs:
             print('\n'.join(write(run)))
     else:
-        logs = {run: read_log(run) for run in runs}
+        logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
         draw(logs, to, x, y, title)
         print('\n'.join([*comparison(logs, y), f"written: {to}"]))
 except ImportError:

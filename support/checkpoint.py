@@ -313,6 +313,15 @@ def command_line(run, args):
     return f"{launcher} {shlex.join([sys.argv[0], *args, *again])}"
 
 
+def replay_line(run, it):
+    """The line that makes iteration `it` again, from the newest checkpoint, in a folder of its own."""
+    out_dir = run.knobs['out_dir']
+    path = newest(out_dir)
+    begin = [f'--init_from=resume:{path}'] if path else sys.argv[1:]
+    return command_line(run, [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={it + 1}',
+                              f"--lr_decay_iters={run.knobs['lr_decay_iters']}", '--log_interval=1'])
+
+
 def resume_line(run, init_from='resume'):
     """The line that continues the run."""
     return command_line(run, [f'--init_from={init_from}', f"--out_dir={run.knobs['out_dir']}"])

@@ -4,7 +4,7 @@ import torch
 
 from configurator import say
 from optim import to_local
-from support.checkpoint import NUMBERED, command_line, numbered
+from support.checkpoint import NUMBERED, command_line, numbered, replay_line
 
 
 class Guard:
@@ -53,12 +53,13 @@ class Guard:
         return int(n), in_a_row, int(it), loss, norm
 
     def report(self):
-        """Print which updates were skipped; give up if it does not end."""
+        """Print which updates were skipped, and how to see the first of them again; give up if it does not
+        end."""
         n, in_a_row, it, loss, norm = self.skipped()
         if n:
             self.dist.print(f"note: the update of iteration {it} was skipped, its loss is {loss:.4g}, its "
                             f"gradient norm {norm:.4g} ({n} skipped since the last line, {in_a_row} in a "
-                            "row)")
+                            f"row). that iteration again: {replay_line(self.run, it)}")
         if in_a_row >= self.max_in_a_row and not self.stop.gave_up:  # told once
             self.give_up(f"{in_a_row} updates in a row were skipped, as their loss or gradient is not finite")
 

@@ -3,7 +3,9 @@
 
 import collections
 import csv
+import itertools
 import os
+import textwrap
 
 import numpy as np
 
@@ -25,6 +27,11 @@ METRICS = {
     'hellaswag': ('HellaSwag accuracy', max),
     'core': ('CORE', max),
 }
+# knobs that do not tell what a run is
+ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
+         'device', 'backend', 'ddp_timeout'}
+COLORS = ('#2b5c8a', '#c2572b', '#3f7f4f', '#7a4a93', '#b8860b', '#4d4d4d', '#1f8a8a', '#a83e5b')
+ROWS = 12  # of the table of evaluations, at most
 NO_END = 'running, or killed'
 
 
@@ -90,23 +97,41 @@ def remark(log):
                 "or a smaller model would help.")
 
 
-def best_and_last(log, y):
-    """The best and the last value of a column, as texts; of the loss, the validation's."""
-    found = values(log, 'val_loss' if y == 'loss' and len(values(log, 'val_loss')) else y)
-    if not len(found):
-        return '', ''
+def groups(runs):
+    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
+    differ; or each by itself, named by its folder, where that does not tell them apart."""
+    records = [read_json(os.path.join(run, 'run.json')) for run in runs]
+    knobs = [record.get('knobs', {}) for record in records]
+    given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
+    differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
+    found, settings = {}, set()
+    for run, k in zip(runs, knobs):
+        settings.add(str([k.get(name) for name in differ]))
+        name = ', '.join(f"{name} {k.get(name)}" for name in differ if name != 'seed')
+        found.setdefault(name or 'all seeds', []).append(run)
+    if len(differ) in (1, 2, 3) and len(settings) == len(runs):
+        return found
+    return {run: [run] for run in runs}
+
+
+def best_and_last(logs, y):
+    """The best and the last value of a column, as texts: of several logs the mean and the spread."""
+    found = [values(log, 'val_loss' if y == 'loss' and len(values(log, 'val_loss')) else y) for log in logs]
     best = METRICS.get(y, (y, None))[1]
-    return f"{best(found):.4f}" if best else '', f"{found[-1]:.4f}"
+    for choose in (best, lambda column: column[-1]):
+        chosen = [choose(column) for column in found if choose and len(column)]
+        spread = f" ± {np.std(chosen, ddof=1):.4f}" if len(chosen) > 1 else ''
+        yield f"{np.mean(chosen):.4f}{spread}" if chosen else ''
 
 
 def comparison(logs, y):
-    """Lines for the console about {name: log}."""
+    """Lines for the console about {name: [log, ...]}."""
     length = max(map(len, logs))
-    yield f"{'':{length}}  {'best ' + y:>13}  {'last':>8}  {'tokens':>15}  {'time':>8}"
-    for name, log in logs.items():
-        best, last = best_and_last(log, y)
-        tokens, seconds = (max(values(log, column), default=0) for column in ('tokens', 'seconds'))
-        yield f"{name:{length}}  {best:>13}  {last:>8}  {tokens:15,.0f}  {format_duration(seconds):>8}"
+    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
+    for name, of_one in logs.items():
+        best, last = best_and_last(of_one, y)
+        tokens, seconds = (max(values(of_one[0], column), default=0) for column in ('tokens', 'seconds'))
+        yield f"{name:{length}}  {best:>17}  {last:>17}  {tokens:15,.0f}  {format_duration(seconds):>8}"
 
 
 # -----------------------------------------------------------------------------
@@ -114,7 +139,7 @@ def comparison(logs, y):
 
 
 def draw(logs, path, x='tokens', y='loss', title=None):
-    """The curves of {name: log} as a PNG: each logged value pale, a running mean over it, evaluations
+    """The curves of {name: [log, ...]} as a PNG: each logged value pale, a running mean over it, evaluations
     as points. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without matplotlib,
     ValueError where there is nothing to draw."""
     from matplotlib.figure import Figure
@@ -122,9 +147,12 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
-    for i, (name, log) in enumerate(logs.items()):
-        best, _ = best_and_last(log, y)
-        shown += draw_run(ax, log, x, y, name + (f", {best} at best" if best else ''), f'C{i}')
+    for (name, of_one), color in zip(logs.items(), itertools.cycle(COLORS)):
+        best, _ = best_and_last(of_one, y)
+        label = name + (f", {best} at best" if best else '')
+        for log in of_one:
+            shown += draw_run(ax, log, x, y, label, color)
+            label = None
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")
     margin = 0.12 * (max(shown) - min(shown)) or 1
@@ -132,8 +160,10 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax.set_ylim(min(shown) - margin, max(shown) + margin)
     as_time = x == 'seconds'
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(frameon=False, fontsize=9)
-    ax.grid(alpha=0.25)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[['top', 'right']].set_visible(False)
     with replacing(path) as f:
         fig.savefig(f, format='png')
 
@@ -141,19 +171,17 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 def draw_run(ax, log, x, y, label, color):
     """A line, and points for evaluations. Returns the values that must be in sight: not those of the
     beginning, whose fall would flatten all the rest."""
-    shown = []
-    if y == 'loss':
-        marks = points(log, x, 'val_loss')
-        ax.plot(*marks.T, 'o--', color=color, markersize=3)
+    marks, shown = points(log, x, 'val_loss' if y == 'loss' else y), []
+    alone = is_evaluation(log, y)
+    if alone or y == 'loss':
+        ax.plot(*marks.T, 'o-' if alone else 'o--', color=color, markersize=3, label=label if alone else None)
         shown += late(marks[:, 1])
-    xs, ys = points(log, x, y).T
-    if is_evaluation(log, y):
-        ax.plot(xs, ys, 'o-', color=color, markersize=3, label=label)
-    else:
-        ax.plot(xs, ys, color=color, alpha=0.25)
-        ys = smooth(ys)
-        ax.plot(xs, ys, color=color, label=label)
-    return shown + late(ys)
+    if not alone:
+        xs, ys = points(log, x, y).T
+        ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
+        ax.plot(xs, smooth(ys), color=color, linewidth=1.6, label=label)
+        shown += late(smooth(ys))
+    return shown
 
 
 def late(curve):
@@ -172,14 +200,14 @@ def write(out_dir):
     log, run = read_log(out_dir), read_json(os.path.join(out_dir, 'run.json'))
     told, shown = f" and {picture}", "![The loss](loss.png)\n"
     try:
-        draw({name: log}, picture, title=name)
+        draw({name: [log]}, picture, title=name)
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
     lines = [f"# {name}\n", *summary(run, log), '', shown]
     if note := remark(log):
         lines += [note, '']
-    lines += [*latest_samples(os.path.join(out_dir, 'samples.md')),
-              *evaluations(log),
+    lines += [*samples_side_by_side(os.path.join(out_dir, 'samples.md')),
+              *evaluations(log, run.get('tokens_per_iter', 0)),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *([f"note: {note}"] if note else [])]
@@ -200,23 +228,44 @@ def summary(run, log):
                f"{losses[-1, 1]:.4f}.")
 
 
-def latest_samples(path):
-    """The last section of samples.md."""
-    if os.path.exists(path):
-        with open(path, encoding='utf-8', errors='replace') as f:
-            _, head, section = f.read().rpartition('\n## after ')
-        yield f"## Samples, after {section}" if head else ''
+def samples_side_by_side(path):
+    """The first text of up to three sections of samples.md, as columns: how the model learned to write."""
+    if not os.path.exists(path):
+        return
+    with open(path, encoding='utf-8', errors='replace') as f:
+        sections = f.read().split('\n## after ')[1:]
+    if len(sections) > 3:
+        sections = [sections[0], sections[len(sections) // 2], sections[-1]]
+    columns = []
+    for section in sections:
+        head, *lines = section.replace('```text\n', '').split('\n```')[0].expandtabs(4).splitlines()
+        parts = [part for line in lines for part in textwrap.wrap(line, 34) or ['']]
+        columns.append([f"after {head}", *parts])
+    if columns:
+        yield "## Samples\n\n```text"
+        for row in itertools.zip_longest(*columns, fillvalue=''):
+            yield '  '.join(f"{part:34}" for part in row).rstrip()
+        yield "```\n"
 
 
-def evaluations(log):
-    """The evaluations in the loop."""
+def evaluations(log, tokens_per_iter):
+    """The table of evaluations in the loop, thinned if it is long."""
+    columns = [name for name in list(log) if len(values(log, name)) and is_evaluation(log, name)
+               and name != 'perplexity' and not name.endswith('_seconds')]
+    rows = np.flatnonzero(np.any([np.isfinite(log[name]) for name in columns], axis=0))
+    if not len(rows):
+        return
     yield "## Evaluations\n"
     yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
-    for name in list(log):
-        if is_evaluation(log, name) and name != 'perplexity' and not name.endswith('_seconds'):
-            best, last = best_and_last(log, name)
-            if last:
-                yield f"- {label_of(name)}: {last} at the end" + (f", {best} at best" if best else '')
+    if len(rows) > ROWS:
+        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
+        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
+    names = ['iter', 'tokens', *columns, 'seconds']
+    yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
+    for i in rows:
+        it, seconds = log['iter'][i], format_duration(log['seconds'][i])
+        measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
+        yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"
     yield ''
 
 
@@ -239,11 +288,11 @@ def settings(run, log):
     if len(values(log, 'memory_gb')):
         yield (f"speed     {np.median(values(log, 'tokens_per_second')):,.0f} tokens/s in the median, "
                f"{values(log, 'memory_gb')[-1]:.2f} GB of memory at most")
-    training, evaluating, saving, sampling = (
-        format_duration(max(values(log, name), default=0))
-        for name in ('seconds', 'eval_seconds', 'save_seconds', 'sample_seconds'))
-    yield (f"time      {training} training, {evaluating} evaluating, {saving} saving, {sampling} sampling\n"
-           "```\n\n```sh")
+    times = []
+    for word, name in (('training', 'seconds'), ('evaluating', 'eval_seconds'), ('saving', 'save_seconds'),
+                       ('sampling', 'sample_seconds')):
+        times.append(f"{format_duration(max(values(log, name), default=0))} {word}")
+    yield f"time      {', '.join(times)}\n```\n\n```sh"
     for s in run.get('sessions', []):
         yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
         yield s['command']

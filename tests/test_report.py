@@ -10,13 +10,18 @@ import signal
 import sys
 
 import pytest
-from conftest import is_refused, rows
 
 from support import log, report, signals
 from support.files import write_json
 
 
-def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkeypatch, out, works):
+def rows(folder):
+    with open(folder / 'log.csv', newline='') as f:
+        return list(csv.DictReader(f))
+
+
+def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkeypatch):
+    out = tmp_path / 'out'
     poll, calls = signals.Stop.poll, itertools.count(1)
 
     def counted(self):
@@ -26,18 +31,17 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     monkeypatch.setattr(signals.Stop, 'poll', counted)
     result = script('train.py', *tiny, pictures=True)
     assert result.status == 128 + signal.SIGTERM and f"report: {out / 'report.md'}" in result.out
-    line, = re.findall('to continue: .*', result.out)
-    assert f"--data_dir={tmp_path / 'data'}" in line and '--device=cpu' in line
     first = json.loads((out / 'run.json').read_text())
     stopped_at, session = first['iterations'], first['sessions'][0]
     assert first['outcome'] == 'stopped by SIGTERM' and 0 < stopped_at < 6
     assert first['knobs']['lr_decay_iters'] == 6 and first['dataset']['name'] == 'tiny'
-    assert re.fullmatch('([0-9a-f]{40}(-dirty)?)?', session['commit'] or '')
+    assert re.fullmatch('[0-9a-f]{40}(-dirty)?', session['commit'] or '0' * 40)
     begin = f'# out\n\n**Stopped by SIGTERM** after {stopped_at} of 6 iterations, '
     assert (out / 'report.md').read_text().startswith(begin)
 
-    result = works('train.py', '--init_from=resume', f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}",
+    result = script('train.py', '--init_from=resume', f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}",
                     '--device=cpu', '--dtype=float32', '--compile=False', pictures=True)
+    assert result.status == 0, result.err
     run, text = json.loads((out / 'run.json').read_text()), (out / 'report.md').read_text()
     assert run['outcome'] == 'done' and run['sessions'][1]['from_iter'] == stopped_at
     assert [s['outcome'] for s in run['sessions']] == ['stopped by SIGTERM', 'done']
@@ -48,7 +52,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     assert f"report: {out / 'report.md'} and {out / 'loss.png'}" in result.out
     step = re.search(r'(?m)^step 6: train loss (\S+), val loss (\S+)$', result.out)
     took = re.search(r'(?m)^done: 6 iterations in (\S+),', result.out)[1]
-    assert f'- training loss: {step[1]} at the end' in text and f'- validation loss: {step[2]} at the end' in text
+    assert re.search(rf'(?m)^\| 6 \| 384 \| {step[1]} \| {step[2]} \| .* \| {took} \|$', text)
     assert text.count(f'{took} of training.') == text.count(f'\ntime      {took} training,') == 1
     final = rows(out)[-1]
     assert final['tokens'] == '384' and float(final['seconds']) == run['seconds']
@@ -56,13 +60,13 @@ def test_a_run_tells_what_it_was_and_how_it_ended(script, tiny, tmp_path, monkey
     assert len(commands) == 2 and '--n_embd=32' in commands[0] and '--init_from=resume' in commands[1]
 
     # a new run in the folder starts with a clean one
-    works('train.py', *tiny, '--overwrite')
+    assert script('train.py', *tiny, '--overwrite').status == 0
     assert len(json.loads((out / 'run.json').read_text())['sessions']) == 1
 
 
-def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path, out):
+def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path):
     script('train.py', *tiny)
-    log, losses = rows(out), []
+    log, losses = rows(tmp_path / 'out'), []
     for row in log:
         if row['val_loss']:
             loss = float(row['val_loss'])
@@ -81,18 +85,18 @@ def test_the_columns_of_the_log_mean_what_they_say(script, tiny, tmp_path, out):
     evaluations = [float(row['eval_seconds']) for row in log if row['eval_seconds']]
     assert evaluations == sorted(evaluations) and len(evaluations) == 3
     # weights that a new run starts from have seen tokens before
-    script('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'next'}")
+    script('train.py', *tiny, f"--init_from={tmp_path / 'out'}", f"--out_dir={tmp_path / 'next'}")
     log = [row for row in rows(tmp_path / 'next') if row['loss']]
     assert [int(row['tokens_total']) - int(row['tokens']) for row in log] == [6 * 64] * 6
 
 
-def test_a_log_of_other_columns_is_taken_up(tiny, out, works):
-    works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
-    log = rows(out)
+def test_a_log_of_other_columns_is_taken_up(script, tiny, tmp_path):
+    script('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
+    log = rows(tmp_path / 'out')
     lines = [f"{row['iter']},{row['loss']},7" for row in log]
-    (out / 'log.csv').write_text('\n'.join(['iter,loss,own', *lines, '']))
-    works('train.py', *tiny, '--init_from=resume')
-    new = rows(out)
+    (tmp_path / 'out' / 'log.csv').write_text('\n'.join(['iter,loss,own', *lines, '']))
+    assert script('train.py', *tiny, '--init_from=resume').status == 0
+    new = rows(tmp_path / 'out')
     assert [row['iter'] for row in new] == [str(i) for i in range(7)]
     assert new[1]['loss'] == log[1]['loss'] and new[1]['own'] == '7' and new[4]['progress'] and not new[1]['progress']
 
@@ -146,16 +150,17 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(run, want, t
     assert all(note.removeprefix('note: ') in text for note in notes)
 
 
-def test_the_report_has_the_best_and_the_last_of_each_evaluation(tmp_path):
+def test_a_long_table_of_evaluations_is_thinned_and_says_so(tmp_path):
     run = make_run(tmp_path / 'run', n=300, rhymes=(20, lambda i: i / 1000), weight_norm=(1, lambda i: 20 + i))
     report.write(run)
-    text = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0]
-    assert re.findall('(?m)^- (.*)', text) == [
-        'training loss: 1.0968 at the end, 1.0968 at best', 'validation loss: 1.1968 at the end, 1.1968 at best',
-        'rhymes: 0.3000 at the end']
+    table = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0].splitlines()
+    assert table[3] == '12 of 16; all of them are in log.csv.' and len(table) == 7 + 12 + 1
+    assert table[5].startswith('| iteration | tokens | training loss | validation loss | rhymes | training time |')
+    assert table[8] == '| 20 | 20,000 | 2.0000 | 2.1000 | 0.0200 | 0m02s |'
+    assert table[-2].startswith('| 300 | 300,000 | ')
 
 
-def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(works, tiny, tmp_path, monkeypatch):
+def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(log, 'REPORT_EVERY', 0)
     pages, write = [], report.write
 
@@ -164,21 +169,27 @@ def test_the_report_lives_while_the_run_does_and_shows_its_latest_samples(works,
         pages.append((tmp_path / 'out' / 'report.md').read_text())
         return lines
     monkeypatch.setattr(report, 'write', kept)
-    works('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30')
+    assert script('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30').status == 0
     made = [re.search(r'\*\*(.*)\*\* after (\d) of 6', page).groups() for page in pages]
     assert made == [('Running, or killed', '1'), ('Running, or killed', '4'), ('Running, or killed', '6'), ('Done', '6')]
-    assert pages[-1].count('\n## Samples, after') == pages[-1].count('\n## Samples, after 6 iterations\n') == 1
+    assert re.search(r'(?m)^after 2 iterations +after 4 iterations +after 6 iterations$', pages[-1])
 
 
-def test_runs_are_compared_by_best_and_last(script, tmp_path):
-    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', val=lambda i: 2)
-    out = script('plot.py', a, b, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == [str(a), '1.2429', '1.2429', '200,000', '0m20s']
-    assert out[2].split() == [str(b), '2.0000', '2.0000', '200,000', '0m20s']
+def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
+    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
+    c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
+    assert report.groups([a, b]) == {'all seeds': [a, b]}
+    assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
+    assert report.groups([a]) == {a: [a]}
+    d = make_run(tmp_path / 'd')
+    assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
+    out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
+    assert out[1].split() == ['n_layer', '2', '1.2429', '±', '0.0000', '1.2429', '±', '0.0000', '200,000', '0m20s']
+    assert out[2].split() == ['n_layer', '4', '2.0000', '2.0000', '200,000', '0m20s']
 
 
-@pytest.mark.parametrize('x, y', [('time', 'val_loss'), ('iter', 'own')])
-def test_each_run_has_its_curve_in_its_color(works, tmp_path, x, y):
+@pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])
+def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
     matplotlib = pytest.importorskip('matplotlib')
     import matplotlib.image
     runs = []
@@ -186,9 +197,10 @@ def test_each_run_has_its_curve_in_its_color(works, tmp_path, x, y):
         def loss(i):
             return k - 1 + falling(i)
         runs.append(make_run(tmp_path / f'run{k}', {'n_layer': k}, loss=loss, val=loss, own=(1, lambda i: k)))
-    works('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
+    result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
+    assert result.status == 0, result.err
     pixels = matplotlib.image.imread(tmp_path / 'curves.png')[:, :, :3]
-    found = [(abs(pixels - matplotlib.colors.to_rgb(f'C{i}')) < 1e-3).all(-1).sum() for i in range(4)]
+    found = [(abs(pixels - matplotlib.colors.to_rgb(color)) < 1e-3).all(-1).sum() for color in report.COLORS]
     assert min(found[:3]) > 300 and found[3] == 0
     assert not list(tmp_path.glob('*.tmp'))
 
@@ -199,8 +211,11 @@ def test_mistakes_are_one_line(script, tmp_path, monkeypatch):
                         ([tmp_path / 'none'], 'no log.csv'),
                         ([run, '--y=hellaswag'], 'nothing to draw'),
                         ([run, f"--to={tmp_path / 'no' / 'such.png'}"], 'cannot be written')):
-        is_refused(script('plot.py', *args), words)
+        result = script('plot.py', *args)
+        assert result.status == 2 and words in result.err, (args, result.err)
+        assert result.err.startswith('error: ') and result.err.count('\n') == 1, (args, result.err)
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    is_refused(script('plot.py', run), 'pip install matplotlib')
+    result = script('plot.py', run)
+    assert result.status == 2 and 'pip install matplotlib' in result.err
     assert 'no loss.png' in script('plot.py', run, '--report=True').out
     assert '![' not in (run / 'report.md').read_text()

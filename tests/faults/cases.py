@@ -443,6 +443,13 @@ def a_loss_is_nan(quick):
     note, = [line for line in child.text().splitlines() if 'was skipped' in line]
     assert 'the update of iteration 12 was skipped, its loss is nan, its gradient norm nan' in note, note
     assert [row['loss'] == 'nan' for row in log_without_times(child.out)[11:14]] == [False, True, False]
+    # without the sabotage that iteration is a good one: the same samples, weights, dropout and lr
+    again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(f'{child.out}-replay'))
+    assert again.wait() == 0, again.text()
+    rows = [row for log in (log_without_times(again.out), through('--eval_interval=0')[1])
+            for row in log if row['iter'] == '12']
+    found, normal = [[row[name] for name in ('loss', 'grad_norm', 'lr')] for row in rows]
+    assert found == normal
     a, b = (train('--eval_interval=0', f'--log_interval={n}', sabotage=poison({12})).out for n in (1, 9))
     assert fingerprint(a) == fingerprint(b), 'when it is looked at changes nothing'
     text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10',
@@ -450,7 +457,8 @@ def a_loss_is_nan(quick):
     assert '(2 skipped since the last line, 0 in a row)' in text and 'iteration 25' in text, text
     two = train('--eval_interval=0', ranks=2, sabotage=poison({12, 13}, rank=1))
     assert 'iteration 12 was skipped' in two.text(), two.text()[-800:]
-    return "skipped on all processes alike, told with iteration, loss and norm; weights finite"
+    return ("skipped on all processes alike, told with iteration, loss, norm and the line that replays it; "
+            "weights finite")
 
 
 @case()
