@@ -225,20 +225,6 @@ def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     assert max(map(len, knobs.splitlines())) <= 80
 
 
-def test_help_tells_the_values_of_a_config_and_only_what_is_asked_for(script, monkeypatch):
-    monkeypatch.setenv('COLUMNS', '100')
-    out = script('train.py', 'config/quickstart.py', '--seed', '3', '--help').out
-    assert re.search(r'--n_embd=128 +\[default: 768\]', out) and re.search(r'--seed=3 [^[]*\[default: 1337\]', out)
-    assert '--weight_decay=0.0 ' in out and out.index('the essential ones') < out.index('--n_layer=1') < out.index('\nfiles\n')
-    some = script('train.py', '--help', 'lr').out
-    assert re.findall(r'(?m)^  --(\w+)=', some)[:4] == ['learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr']
-    assert '--n_layer' not in some and max(map(len, some.splitlines())) <= 100
-    assert '--sample_prompts' in script('train.py', '--help', 'prompt').out, 'by its comment'
-    result = script('train.py', '--help', 'zebra')
-    assert result.status == 2 and result.err.startswith('error: no knob is about that (zebra). ') and result.err.count('\n') == 1
-    assert script('train.py', '--help', '--lerning_rate=3').status == 2
-
-
 @pytest.mark.parametrize('name, slow', [('train.py', 'torch'), ('plot.py', 'matplotlib')])
 def test_ctrl_c_during_the_start_is_no_traceback(name, slow, tmp_path):
     (tmp_path / f'{slow}.py').write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n")

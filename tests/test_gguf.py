@@ -74,23 +74,6 @@ def test_matrices_have_the_dtype_that_was_asked_for_and_vectors_are_exact(dtype,
         assert (back == p).all() == (bound == 0.0)
 
 
-def test_what_came_out_different_is_an_error(tmp_path):
-    net = random_model(dict(arch='llama', vocab_size=257))
-    reader = written(net, tmp_path / 'm.gguf', dtype='q8_0')
-    keys = {'llama.block_count': 2, 'llama.rope.freq_base': 1e4}
-    meant = {tensor.name: tensor.data for tensor in reader.tensors}
-    gguf_file.compare(reader, keys, meant)
-    name, changed = 'blk.0.ffn_up.weight', meant['blk.0.ffn_up.weight'].copy()
-    changed[3, 4] ^= 1
-    for keys_meant, tensors_meant in (({**keys, 'llama.block_count': 3}, meant), (keys, {**meant, name: changed})):
-        with pytest.raises(ValueError, match='came out different'):
-            gguf_file.compare(reader, keys_meant, tensors_meant)
-    with torch.no_grad():
-        net.lm_head.weight[0, 0] = 1e6
-    with pytest.raises(ValueError, match='too large for F16.*bf16'):
-        gguf_file.write(str(tmp_path / 'x.gguf'), net.state_dict(), net.config, BYTES, 'f16', 'mine')
-
-
 def test_scaled_rotations_are_those_of_transformers(tmp_path):
     rope = pytest.importorskip('transformers.modeling_rope_utils')
     net = random_model(dict(SHAPES['llama far'], vocab_size=257))

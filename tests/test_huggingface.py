@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -114,21 +113,6 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(name, tmp_path, test_data
 
 
 CHARS = {'kind': 'char', 'chars': '\n abcdef|'}
-
-
-@pytest.mark.parametrize('arch, tokenizer', [('gpt2', CHARS), ('modern', BYTES)])
-def test_a_pipeline_opens_the_folder_without_a_warning(arch, tokenizer, tmp_path, caplog, recwarn):
-    net = random_model(dict(arch=arch, vocab_size=make_tokenizer(tokenizer).n_vocab, n_layer=1))
-    hf_export.write(str(tmp_path / 'hf'), net.state_dict(), net.config, tokenizer)
-    transformers.utils.logging.enable_propagation()  # to caplog
-    try:
-        pipe = transformers.pipeline('text-generation', str(tmp_path / 'hf'))
-        texts = [found[0]['generated_text'] for found in (pipe('abc '), *pipe(['a', 'bc\n'], batch_size=2))]
-    finally:
-        transformers.utils.logging.disable_propagation()
-    assert [text[:1] for text in texts] == ['a', 'a', 'b'] and len(texts[0]) <= len('abc ') + net.config.block_size // 2
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not told and not [str(w.message) for w in recwarn if 'transformers' in w.filename]
 
 
 def test_a_character_vocabulary_names_a_rare_character_as_end_of_text(tmp_path):
