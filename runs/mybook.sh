@@ -87,7 +87,7 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-echo "done: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds of training in all"
+echo "done: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"

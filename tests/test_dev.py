@@ -76,12 +76,6 @@ def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(wor
     assert (tmp_path / 'race_shakespeare.png').exists()
 
 
-def test_a_recipe_leaves_a_table(works, tmp_path):
-    tiny = '--max_iters=2 --n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=2'
-    table = record(works, tmp_path, 'recipe_laptop', 'dev/recipe.py', 'laptop', f'--flags={tiny}')
-    assert 2 < float(re.search(r'\| mean \| 2 \| [\d.]+ \| (\d\.\d{4})', table)[1]) < 4
-
-
 @pytest.fixture
 def copied(tmp_path):
     """A folder with the files of the project."""
