@@ -1,5 +1,5 @@
 """
-What a run takes, before it is started: memory, disk, network, time. Nothing is written.
+What a run takes, before it is started: memory, disk, time. Nothing is written.
 
     $ python plan.py config/train_gpt2.py                                       # for the device here
     $ python plan.py config/plan_llama_70b.py --world_size=512 --gpu_memory=80  # for GPUs elsewhere
@@ -29,7 +29,6 @@ from support import devices, plan_memory, setup
 from support.console import exit_on_broken_pipe, wrap
 from support.dataset_meta import bin_files
 from support.parallel import Distributed
-from support.devices import peak_flops_of
 
 elsewhere = world_size is not None or gpu_memory is not None
 n_processes = int(os.environ.get('WORLD_SIZE', 1)) if world_size is None else world_size
@@ -69,7 +68,7 @@ why = f'{memory / 1e9:g} GB each, elsewhere'
 if not elsewhere:
     device, why = devices.choose_device(knobs['device'], int(os.environ.get('LOCAL_RANK', 0)),
                                         'RANK' in os.environ)
-    memory, peak = devices.memory_of(device), peak or peak_flops_of(device)
+    memory, peak = devices.memory_of(device), peak or devices.peak_flops_of(device)
 dist = Distributed(device, why, world_size=n_processes)
 dist.is_main = False  # it writes nothing
 run = setup.Run({**knobs, 'wandb_log': False}, dict(given), dist)  # wandb need not be here
@@ -83,11 +82,11 @@ data = f"dataset   {knobs['dataset']} is not here: a vocabulary of {NoData.vocab
 where = 'cuda' if elsewhere else device
 if run.data is not NoData:
     data = setup.dataset_line(run)
-show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *setup.notes(run)])
 found, fits = plan_memory.lines(run, memory, peak)
-show(found)
-if measure and not fits:  # a trial could take the machine down
-    fail("measure: it would not fit, so it was not tried")
+show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *setup.notes(run),
+      *found])
 if measure:
+    if not fits:  # a trial could take the machine down
+        fail("measure: it would not fit, so it was not tried")
     del given['measure']
     show(plan_memory.trial(_train_py, given, run))

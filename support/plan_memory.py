@@ -1,26 +1,27 @@
 """
-What a run takes, by arithmetic: memory, disk, network, time. dev/records/plan.md has the memory beside that
-of real steps.
+What a run takes, by arithmetic: memory, disk, time. dev/records/plan.md has the memory beside that of real
+steps.
 """
 
-import csv
 import os
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import torch
 
 from model import GPT
 from support.console import format_duration
 from support.devices import choose_loss_chunk_size
+from support.report import read_log
 
 MARGIN = 2e9, 0.05  # bytes for CUDA, NCCL and libraries, and the share lost to fragmentation: assumed
 MFU = 0.4  # share of the peak FLOP/s, assumed
 # a trial is a short run of its own
-TRIAL = dict(init_from='scratch', overwrite=True, budget=None, max_iters=4, lr_schedule='constant',
-             warmup_iters=0, eval_only=False, eval_interval=0, eval_iters=1, tasks_interval=0,
-             sample_interval=0, log_interval=1, wandb_log=False)
+TRIAL = ('--init_from=scratch --overwrite --budget=None --max_iters=4 --lr_schedule=constant --warmup_iters=0 '
+         '--eval_only=False --eval_interval=0 --eval_iters=1 --tasks_interval=0 --sample_interval=0 '
+         '--log_interval=1 --wandb_log=False')
 
 
 def gb(n):
@@ -44,104 +45,87 @@ def kept(config, dtype, on_gpu):
     return attention, mlp
 
 
-def peak(run, n_blocks, memory):
-    """(when, {part: bytes}): the moment of an iteration that takes the most, in one process."""
+def peak(run, memory):
+    """{part: bytes} of one process when an iteration takes the most. memory: bytes of the device"""
     c, k, n = run.config, run.k, run.k.shard or run.dist.world_size  # n processes share one copy
     on_gpu, low, saving = run.dist.device.type != 'cpu', k.dtype != 'float32', k.activation_checkpointing
     C, V, tokens, layers = c.n_embd, c.vocab_size, k.batch_size * c.block_size, c.n_layer + c.near_layers
-    width, weights, block = 2 if low else 4, 4 * run.n_params, 4 * n_blocks / layers
-    others = weights - 4 * n_blocks  # embeddings and head
+    width, weights, blocks = 2 if low else 4, 4 * run.n_params, 4 * run.n_block_params
+    others, block = weights - blocks, blocks / layers  # embeddings and head; one block
 
-    # activations: of one layer, of all, around them, and autocast's copies of the weights
+    # activations: of all layers, around them, and autocast's copies of the weights
     attention, mlp = kept(c, k.dtype, on_gpu)
-    layer = tokens * (attention + mlp)
-    all_layers = tokens * (c.n_layer * attention + layers * mlp)
-    if saving:
-        all_layers = tokens * layers * C * (2 if low and on_gpu else 4)  # the input of each
+    kept_in_all = tokens * (c.n_layer * attention + layers * mlp)
+    working = tokens * (2 * width * c.mlp_width + 8 * C)  # gradients inside a layer
+    if saving:  # of each layer its input, and one that is computed again
+        kept_in_all = tokens * layers * C * (2 if low and on_gpu else 4)
+        working += tokens * (attention + mlp)
     around = tokens * C * (4 + width)
     if low and n == 1:
-        around += 2 * (C * V + (0 if saving else n_blocks))
-    working = tokens * (2 * width * c.mlp_width + 8 * C)  # gradients inside a layer
+        around += 2 * C * V + (0 if saving else blocks / 2)
     # the logits, what the softmax gives, and their gradients
     each = 16 if c.softcap else 12
     loss = tokens * V * each
     if size := choose_loss_chunk_size(run.dist.device, tokens, V, memory):
         loss = size * V * (each + width + 2) + 4 * C * (V + tokens)  # and what is left of the chunk before
+    activations = around + kept_in_all + max(loss, working)
 
     # gradients: those kept between micro-batches. DDP's are buckets, which stay
-    between, gathered, whole = 0, 0, 0
+    gradients, gathered = 0, 0
     if run.grad_accum_steps > 1 or (run.dist.world_size > 1 and k.shard == 1):
-        between = weights
+        gradients = weights
     if n > 1:  # whole weights while they are needed, whole gradients until they are sent
-        gathered, whole = others + width * block / 2, others + block
-        if weights > memory / 8:  # else whole ones are kept, see Distributed.place
-            between /= n
-    moments = {
-        'at the loss': (between, gathered, around + all_layers + loss),
-        'in the backward pass of the last layer': (
-            between + whole, gathered,
-            around + all_layers + working + (max(0, layer - block) if saving else 0)),
-        'in the update': (weights / n, 0, 4 * n_blocks / n if k.matrix_optimizer == 'muon' else 0)}
-    when = max(moments, key=lambda name: sum(moments[name]))
-    return when, {'weights': weights / n, 'optimizer': (run.checkpoint_bytes - weights) / n,
-                  **dict(zip(('gradients', 'gathered', 'activations'), moments[when]))}
+        gathered = others + width * block / 2
+        # there is room for more of them in places: see Distributed.place
+        gradients = others + block + gradients / (n if weights > memory / 8 else 1)
+    return {'weights': weights / n, 'optimizer': (run.checkpoint_bytes - weights) / n, 'gradients': gradients,
+            'gathered': gathered, 'activations': max(activations, weights / n - gradients)}  # they take turns
 
 
 def lines(run, memory, peak_flops):
     """(what plan.py prints, whether it fits). memory: bytes of the device; peak_flops: of it, or None"""
-    with torch.device('meta'):
-        model = GPT(run.config)
-    n_blocks = sum(p.numel() for p in model.transformer.h.parameters())
     k, n, on_gpu = run.k, run.dist.world_size, run.dist.device.type != 'cpu'
-    when, parts = peak(run, n_blocks, memory)
+    parts = peak(run, memory)
     if on_gpu:
         parts['margin'] = MARGIN[0] + MARGIN[1] * sum(parts.values())
     total, size = sum(parts.values()), run.checkpoint_bytes
     fits = total <= memory
-    found = [f"memory    {gb(total)}{'' if on_gpu else ' and what torch itself takes,'} of the "
-             f"{memory / 1e9:,.5g} GB of {'each GPU' if on_gpu else 'this machine'}, so it "
-             f"{'fits' if fits else 'does not fit'}. it takes the most {when}:"]
+    where = 'each GPU' if on_gpu else 'this machine, beside torch itself'
+    found = [f"memory    {gb(total)} of the {memory / 1e9:,.5g} GB of {where}, "
+             f"so it {'fits' if fits else 'does not fit'}:"]
     found += [f"            {name:12} {gb(part)}" for name, part in parts.items() if part]
     if not fits:
         found.append("remedy    a smaller --batch_size with more --gradient_accumulation_steps, "
                      "--activation_checkpointing, --shard=0 among more processes, a smaller --block_size")
     found.append(f"disk      {gb(size)} a checkpoint, {gb(size * (k.keep_checkpoints + 2))} for the "
                  f"{k.keep_checkpoints} newest, the best and one being written")
-    if n > 1:  # gradients in a ring, https://arxiv.org/abs/1802.05799; FSDP gathers weights as well
-        width, blocks = 4 if k.dtype == 'float32' else 2, 4 * n_blocks
-        sent = 8 * run.n_params
-        if k.shard != 1:
-            sent = run.grad_accum_steps * (width * blocks / 2 + 4 * run.n_params - blocks) + sent / 2
-        found.append(f"network   {gb(sent * (n - 1) / n)} sent by each of {n} processes per iteration")
     if not peak_flops:
-        found.append("time      only a trial can tell: add --measure; or say --peak_flops=989e12")
-        return found, fits
-    flops = model.flops_per_token() * run.tokens_per_iter * (4 / 3 if k.activation_checkpointing else 1)
+        return found + ["time      only a trial can tell: add --measure; or say --peak_flops=989e12"], fits
+    with torch.device('meta'):
+        flops = GPT(run.config).flops_per_token() * run.tokens_per_iter
+    if k.activation_checkpointing:
+        flops *= 4 / 3
     hours = k.max_iters * flops / (MFU * peak_flops * n) / 3600
-    found.append(f"time      {hours:,.1f} hours for {k.max_iters:,} iterations = {hours * n:,.0f} hours "
-                 f"of a GPU, at {MFU:.0%} of its peak, which is assumed")
-    return found, fits
+    return found + [f"time      {hours:,.1f} hours for {k.max_iters:,} iterations = {hours * n:,.0f} hours "
+                    f"of a GPU, at {MFU:.0%} of its peak, which is assumed"], fits
 
 
 def trial(train_py, given, run):
     """The lines of a trial: train.py for a few iterations, in a folder that is removed again. Each process
     that torchrun started starts one; the first one tells."""
     folder, is_first = run.k.out_dir.rstrip(os.sep) + '-trial', os.environ.get('RANK', '0') == '0'
-    flags = {**given, **TRIAL, 'out_dir': folder}
+    flags = [f'--{name}={given[name]}' for name in given] + TRIAL.split() + [f'--out_dir={folder}']
     try:
-        done = subprocess.run([sys.executable, train_py, *(f'--{name}={flags[name]}' for name in flags)],
-                              stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, train_py, *flags], stdout=subprocess.DEVNULL)
         if done.returncode or not is_first:
             sys.exit(done.returncode)
-        with open(os.path.join(folder, 'log.csv'), newline='') as f:
-            rows = [row for row in csv.DictReader(f) if row['ms']]
+        log = read_log(folder)
     finally:
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
-    ms = min(float(row['ms']) for row in rows)  # what else the machine does is not ours
-    taken = 1e9 * float(rows[-1]['memory_gb'] or 'nan')
-    return [line for line in done.stdout.splitlines() if line.startswith('note:')] + [
-        f"measured  {gb(taken)} at the most in each process, on a CPU with torch itself",
-        f"speed     {ms:.2f} ms per iteration, {1000 * run.tokens_per_iter / ms:,.0f} tokens/s",
-        f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations, "
-        "without evaluating and saving"]
+    ms = np.nanmin(log['ms'])  # what else the machine does is not ours
+    return [f"measured  {gb(1e9 * np.nanmax(log['memory_gb']))} at the most in each process, on a CPU with torch "
+            "itself",
+            f"speed     {ms:.2f} ms per iteration, {1000 * run.tokens_per_iter / ms:,.0f} tokens/s",
+            f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations, "
+            "without evaluating and saving"]

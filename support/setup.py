@@ -51,6 +51,7 @@ class Run:
     tokens_before: int = 0  # what the weights had seen when this run began
     samples_per_epoch: int = 1
     n_params: int = 0
+    n_block_params: int = 0  # of them in the blocks
     checkpoint_bytes: int = 0
     trained_on: dict = None  # what decides which samples an iteration sees
     environment: dict = None  # what the bits of a result depend on besides the knobs
@@ -266,9 +267,11 @@ def settle_data(run):
     with torch.device('meta'):  # to count only: no memory is used
         model = GPT(run.config)
     run.n_params = model.get_num_params(non_embedding=False)
-    matrices = sum(p.numel() for p in model.transformer.h.parameters())
+    run.n_block_params = sum(p.numel() for p in model.transformer.h.parameters())
     # weights and AdamW's two moments in float32; Muon has one
-    run.checkpoint_bytes = 12 * run.n_params - (4 * matrices if k.matrix_optimizer == 'muon' else 0)
+    run.checkpoint_bytes = 12 * run.n_params
+    if k.matrix_optimizer == 'muon':
+        run.checkpoint_bytes -= 4 * run.n_block_params
     if run.dist.is_main and not k.eval_only:
         stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
                                      checkpoint.numbered(k.out_dir)))

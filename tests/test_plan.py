@@ -42,8 +42,7 @@ def test_a_plan_counts_parameters_and_leaves_nothing(works, tiny, tmp_path):
 def test_the_estimate_is_what_train_py_takes(flags, tiny, works):
     flags = [*tiny, *SMALL, *flags.split()]
     plan = works('plan.py', *flags).globals
-    blocks = sum(p.numel() for name, p in plan['plan_memory'].GPT(plan['run'].config).named_parameters() if name.startswith('transformer.h.'))
-    estimate = sum(plan_memory.peak(plan['run'], blocks, plan['memory'])[1].values())
+    estimate = sum(plan_memory.peak(plan['run'], plan['memory']).values())
     with Tracker() as tracker:
         works('train.py', *flags, '--always_save_checkpoint=False')
     assert estimate == pytest.approx(tracker.get_tracker_snapshot('peak')[torch.device('cpu')]['Total'], rel=0.1)
@@ -67,7 +66,7 @@ def test_70b_is_planned_where_it_could_never_run(script, tmp_path):
     result = script('plan.py', *LLAMA_70B, '--world_size=512', f"--out_dir={tmp_path / 'out'}")
     assert '69,276,540,928 parameters' in result.out and 'a vocabulary of 50,304' in result.out, result.err
     assert 'epochs' not in result.out and 'so it fits' in result.out and not (tmp_path / 'out').exists()
-    assert gb(result.out, 'weights') == pytest.approx(4 * 69.28 / 512, abs=0.02) and re.search('network .* of 512 processes', result.out)
+    assert gb(result.out, 'weights') == pytest.approx(4 * 69.28 / 512, abs=0.02)
     assert re.search(r'time +1,6\d\d.\d hours', result.out)
     assert 'does not fit' in script('plan.py', *LLAMA_70B, '--world_size=8').out
 
