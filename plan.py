@@ -12,7 +12,7 @@ any size; --measure adds a few iterations of train.py.
 
 import os
 
-from configurator import configure, fail
+from configurator import configure, fail, out_of_range
 
 # -----------------------------------------------------------------------------
 world_size: int = None  # estimate for so many GPUs, which need not be here. None: for the device here
@@ -37,8 +37,7 @@ has_data = bool(bin_files(os.path.join(knobs['data_dir'] or DATA_DIR, knobs['dat
 # -----------------------------------------------------------------------------
 # what cannot be planned
 
-problems = [f"{name} is out of range ({knobs[name]}). use a number above 0"
-            for name in ('world_size', 'gpu_memory') if knobs[name] is not None and knobs[name] <= 0]
+problems = out_of_range(knobs, above_zero='world_size gpu_memory')
 if measure and (elsewhere or not has_data):
     problems.append("measure is for the devices and data here. leave out --measure, or world_size and "
                     f"gpu_memory, and make the dataset ({knobs['dataset']})")

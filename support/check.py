@@ -15,53 +15,51 @@ import random
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from model import GPT, KVCache
 from support import load
-from support.files import write_json
 from support.report import read_log
 
-REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+REPO = Path(__file__).resolve().parents[1]
 N, WARMUP, LR = 8, 2, 1e-2  # iterations, learning rate
-TINY = ['--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=32', '--batch_size=2', '--dropout=0.1',
-        '--token_noise=0.1', '--gradient_accumulation_steps=4', f'--lr_decay_iters={N}',
-        f'--warmup_iters={WARMUP}', f'--learning_rate={LR}', '--min_lr=0', '--lr_schedule=cosine',
-        '--eval_interval=4', '--eval_iters=2',
-        '--log_interval=1', '--device=cpu', '--dtype=float32', '--compile=False', '--dataset=check']
+TINY = ('--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=2 --dropout=0.1 --token_noise=0.1 '
+        f'--gradient_accumulation_steps=4 --lr_decay_iters={N} --warmup_iters={WARMUP} --learning_rate={LR} '
+        '--min_lr=0 --lr_schedule=cosine --eval_interval=4 --eval_iters=2 --log_interval=1 --device=cpu '
+        '--dtype=float32 --compile=False --dataset=check').split()
 
 
 def make_text(folder):
     """A dataset of a few thousand ids, each likely after the one before."""
-    os.makedirs(folder)
-    steps = random.Random(1).choices((1, 2, 5), k=20_000)
-    ids = np.cumsum(steps) % 60
-    ids[:18_000].astype('<u2').tofile(os.path.join(folder, 'train.bin'))
-    ids[18_000:].astype('<u2').tofile(os.path.join(folder, 'val.bin'))
-    write_json(os.path.join(folder, 'meta.json'), {'vocab_size': 60})
+    folder.mkdir()
+    ids = np.cumsum(random.Random(1).choices((1, 2, 5), k=20_000)) % 60
+    ids[:18_000].astype('<u2').tofile(folder / 'train.bin')
+    ids[18_000:].astype('<u2').tofile(folder / 'val.bin')
+    (folder / 'meta.json').write_text('{"vocab_size": 60}')
 
 
 def train(flags, place, name, *more, processes=1):
     """The folder of a run of train.py; RuntimeError with what it said if it fails."""
-    launcher = [] if processes == 1 else ['-m', 'torch.distributed.run', '--standalone',
-                                          f'--nproc_per_node={processes}']
-    out = os.path.join(place, name)
-    done = subprocess.run([sys.executable, *launcher, os.path.join(REPO, 'train.py'), *flags, *TINY,
-                           f'--data_dir={place}', f'--out_dir={out}', *more],
+    launcher = []
+    if processes > 1:
+        launcher = f'-m torch.distributed.run --standalone --nproc_per_node={processes}'.split()
+    done = subprocess.run([sys.executable, *launcher, REPO / 'train.py', *flags, *TINY, f'--data_dir={place}',
+                           f'--out_dir={place / name}', *more],
                           env={**os.environ, 'OMP_NUM_THREADS': '1'}, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ['it says nothing']
         raise RuntimeError(next((line for line in lines if line.startswith('error: ')), lines[-1]))
-    return out
+    return place / name
 
 
 def resume_differs(flags, place):
     """What a resume does otherwise than a run that goes through, or None."""
     train(flags, place, 'halves', '--max_iters=4')
     halves = train(flags, place, 'halves', '--init_from=resume', f'--max_iters={N}')
-    a, b = (load.read(os.path.join(out, 'ckpt.pt'))['model'] for out in (os.path.join(place, 'one'), halves))
+    a, b = (load.read(str(out / 'ckpt.pt'))['model'] for out in (place / 'one', halves))
     other = [name for name in a if not torch.equal(a[name], b[name])]
     if other:
         return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or noise "
@@ -71,7 +69,7 @@ def resume_differs(flags, place):
 def processes_differ(flags, place):
     """What two processes do otherwise than one, or None."""
     two = train(flags, place, 'two', f'--max_iters={N}', processes=2)
-    apart = np.nanmax(np.abs(read_log(os.path.join(place, 'one'))['loss'] - read_log(two)['loss']))
+    apart = np.nanmax(np.abs(read_log(place / 'one')['loss'] - read_log(two)['loss']))
     if not apart < 1e-3:
         return (f"losses differ by {apart:.2g}. is the loss divided by the micro-batches of all processes, "
                 "are batch and dropout drawn by the number of the micro-batch?")
@@ -79,7 +77,7 @@ def processes_differ(flags, place):
 
 def rate_differs(flags, place):
     """Where the learning rate leaves the schedule, or None."""
-    rates = read_log(os.path.join(place, 'one'))['lr']
+    rates = read_log(place / 'one')['lr']
     for it, rate in enumerate(rates[:N]):
         fall = 0.5 * (1 + math.cos(math.pi * (it - WARMUP) / (N - WARMUP)))
         want = LR * (it + 1) / (WARMUP + 1) if it < WARMUP else LR * fall
@@ -89,7 +87,7 @@ def rate_differs(flags, place):
 
 def cache_differs(flags, place):
     """Where logits with the cache are others than those of the whole context, or None."""
-    model, _ = load.model_and_tokenizer(GPT, os.path.join(place, 'one'))
+    model, _ = load.model_and_tokenizer(GPT, str(place / 'one'))
     torch.manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -113,8 +111,9 @@ PROMISES = (('a resume gives the same bits', resume_differs),
 
 def main():
     flags, broken = sys.argv[1:], 0
-    with tempfile.TemporaryDirectory(prefix='check-') as place:
-        make_text(os.path.join(place, 'check'))
+    with tempfile.TemporaryDirectory(prefix='check-') as folder:
+        place = Path(folder)
+        make_text(place / 'check')
         train(flags, place, 'one', f'--max_iters={N}')
         for promise, differs in PROMISES:
             try:

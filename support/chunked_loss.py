@@ -74,11 +74,9 @@ def usable_on(model, dist):
         net = type(model)(small)
         torch.nn.init.normal_(net.lm_head.weight)
         idx, targets = torch.randint(11, (2, 8)), torch.randint(-1, 11, (2, 8))
-        losses = [net(idx, targets)[1]]
+        loss = net(idx, targets)[1]
         use_chunked_loss(net, 3)
-        losses.append(net(idx, targets)[1])
-    grads = [torch.autograd.grad(loss, net.lm_head.weight)[0] for loss in losses]
-    same = all(torch.allclose(*pair, rtol=1e-3, atol=1e-5) for pair in (losses, grads))
+        same = torch.allclose(net(idx, targets)[1], loss, rtol=1e-3, atol=1e-5)
     if not same:
         dist.print("note: the loss in model.py is not the one in support/chunked_loss.py, so all logits are "
                    "held in memory at once")

@@ -11,14 +11,10 @@ from configurator import fail
 from support.errors import first_line
 
 
-def is_sharded(model):
-    return hasattr(model, 'set_requires_gradient_sync')
-
-
 def compile_parts(model, **options):
     """Compile `model` in place (its parameters keep their names): all of it or, where FSDP gathers weights
     before they compute, each block and, as one, head and loss."""
-    if not is_sharded(model):
+    if not hasattr(model, 'set_requires_gradient_sync'):  # FSDP's
         return model.compile(**options)
     for block in model.transformer.h:
         block.compile(**options)

@@ -21,26 +21,19 @@ ESSENTIAL = ('out_dir', 'init_from', 'dataset', 'batch_size', 'block_size', 'n_l
              'learning_rate', 'max_iters')
 # what other trainers call it -> what it is called here, where the spelling does not tell
 ALIASES = dict(
-    lr='learning_rate', max_lr='learning_rate', max_grad_norm='grad_clip',
-    steps='max_iters', max_steps='max_iters', epochs='budget',
-    num_epochs='budget', num_train_epochs='budget', training_tokens='budget', steps_per_epoch='budget',
-    target_param_data_ratio='budget', context_length='block_size', seq_len='block_size',
-    max_seq_len='block_size', tokens_per_update='total_batch_size', num_seq='batch_size',
-    grad_accum='gradient_accumulation_steps', depth='n_layer', embd_size='n_embd', d_model='n_embd',
-    hidden_size='n_embd', multiple_of='mlp_width', eval_every='eval_interval', eval_freq='eval_interval',
-    token_ckpt='save_interval', model_gen_multiplier='sample_interval', top_p='sample_tokens',
-    core_metric_every='tasks_interval', hellaswag='tasks', save_dir='out_dir', log_file='out_dir',
-    load_ckpt='init_from', resume='init_from', resume_from_step='init_from', use_prev_scheduler='init_from',
-    checkpoint='init_from', use_wandb='wandb_log', precision='dtype', bf16='dtype', tf32='dtype',
-    enable_compilation='compile', use_torch_compile='compile',
-    prompt='start', max_tokens_to_generate='max_new_tokens', num_proc='workers', text_column='text_key',
+    lr='learning_rate', max_lr='learning_rate', max_grad_norm='grad_clip', steps='max_iters',
+    max_steps='max_iters', epochs='budget', num_epochs='budget', target_param_data_ratio='budget',
+    context_length='block_size', seq_len='block_size', max_seq_len='block_size', depth='n_layer',
+    embd_size='n_embd', d_model='n_embd', hidden_size='n_embd', eval_every='eval_interval', top_p='sample_tokens',
+    core_metric_every='tasks_interval', hellaswag='tasks', save_dir='out_dir', resume='init_from',
+    checkpoint='init_from', use_wandb='wandb_log', precision='dtype', bf16='dtype', prompt='start',
+    num_proc='workers',
 )
 # what others have and this has in another way
 INSTEAD = dict(
     tokenizer="the dataset has one: python prepare.py NAME --input=TEXT --tokenizer=PATH",
     vocab_size="it is the dataset's",
     num_gpus="torchrun says it: torchrun --standalone --nproc_per_node=N train.py ...",
-    eps="of Adam: --adam_eps; those of the norms are fixed",
 )
 
 # -----------------------------------------------------------------------------

@@ -125,8 +125,6 @@ def read(path, verify=True):
         return {**first, 'path': path, 'others': others}
     if not os.path.isfile(path):
         return huggingface.read(path)
-    if path.endswith(('.safetensors', '.json')):
-        fail(f"{path} is part of a Hugging Face folder. name the folder: {os.path.dirname(path) or '.'}")
     try:
         ckpt = unpack(path, verify)
     except Damaged as e:
@@ -218,7 +216,7 @@ def average(model, others):
                 return_logits=True):
         full_logits = full_logits or targets is not None
         logits = [alone(idx, None, doc_ids, full_logits, cache=cache)[0]]
-        if cache is not None and not hasattr(cache, 'others'):
+        if cache and not hasattr(cache, 'others'):
             cache.others = [type(cache)(other, len(idx), cache.size, cache.static) for other in others]
         for i, other in enumerate(others):
             its = cache and cache.others[i]

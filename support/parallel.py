@@ -29,10 +29,7 @@ def init(device='auto', backend='auto', timeout=600):
         fail(f"no such backend ({backend}). use --backend=auto, nccl (GPUs) or gloo (CPUs)")
     if 'RANK' not in os.environ:  # one process under torchrun counts as several: it is how people try it
         return Distributed(*choose_device(device))
-    try:
-        rank, local_rank, world_size = (int(os.environ[k]) for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
-    except (KeyError, ValueError):
-        fail("RANK is set, but not LOCAL_RANK and WORLD_SIZE. launch with torchrun, or unset RANK")
+    rank, local_rank, world_size = (int(os.environ[k]) for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
     device, why_device = choose_device(device, local_rank, is_distributed=True)
     # nccl is nanoGPT's default, which its users spell out: taken on CPUs, too
     if backend in ('auto', 'nccl'):

@@ -12,26 +12,30 @@ from support.checkpoint import LAUNCH
 from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
 
-FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
-ARCHITECTURE = [name for name in FIELDS if name not in ('vocab_size', 'dropout')]
+ARCHITECTURE = {field.name for field in dataclasses.fields(GPTConfig)} - {'vocab_size', 'dropout'}
+FREE = ('block_size', 'rope_theta', 'rope_scaling')  # no weights depend on them, unless positions are learned
 
 
 def take_over(run, kinds):
     """Knobs of the run that is resumed, the network of any checkpoint. Given ones win where they may."""
     before = load.model_config(GPT, run.ckpt)
+    free, size = FREE, before.block_size
     if run.resuming:
-        run.start_iter = run.ckpt['iter_num']
+        run.start_iter, free = run.ckpt['iter_num'], ()
         inherit_knobs(run, kinds)
-    else:
-        check_block_size(run, before)
-    free = free_fields(run)
-    for name in ARCHITECTURE:
-        if name not in run.knobs or (name in run.given and name in free):
-            continue
+    elif 'block_size' not in run.given:
+        run.given['block_size'] = run.knobs['block_size'] = min(size, run.knobs['block_size'])
+    elif run.given['block_size'] > size and before.positions == 'learned':
+        fail(f"block_size={run.given['block_size']}, but {run.ckpt['path']} has learned only {size} positions. "
+             f"use --block_size={size} or less")
+    for name in ARCHITECTURE.intersection(run.knobs):
         saved = getattr(before, name)
-        if run.given.get(name, saved) != saved:
-            run.dist.print(f"note: {name}={run.given[name]} is ignored, the checkpoint has {saved}")
-        run.knobs[name] = saved
+        now = run.given.get(name, saved)
+        if name not in free:
+            if now != saved:
+                run.dist.print(f"note: {name}={now} is ignored, the checkpoint has {saved}")
+            now = saved
+        run.knobs[name] = now
     run.tokens_before = run.ckpt.get('tokens')  # completed by data_problems()
 
 
@@ -52,47 +56,15 @@ def inherit_knobs(run, kinds):
     if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
         never.add('lr_decay_iters')  # the branch has an end of its own
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
-    for name, old, new in inherit(run.knobs, kinds, given, saved, never):
-        run.dist.print(f"  {name}: {old} -> {new}")
-        run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
-
-
-def inherit(knobs, kinds, given, saved, never=()):
-    """Take over into `knobs` those of an earlier run, `saved`, unless they are given now. Returns what was
-    asked to change: [(knob, saved, now)]. Those in `never`, and values of another type, are left out."""
-    differences = []
-    for name, value in saved.items():
-        if name not in knobs or name in never:
-            continue
-        value, wanted = check(value, kinds[name])
-        if wanted:
+    for name in [name for name in saved if name in run.knobs and name not in never]:
+        value, wanted = check(saved[name], kinds[name])
+        if wanted:  # a file may say anything
             continue
         if name not in given:
-            knobs[name] = value
-        elif knobs[name] != value:
-            differences.append((name, value, knobs[name]))
-    return differences
-
-
-def free_fields(run):
-    """The fields of GPTConfig that no weights depend on, so that a new run may have others than the
-    checkpoint."""
-    if run.resuming:
-        return ()
-    if load.model_config(GPT, run.ckpt).positions == 'rope':
-        return ('block_size', 'rope_theta', 'rope_scaling')
-    return ('block_size',)
-
-
-def check_block_size(run, before):
-    wanted, path = run.knobs['block_size'], run.ckpt['path']
-    if 'block_size' not in run.given and before.block_size > wanted:
-        run.dist.print(f"note: block_size={wanted} of the {before.block_size} that {path} has. for "
-                       f"all of it: --block_size={before.block_size}")
-        run.given['block_size'] = wanted
-    if 'block_size' in run.given and wanted > before.block_size and before.positions == 'learned':
-        fail(f"block_size={wanted}, but {path} has learned only {before.block_size} positions. "
-             f"use --block_size={before.block_size} or less")
+            run.knobs[name] = value
+        elif run.knobs[name] != value:
+            run.dist.print(f"  {name}: {value} -> {run.knobs[name]}")
+            run.ckpt['bad_steps'] = 0  # with other knobs its updates may be finite
 
 
 def data_problems(run):
@@ -142,8 +114,7 @@ def tell_what_changed(run):
 
 def model_of_checkpoint(run):
     """Its GPT, with room for the tokens that the dataset has added."""
-    changes = {name: run.knobs[name] for name in free_fields(run)}
-    model = load.build(GPT, run.ckpt, run.knobs['dropout'], **changes)
+    model = load.build(GPT, run.ckpt, run.knobs['dropout'], **{name: run.knobs[name] for name in FREE})
     if run.config.vocab_size > model.config.vocab_size:
         grow_vocabulary(model, run.config.vocab_size, run.knobs['seed'])
     return model
@@ -206,9 +177,10 @@ def moment_of(p, value):
     """The saved `value` on the device of the parameter p, this process's shard of it if p is sharded, for
     which nothing is sent. Always a copy: on a CPU `value` is the mapped file, which is about to be
     replaced."""
-    if not torch.is_tensor(value) or value.shape != p.shape:
-        # it counts the steps, say; torch decides on which device
-        return value.clone() if torch.is_tensor(value) else value
+    if not torch.is_tensor(value):
+        return value
+    if value.shape != p.shape:  # it counts the steps, say; torch decides on which device
+        return value.clone()
     if not hasattr(p, 'to_local'):
         return value.to(p.device, copy=True)
     from torch.distributed.tensor import distribute_tensor
@@ -220,13 +192,13 @@ def grow_vocabulary(model, vocab_size, seed=0):
     """Give embedding and head rows for the ids up to vocab_size. A new row is the mean of the old ones and a
     little noise, so that new tokens begin as likely as the average one, and apart from each other."""
     generator = torch.Generator().manual_seed(seed)
-    tied = model.transformer.wte.weight is model.lm_head.weight
-    for module in [model.lm_head] if tied else [model.lm_head, model.transformer.wte]:
+    embedding, head = model.transformer.wte, model.lm_head
+    tied = embedding.weight is head.weight
+    for module in (head, embedding):
         old = module.weight
         new = old.mean(0, keepdim=True).repeat(vocab_size - old.size(0), 1)
         noise = torch.randn(new.shape, generator=generator) * old.std() * 0.1
         module.weight = torch.nn.Parameter(torch.cat((old, new + noise.to(new.dtype))))
     if tied:
-        model.transformer.wte.weight = model.lm_head.weight
-    model.transformer.wte.num_embeddings = model.lm_head.out_features = vocab_size
+        embedding.weight = head.weight
     model.config.vocab_size = vocab_size

@@ -18,7 +18,7 @@ from support import checkpoint, cpu, devices, files, load, log, resume
 from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
-from support.errors import explain_out_of_memory
+from support.errors import explain_lost_data, explain_out_of_memory
 from support.evaluate import parse_amount, parse_eval_iters, parse_interval
 from support.parallel import shard_problems
 from support.samples import parse_style
@@ -152,6 +152,7 @@ def settle(run, kinds):
     run.asked = dict(run.knobs)
     check_knobs(run)
     settle_shape(run)
+    explain_lost_data()
     settle_data(run)
     settle_schedule(run)
 
@@ -168,8 +169,6 @@ def find_start(run):
     path, run.start = run.dist.all_gather_object(choice)[0]
     if path is None:
         return
-    if run.resuming and not os.path.isfile(path):
-        fail(f"{path} is not there for this process. name a folder that all machines share", everywhere=True)
     run.ckpt = load.read(path, verify=not run.resuming)
     if run.resuming and 'optimizer' not in run.ckpt:
         fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
@@ -325,9 +324,8 @@ def settle_system(run):
 
 def overview(run, why):
     """Lines about dataset, model, batch, budget, schedule, system. why: settle_system()'s"""
-    k, size = run.k, run.checkpoint_bytes
-    size = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.1f} MB"
-    expect = f"checkpoints of {size} in {k.out_dir}"
+    k = run.k
+    expect = f"checkpoints of {run.checkpoint_bytes / 1e6:,.1f} MB in {k.out_dir}"
     if not run.ckpt:
         n = run.data.meta['vocab_size']
         expect = f"a first loss of about ln({n}) = {math.log(n):.2f}; {expect}"
@@ -365,9 +363,6 @@ def shape_lines(run):
     line += f" until {run.decay_start:,}" if k.lr_schedule == 'wsd' else ''
     if k.lr_schedule != 'constant':
         line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
-        line += ', which is after the end' if k.lr_decay_iters > k.max_iters else ''
-        if k.lr_decay_iters < k.max_iters:
-            line += f" and for the {k.max_iters - k.lr_decay_iters:,} after it"
     yield line
 
 
@@ -385,16 +380,10 @@ def notes(run):
         yield (f"this run is done: {run.start_iter:,} of {k.max_iters:,} iterations. to train on: "
                f"--max_iters={2 * max(1, run.start_iter)}")
     elif 0 < k.max_iters <= k.warmup_iters:
-        highest = k.learning_rate * k.max_iters / (k.warmup_iters + 1)
-        flags = f"--warmup_iters={k.max_iters // 20}"
-        if k.lr_schedule != 'constant':
-            flags += f" --lr_decay_iters={k.max_iters}"
-        yield (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}), in "
-               f"which the learning rate only comes to {highest:.2g}, not {k.learning_rate:g}. for a run of "
-               f"this length: {flags}")
+        yield (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}). for "
+               f"a run of this length: --warmup_iters={k.max_iters // 20} --lr_decay_iters={k.max_iters}")
     if epochs(run) > MANY_EPOCHS and not k.overfit_batch:
         tokens = MANY_EPOCHS * run.samples_per_epoch * k.block_size
-        flags = f"--max_iters={max(1, tokens // run.tokens_per_iter)}"
-        flags += '' if k.dropout else ' --dropout=0.2'
         yield (f"note: that is {epochs(run):,.0f} times over the same text, and the validation loss may rise "
-               f"long before the end. use {flags}, a smaller network (config/mybook.py), or more text")
+               f"long before the end. use --max_iters={max(1, tokens // run.tokens_per_iter)} --dropout=0.2, a "
+               "smaller network (config/mybook.py), or more text")

@@ -21,7 +21,7 @@ import torch
 from conftest import REPO, is_refused, make_dataset
 
 from configurator import plain, types_of
-from support import checkpoint, devices
+from support import checkpoint, devices, setup
 from support.parallel import Distributed
 from support.help import names_at_top
 
@@ -76,6 +76,11 @@ def gone(name):
     return data(lambda folder, place: (folder / name).unlink())
 
 
+def shrinks_early(place, monkeypatch):
+    train_bin = place / 'data' / 'tiny' / 'train.bin'
+    monkeypatch.setattr(setup, 'overview', lambda *args: os.truncate(train_bin, 10) or [])  # before anything is built
+
+
 def shrinking(place, monkeypatch):
     train_bin = place / 'data' / 'tiny' / 'train.bin'
     monkeypatch.setattr(checkpoint, 'clear', lambda *args: os.truncate(train_bin, 1000))  # right before the first iteration
@@ -98,6 +103,7 @@ row('', 'val.bin has 1 tokens', '--block_size', given=raw(b'\0\0', 'val.bin'))
 row('--block_size=99999', 'block_size', 'train.bin', 'val.bin', lines=2)
 row('', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]))
 row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(a > 9, 5000, a).astype('<u2')))
+row('', 'train.bin', 'became shorter', given=shrinks_early)
 row('', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True)
 row('', 'meta.pkl', 'Path', given=raw(Evil, 'meta.pkl'))
 row('', 'meta.pkl', 'prepare.py', given=raw(pickle.dumps({'vocab_size': 10**12, 'itos': {}}), 'meta.pkl'))

@@ -41,7 +41,7 @@ def test_naive_edits_are_caught(is_edited, tmp_path, monkeypatch, capsys):
         child = Child(*check.TINY, f'--data_dir={place}', *more, out=out, ranks=processes,
                       sabotage=lambda: sys.argv.__setitem__(0, str(tmp_path / 'train.py')))
         assert child.wait() == 0, child.text()
-        return str(out)
+        return out
 
     monkeypatch.setattr(check, 'train', forked)
     monkeypatch.setattr(sys, 'argv', ['check'])
