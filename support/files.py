@@ -11,10 +11,11 @@ from configurator import fail, say
 
 def write_whole(path, content):
     """Write `content` (bytes) to `path`, whole or not at all."""
-    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
     with replacing(path) as f:
         f.write(content)
-    sync_folder(os.path.dirname(path) or '.')
+    sync_folder(folder)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._pytree import tree_map_only
 
 from configurator import fail, say
 from support.console import progress
@@ -186,7 +187,7 @@ class Distributed:
                 tensor = tensor.full_tensor()
             return tensor.detach().to('cpu', copy=copy) if self.is_main else None
 
-        return map_tensors(state, whole)
+        return tree_map_only(torch.Tensor, whole, state)
 
     def synchronize(self):
         """Wait until the device has done its work, so that a clock read next tells the truth."""
@@ -202,15 +203,6 @@ class Distributed:
         gc.collect()
         torch.distributed.barrier()  # nobody leaves while another still talks
         torch.distributed.destroy_process_group()
-
-
-def map_tensors(state, function):
-    """`state` with function(tensor) for each tensor."""
-    if isinstance(state, dict):
-        return {name: map_tensors(value, function) for name, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(map_tensors(value, function) for value in state)
-    return function(state) if torch.is_tensor(state) else state
 
 
 # -----------------------------------------------------------------------------

@@ -145,11 +145,11 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
     params = [p for group in optimizer.param_groups for p in group['params']]
     n = sum(len(group['params']) for group in state['param_groups'])
     assert n == len(params), f"it has {n} parameters, not {len(params)}"
-    if before != now and not (before in OURS and now in OURS):
+    if now in OURS and before in OURS:
+        state = state_with_our_options(optimizer, params, state)
+    elif before != now:
         tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
         return
-    if now in OURS:
-        state = state_with_our_options(optimizer, params, state)
     moments = {i: {name: moment_of(params[i], value) for name, value in own.items()}
                for i, own in state['state'].items()}
     optimizer.load_state_dict({**state, 'state': moments})
