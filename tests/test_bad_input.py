@@ -152,7 +152,6 @@ for flags, *words in (
 for flag in ('beta2=1', 'eval_iters=many', 'budget=0tokens', 'budget=1e99epochs'):
     row(f'--{flag}', flag.split('=')[0], 'out of range')
 row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
-row('', 'RANK is set', 'torchrun', given=environment(RANK='0'))
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
 for steps in (1, 6):
     row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', '4 or 8', given=processes(4))
