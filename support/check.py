@@ -98,8 +98,8 @@ def cache_differs(flags, place):
         steps = [model(one, full_logits=True, cache=cache.advance(1))[0] for one in idx.split(1, dim=1)]
     apart = (torch.cat(steps, dim=1) - whole).abs().max()
     if apart > 1e-3:
-        return (f"logits differ by {apart:.2g}. is a mask or a position computed for the whole context alone? "
-                "GPT.attention_mask is asked by both")
+        return (f"logits differ by {apart:.2g}. is a mask or a position computed for the whole context "
+                "alone? GPT.attention_mask is asked by both")
 
 
 PROMISES = {'a resume gives the same bits': resume_differs,

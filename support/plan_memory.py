@@ -19,8 +19,8 @@ from support.report import read_log
 MARGIN = 2e9, 0.05  # bytes for CUDA, NCCL and libraries, and the share lost to fragmentation: assumed
 MFU = 0.4  # share of the peak FLOP/s, assumed
 # a trial is a short run of its own
-TRIAL = ('--init_from=scratch --overwrite --budget=None --max_iters=4 --lr_schedule=constant --warmup_iters=0 '
-         '--eval_only=False --eval_interval=0 --eval_iters=1 --tasks_interval=0 --sample_interval=0 '
+TRIAL = ('--init_from=scratch --overwrite --budget=None --max_iters=4 --lr_schedule=constant '
+         '--warmup_iters=0 --eval_only=False --eval_interval=0 --eval_iters=1 --tasks_interval=0 --sample_interval=0 '
          '--log_interval=1 --wandb_log=False')
 
 
@@ -124,8 +124,8 @@ def trial(train_py, given, run):
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
     ms = np.nanmin(log['ms'])  # what else the machine does is not ours
-    return [f"measured  {gb(1e9 * np.nanmax(log['memory_gb']))} at the most in each process, on a CPU with torch "
-            "itself",
+    taken = gb(1e9 * np.nanmax(log['memory_gb']))
+    return [f"measured  {taken} at the most in each process, on a CPU with torch itself",
             f"speed     {ms:.2f} ms per iteration, {1000 * run.tokens_per_iter / ms:,.0f} tokens/s",
             f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations, "
             "without evaluating and saving"]

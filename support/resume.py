@@ -26,8 +26,8 @@ def take_over(run, kinds):
     elif 'block_size' not in run.given:
         run.given['block_size'] = run.knobs['block_size'] = min(size, run.knobs['block_size'])
     elif run.given['block_size'] > size and before.positions == 'learned':
-        fail(f"block_size={run.given['block_size']}, but {run.ckpt['path']} has learned only {size} positions. "
-             f"use --block_size={size} or less")
+        fail(f"block_size={run.given['block_size']}, but {run.ckpt['path']} has learned only {size} "
+             f"positions. use --block_size={size} or less")
     for name in ARCHITECTURE.intersection(run.knobs):
         saved = getattr(before, name)
         now = run.given.get(name, saved)

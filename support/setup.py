@@ -385,5 +385,5 @@ def notes(run):
     if epochs(run) > MANY_EPOCHS and not k.overfit_batch:
         tokens = MANY_EPOCHS * run.samples_per_epoch * k.block_size
         yield (f"note: that is {epochs(run):,.0f} times over the same text, and the validation loss may rise "
-               f"long before the end. use --max_iters={max(1, tokens // run.tokens_per_iter)} --dropout=0.2, a "
-               "smaller network (config/mybook.py), or more text")
+               f"long before the end. use --max_iters={max(1, tokens // run.tokens_per_iter)} --dropout=0.2, "
+               "a smaller network (config/mybook.py), or more text")
