@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, TEXT, TINY, make_dataset, torchrun
+from conftest import TEXT, TINY, is_refused, make_dataset, own_process, same, saved, torchrun
 
 from model import GPT, GPTConfig
-from support.chat import chat_format, compile_template, with_chat_tokens, without_chat_tokens
+from support.chat import chat_format, with_chat_tokens, without_chat_tokens
 from support.conversations import best_fit, messages_of, open_dataset, read_conversations
 from support.gguf import CONTROL, vocabulary
 from support.hf_export import to_tokenizer_json
@@ -55,22 +53,13 @@ def test_a_role_in_the_text_stays_text():
     assert (ids >= 257).sum() == 4 and mask.sum() == 3
 
 
-def test_the_template_writes_what_render_encodes():
-    tokenizer = chat_tokenizer('byte')
-    form = chat_format(tokenizer)
-    template = compile_template(form.template)
-    for messages in ([SYSTEM, *TALK], TALK):
-        for answer in (False, True):
-            text = template.render(messages=messages, add_generation_prompt=answer)
-            assert tokenizer.encode_prompt(text) == form.render(messages, answer)[0].tolist()
-
-
 # -----------------------------------------------------------------------------
 # reading
 
 
 def test_the_three_forms_are_the_same_conversation():
-    sharegpt = [{'from': {'user': 'human', 'assistant': 'gpt'}[m['role']], 'value': m['content']} for m in TALK]
+    names = {'user': 'human', 'assistant': 'gpt'}
+    sharegpt = [{'from': names[m['role']], 'value': m['content']} for m in TALK]
     assert messages_of({'messages': TALK}) == messages_of({'conversations': sharegpt}) == TALK
     found = messages_of({'instruction': 'Add.', 'input': '1 and 2', 'output': '3'})
     assert found == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
@@ -104,13 +93,12 @@ def test_best_fit_fills_windows_and_cuts_nothing():
 
 
 def made_conversations(n, seed=0):
-    rng = np.random.default_rng(seed)
-    rows = []
+    rng, rows = np.random.default_rng(seed), []
     for _ in range(n):
         turns = []
-        for _ in range(rng.integers(1, 4)):
-            a = int(rng.integers(10, 10 ** int(rng.integers(2, 6))))
-            turns += [{'role': 'user', 'content': f'After {a}?'}, {'role': 'assistant', 'content': f'{a + 1}'}]
+        for a in rng.integers(10, 10 ** rng.integers(2, 6, rng.integers(1, 4))):
+            turns += [{'role': 'user', 'content': f'After {a}?'},
+                      {'role': 'assistant', 'content': f'{a + 1}'}]
         rows.append({'messages': turns})
     return rows
 
@@ -125,8 +113,8 @@ def chats(tmp_path_factory):
     """The folder of datasets with one of conversations, in bytes: 'chats'."""
     folder = tmp_path_factory.mktemp('chats')
     path = write_rows(folder / 'rows.jsonl', made_conversations(300))
-    prepare = [sys.executable, 'prepare.py', 'chats', '--chat', f'--input={path}', '--tokenizer=byte', f'--data_dir={folder}']
-    subprocess.run(prepare, cwd=REPO, check=True)
+    args = '--chat', f'--input={path}', '--tokenizer=byte', f'--data_dir={folder}'
+    assert own_process('prepare.py', 'chats', *args).status == 0
     return folder
 
 
@@ -144,7 +132,8 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
     assert sorted(windows.tolist()) == list(range(n))
     assert train.windows_at(5, range(n, 2 * n), 64).tolist() != windows.tolist()
     _, y, texts = train.packed(windows)
-    assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum() == train.count_targets(5, range(n), 64)
+    targets = (y >= 0).sum()
+    assert targets == train.targets_of.sum() == train.mask.sum() == train.count_targets(5, range(n), 64)
     assert ((texts >= 0).sum(1) <= 64).all() and (texts >= 0).sum() == train.lengths.sum()
 
 
@@ -155,7 +144,8 @@ def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
     number = max(range(len(train.windows_of)), key=lambda i: len(train.windows_of[i]))
     x, y, texts = map(torch.from_numpy, train.packed([number]))
     torch.manual_seed(0)
-    model = GPT(GPTConfig(arch=arch, n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=261, init='gpt2')).eval()
+    sizes = dict(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=261)
+    model = GPT(GPTConfig(arch=arch, init='gpt2', **sizes)).eval()
     for name, p in model.named_parameters():
         if '.conv.' in name:
             torch.nn.init.normal_(p, std=0.3)
@@ -166,51 +156,47 @@ def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
         torch.testing.assert_close(logits[texts == i], alone[0], rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches_and_processes(script, chats, tmp_path):
+def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches_and_processes(works, chats, tmp_path):
     flags = [*CHAT, f'--data_dir={chats}', '--max_iters=4']
-    whole, parts = ([f'--batch_size={batch}', f'--gradient_accumulation_steps={steps}'] for batch, steps in ((8, 1), (2, 4)))
-    runs = [script('train.py', *flags, *whole, f'--out_dir={tmp_path}/whole'), script('train.py', *flags, *parts, f'--out_dir={tmp_path}/parts'),
-            torchrun(2, 'train.py', *flags, *parts, f'--out_dir={tmp_path}/two')]
-    assert all(result.status == 0 for result in runs), runs[-1].err
-    losses = [list(result.losses().values()) for result in runs]
-    assert losses[0] == pytest.approx(losses[1], abs=2e-4) and losses[1] == pytest.approx(losses[2], abs=2e-4)
-    steps = {next(line for line in result.out.splitlines() if line.startswith('step ')) for result in runs[1:]}
-    assert len(steps) == 1
+    parts = [*flags, '--batch_size=2', '--gradient_accumulation_steps=4']
+    runs = [works('train.py', *flags, '--batch_size=8', f'--out_dir={tmp_path}/whole'),
+            works('train.py', *parts, f'--out_dir={tmp_path}/parts'),
+            torchrun(2, 'train.py', *parts, f'--out_dir={tmp_path}/two')]
+    assert runs[2].status == 0, runs[2].err
+    first, *others = [list(result.losses().values()) for result in runs]
+    assert all(losses == pytest.approx(first, abs=2e-4) for losses in others)
+    steps = [next(line for line in run.out.splitlines() if line.startswith('step ')) for run in runs[1:]]
+    assert steps[0] == steps[1]
 
 
-def test_a_resumed_run_on_conversations_has_the_same_bits(script, chats, tmp_path):
+def test_a_resumed_run_on_conversations_has_the_same_bits(works, chats, tmp_path):
     flags = [*CHAT, f'--data_dir={chats}', '--eval_interval=2']
-    assert script('train.py', *flags, f'--out_dir={tmp_path}/a').status == 0
-    assert script('train.py', *flags, f'--out_dir={tmp_path}/b', '--max_iters=4', '--lr_decay_iters=6').status == 0
-    assert script('train.py', f'--out_dir={tmp_path}/b', '--init_from=resume', '--max_iters=6', f'--data_dir={chats}',
-                  *TINY[:3]).status == 0
-    a, b = (torch.load(tmp_path / name / 'ckpt.pt', weights_only=True) for name in 'ab')
-    assert all(torch.equal(p, b['model'][name]) for name, p in a['model'].items())
+    works('train.py', *flags, f'--out_dir={tmp_path}/a')
+    works('train.py', *flags, f'--out_dir={tmp_path}/b', '--max_iters=4', '--lr_decay_iters=6')
+    works('train.py', *flags, f'--out_dir={tmp_path}/b', '--init_from=resume')
+    assert same(*(saved(tmp_path / name)['model'] for name in 'ab'))
 
 
-def test_finetuning_gives_a_plain_model_the_roles(script, chats, tmp_path):
+def test_finetuning_gives_a_plain_model_the_roles(script, works, prepare, chats, tmp_path):
     """A run on bytes, finetuned on conversations, asked at the end."""
     (tmp_path / 'book.txt').write_text(TEXT)
-    assert script('prepare.py', 'book', f'--input={tmp_path}/book.txt', '--tokenizer=byte', f'--data_dir={tmp_path}').status == 0
-    plain = [*TINY, '--dataset=book', f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/plain', '--block_size=64', '--arch=llama']
-    assert script('train.py', *plain).status == 0
-    result = script('train.py', 'config/finetune_chat.py', *TINY[:5], '--dataset=chats', f'--data_dir={chats}', '--block_size=64',
-                    f'--init_from={tmp_path}/plain', f'--out_dir={tmp_path}/chat', '--budget=8192 tokens', '--warmup_iters=1')
-    assert result.status == 0, result.err
+    assert prepare('book', tmp_path / 'book.txt').status == 0
+    plain, chat = f'{tmp_path}/plain', f'--out_dir={tmp_path}/chat'
+    works('train.py', *TINY, '--dataset=book', f'--data_dir={tmp_path}/data', f'--out_dir={plain}',
+          '--block_size=64', '--arch=llama')
+    result = works('train.py', 'config/finetune_chat.py', *TINY[:5], '--dataset=chats', f'--data_dir={chats}',
+                   chat, '--block_size=64', f'--init_from={plain}', '--budget=8192 tokens',
+                   '--warmup_iters=1')
     assert 'vocabulary 261' in result.out
-    before, after = (torch.load(tmp_path / name / 'ckpt.pt', weights_only=True) for name in ('plain', 'chat'))
-    wte = 'transformer.wte.weight'
-    assert before['model'][wte].shape[0] == 257 and after['model'][wte].shape[0] == 261
+    rows = [saved(tmp_path / name)['model']['transformer.wte.weight'].shape[0] for name in ('plain', 'chat')]
+    assert rows == [257, 261]
     (tmp_path / 'questions.txt').write_text('After 12?\nAfter 13?\n')
-    result = script('sample.py', f'--out_dir={tmp_path}/chat', '--chat', f'--prompts={tmp_path}/questions.txt',
-                    '--max_new_tokens=8', '--device=cpu')
-    assert result.status == 0 and len(result.out.splitlines()) == 2, result.err
-    result = script('sample.py', f'--out_dir={tmp_path}/plain', '--chat', '--start=After 12?', '--device=cpu')
-    assert result.status == 2 and 'knows no conversations' in result.err
+    asked = '--chat', f'--prompts={tmp_path}/questions.txt', '--max_new_tokens=8', '--device=cpu'
+    assert works('sample.py', chat, *asked).out.count('\n') == 2
+    is_refused(script('sample.py', f'--out_dir={plain}', *asked), 'knows no conversations')
     question = {'kind': 'generate', 'messages': [{'role': 'user', 'content': 'After 12?'}], 'answer': '13'}
     tasks = write_rows(tmp_path / 'tasks.jsonl', [question])
-    result = script('eval.py', f'--out_dir={tmp_path}/chat', '--split=none', f'--tasks={tasks}', '--device=cpu')
-    assert result.status == 0 and 'tasks.jsonl' in result.out, result.err
+    assert 'tasks.jsonl' in works('eval.py', chat, '--split=none', f'--tasks={tasks}', '--device=cpu').out
 
 
 # -----------------------------------------------------------------------------
@@ -248,7 +234,8 @@ def test_a_conversation_is_cut_at_whole_turns():
 # Hugging Face
 
 
-CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+CHATML = ("{% for message in messages %}"
+          "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
@@ -257,25 +244,30 @@ def hf_folder(tmp_path_factory):
     """A tokenizer with a template of its own, and one without, as folders."""
     tokenizers = pytest.importorskip('tokenizers')
     folder = tmp_path_factory.mktemp('hf')
-    for name, special, template in (('own', ['<|im_start|>', '<|im_end|>'], CHATML), ('none', ['<|endoftext|>'], None)):
+    text = ['After 123? system user assistant 124 \n'] * 9
+    for name, special, more in (('own', ['<|im_start|>', '<|im_end|>'], {'chat_template': CHATML}),
+                                ('none', ['<|endoftext|>'], {})):
         tokenizer = tokenizers.ByteLevelBPETokenizer()
-        tokenizer.train_from_iterator(['After 123? system user assistant 124 \n'] * 9, vocab_size=290, special_tokens=special)
+        tokenizer.train_from_iterator(text, vocab_size=290, special_tokens=special)
         (folder / name).mkdir()
         tokenizer._tokenizer.save(str(folder / name / 'tokenizer.json'))
-        config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1]}
-        if template:
-            config['chat_template'] = template
+        config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1], **more}
         (folder / name / 'tokenizer_config.json').write_text(json.dumps(config))
     return folder
 
 
+def opened_by_transformers(folder, tokenizer, config):
+    transformers = pytest.importorskip('transformers')
+    (folder / 'tokenizer.json').write_text(tokenizer)
+    (folder / 'tokenizer_config.json').write_text(config)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize('name', ['own', 'none'])
 def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tmp_path):
-    transformers = pytest.importorskip('transformers')
     tokenizer = make_tokenizer(with_chat_tokens(read_tokenizer(str(hf_folder / name))))
-    (tmp_path / 'tokenizer.json').write_text(tokenizer.state()['json'])
-    (tmp_path / 'tokenizer_config.json').write_text(tokenizer.state()['config'])
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    state = tokenizer.state()
+    theirs = opened_by_transformers(tmp_path, state['json'], state['config'])
     form = chat_format(tokenizer)
     for row in made_conversations(200, seed=1):
         messages = [SYSTEM, *row['messages']]
@@ -290,12 +282,12 @@ def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tm
 
 def with_chat_template(folder, template):
     state = read_tokenizer(str(folder))
-    return make_tokenizer({**state, 'config': json.dumps({**json.loads(state['config']), 'chat_template': template})})
+    config = {**json.loads(state['config']), 'chat_template': template}
+    return make_tokenizer({**state, 'config': json.dumps(config)})
 
 
 @pytest.mark.parametrize('template, word', [
-    (CHATML + "{% if messages[0]['role'] != 'system' %}{{ raise_exception('\x1b[31mno system') }}{% endif %}", 'no system'),
-    ('{% if', 'TemplateSyntaxError')])
+    (CHATML + "{{ raise_exception('\x1b[31mno system') }}", 'no system'), ('{% if', 'TemplateSyntaxError')])
 def test_a_template_that_fails_is_told_when_it_is_needed(hf_folder, template, word):
     tokenizer = with_chat_template(hf_folder / 'own', template)
     form = chat_format(tokenizer)
@@ -307,25 +299,21 @@ def test_a_template_that_fails_is_told_when_it_is_needed(hf_folder, template, wo
 
 def test_an_answer_may_begin_with_thoughts_that_are_taken_out_again(hf_folder):
     """As with templates of thinking models: the prompt ends with <think>, what was said has none of it."""
-    tokenizer = with_chat_template(hf_folder / 'own', CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}"))
+    template = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+    tokenizer = with_chat_template(hf_folder / 'own', template)
     form = chat_format(tokenizer)
     ids, mask = form.render([SYSTEM, *TALK])
     assert tokenizer.decode(ids[mask].tolist()) == '3<|im_end|>7, na\u00efvely<|im_end|>'
-    assert tokenizer.decode(form.render([*TALK, TALK[0]], answer=True)[0].tolist()).endswith('assistant\n<think>\n')
+    prompt = tokenizer.decode(form.render([*TALK, TALK[0]], answer=True)[0].tolist())
+    assert prompt.endswith('assistant\n<think>\n')
 
 
 @pytest.mark.parametrize('kind', STATES)
 def test_an_exported_tokenizer_has_the_template_and_ends_with_the_answer(kind, tmp_path):
-    transformers = pytest.importorskip('transformers')
     tokenizer = chat_tokenizer(kind)
-    content, settings = to_tokenizer_json(tokenizer, 128)
-    (tmp_path / 'tokenizer.json').write_text(content)
-    (tmp_path / 'tokenizer_config.json').write_text(settings)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = opened_by_transformers(tmp_path, *to_tokenizer_json(tokenizer, 128))
     form = chat_format(tokenizer)
-    rows = made_conversations(200, seed=2) if kind == 'byte' else [{'messages': TALK}]
-    for row in rows:
-        messages = [SYSTEM, *row['messages']]
+    for messages in ([SYSTEM, *TALK], TALK):
         assert form.render(messages)[0].tolist() == theirs.apply_chat_template(messages, return_dict=False)
     assert theirs.eos_token_id == form.stop_ids[0] == tokenizer.stop_ids[0]
 
@@ -334,10 +322,9 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     pytest.importorskip('tokenizers')
     tokenizer = chat_tokenizer('byte')
     keys = vocabulary(tokenizer.state(), tokenizer.n_vocab)
-    roles = tokenizer.special_ids()
-    assert [keys['tokenizer.ggml.tokens'][id] for id in roles.values()] == list(roles)
-    assert all(keys['tokenizer.ggml.token_type'][id] == CONTROL for id in roles.values())
-    assert keys['tokenizer.ggml.eos_token_id'] == roles['<|assistant_end|>']
+    for token, id in tokenizer.special_ids().items():
+        assert keys['tokenizer.ggml.tokens'][id] == token and keys['tokenizer.ggml.token_type'][id] == CONTROL
+    assert keys['tokenizer.ggml.eos_token_id'] == tokenizer.stop_ids[0]
     assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template
     with pytest.raises(ValueError, match='char'):
         vocabulary(chat_tokenizer('char').state(), 64)
@@ -347,25 +334,29 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
 # bad input
 
 
+NO_TALK = {'messages': TALK[1:]}
+
+
 @pytest.mark.parametrize('rows, flag, what', [
-    ([{'messages': TALK[1:]}], '--tokenizer=byte', 'rows.jsonl:1 is no conversation'), ([], '--tokenizer=byte', 'no conversation'),
-    ([{'messages': TALK}], '--tokenizer=bpe:300', 'learns no tokenizer'), ([{'messages': TALK}], '--tokenizer=nosuch', 'no such tokenizer')])
-def test_bad_conversations_are_one_line_and_leave_nothing(script, tmp_path, rows, flag, what):
+    ([NO_TALK], '--tokenizer=byte', 'rows.jsonl:1 is no conversation'),
+    ([], '--tokenizer=byte', 'no conversation'),
+    ([{'messages': TALK}], '--tokenizer=bpe:300', 'learns no tokenizer')])
+def test_bad_conversations_are_one_line_and_leave_nothing(prepare, tmp_path, rows, flag, what):
     path = write_rows(tmp_path / 'rows.jsonl', rows)
-    result = script('prepare.py', 'bad', '--chat', f'--input={path}', f'--data_dir={tmp_path}', flag)
-    assert result.status == 2 and result.err.startswith('error: ') and len(result.err.splitlines()) == 1
-    assert what in result.err and not (tmp_path / 'bad').exists()
+    is_refused(prepare('bad', '--chat', path, flag), what)
+    assert not (tmp_path / 'data' / 'bad').exists()
 
 
-def test_bad_rows_are_left_out_and_no_other_dataset_is_replaced_unasked(script, tmp_path):
-    path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}, {'text': 'x'}, {'messages': TALK[1:]}] * 4)
+def test_bad_rows_are_left_out_and_no_other_dataset_is_replaced_unasked(prepare, tmp_path):
+    path = write_rows(tmp_path / 'rows.jsonl', [{'messages': TALK}, {'text': 'x'}, NO_TALK] * 4)
     with open(path, 'a') as f:
         f.write('{no JSON\n')
-    before = (make_dataset(tmp_path, 'same') / 'train.bin').read_bytes()
-    made = ['prepare.py', 'same', '--chat', f'--input={path}', f'--data_dir={tmp_path}', '--tokenizer=byte', '--bad_rows=skip', '--val_fraction=0']
-    result = script(*made)
-    assert result.status == 2 and '--overwrite' in result.err and (tmp_path / 'same' / 'train.bin').read_bytes() == before
-    result = script(*made, '--overwrite')
+    train = make_dataset(tmp_path / 'data') / 'train.bin'
+    before = train.read_bytes()
+    made = 'tiny', '--chat', path, '--tokenizer=byte', '--bad_rows=skip', '--val_fraction=0'
+    is_refused(prepare(*made), '--overwrite')
+    assert train.read_bytes() == before
+    result = prepare(*made, '--overwrite')
     assert result.status == 0 and '9 rows' in result.out, result.err
 
 
@@ -377,5 +368,4 @@ def test_a_mask_that_was_altered_or_is_gone_is_told(script, chats, tmp_path, nam
     content[9] ^= 1
     for damage in (lambda: path.write_bytes(content), path.unlink):
         damage()
-        result = script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out')
-        assert result.status == 2 and name in result.err and len(result.err.splitlines()) == 1
+        is_refused(script('train.py', *CHAT, f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/out'), name)

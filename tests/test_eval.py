@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import make_dataset
-from test_tasks import ONE, PLAIN, export, write_tasks
+from conftest import is_refused, make_dataset
+from test_tasks import BYTES, ONE, PLAIN, export, write_tasks
 from warm import processes
 
 from dataset import Dataset, sample_starts
 from model import GPT, GPTConfig, load
 from support.evaluate import Interrupted, ngram_bits_per_byte, rounds, text_loss, windows
-from support.tokenizer import make_tokenizer
-from support.tokenizer import token_bytes
+from support.tokenizer import make_tokenizer, token_bytes
 
 # some characters have two bytes
 TEXT = ''.join(f"{a} times {b} is {a * b}: \u00e9t\u00e9.\n" for a in range(20) for b in range(20))
@@ -55,8 +54,12 @@ def flags(run, arch, *more):
     return [f'--out_dir={run / arch}', f"--data_dir={run / 'data'}", '--device=cpu', '--dtype=float32', *more]
 
 
+def results(folder):
+    return json.loads((folder / 'eval.json').read_text())
+
+
 def told(run, arch):
-    return json.loads((run / arch / 'eval.json').read_text())['texts']['tiny/val']
+    return results(run / arch)['texts']['tiny/val']
 
 
 @pytest.fixture
@@ -69,9 +72,8 @@ def with_tasks(tmp_path):
 
 
 @pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern'])
-def test_loss_and_bits_per_byte_are_those_of_transformers(script, run, tmp_path, arch):
-    result = script('eval.py', *flags(run, arch))
-    assert result.status == 0, result.err
+def test_loss_and_bits_per_byte_are_those_of_transformers(works, run, tmp_path, arch):
+    result = works('eval.py', *flags(run, arch))
     found = told(run, arch)
     model, tokenizer = load(str(run / arch))
     theirs = export(model, tokenizer.state(), tmp_path / 'hf')
@@ -92,25 +94,18 @@ def test_loss_and_bits_per_byte_are_those_of_transformers(script, run, tmp_path,
     assert found['bpb'] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert found['perplexity'] == pytest.approx(math.exp(found['loss']))
     assert f"loss {found['loss']:.4f} \u00b1 {found['loss_error']:.4f}" in result.out
+    assert '\nit writes\n| ' in result.out
+    for batch_size in (3, 100_000_000):  # the last one has no room but for what there is
+        works('eval.py', *flags(run, arch, f'--batch_size={batch_size}'))
+        for key in ('loss', 'loss_error', 'bpb', 'bpb_error', 'tokens'):
+            assert told(run, arch)[key] == pytest.approx(found[key], rel=1e-5), batch_size
     # windows that overlap: each target is counted once, with what comes before it in the window
-    assert script('eval.py', *flags(run, arch, '--stride=5')).status == 0
+    works('eval.py', *flags(run, arch, '--stride=5'))
     nats, done = 0.0, 0
     for end in [*range(16, len(ids) - 1, 5), len(ids) - 1]:
         nats += their_nats(ids[max(0, done - 11):end + 1], end - done)
         done = end
     assert told(run, arch)['loss'] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
-    assert told(run, arch)['tokens'] == len(ids) - 1
-
-
-def test_no_batch_size_changes_it(script, run):
-    result = script('eval.py', *flags(run, 'modern'))
-    sample = json.loads((run / 'modern' / 'eval.json').read_text())['sample']
-    assert '\nit writes\n| ' in result.out and len(sample) == 100
-    want = told(run, 'modern')
-    for batch_size in (3, 100_000_000):  # the last one has no room but for what there is
-        script('eval.py', *flags(run, 'modern', f'--batch_size={batch_size}'))
-        for key in ('loss', 'loss_error', 'bpb', 'bpb_error', 'tokens'):
-            assert told(run, 'modern')[key] == pytest.approx(want[key], rel=1e-5), batch_size
 
 
 @pytest.mark.parametrize('sharded', [False, True])
@@ -123,7 +118,8 @@ def test_processes_share_the_numbers_and_make_as_many_rounds(sharded):
             found += [i for i, counts in made if counts]
             assert len(made) == asked.count(rank) or not sharded, 'a sharded model needs all of them'
         assert sorted(found) == list(range(n))
-        assert len({asked.count(rank) for rank in range(world_size)}) == 1, 'otherwise they would wait for each other'
+        # otherwise they would wait for each other
+        assert len({asked.count(rank) for rank in range(world_size)}) == 1
     with pytest.raises(Interrupted):
         list(rounds(5, dist, is_stopping=lambda: True))
 
@@ -141,15 +137,12 @@ def test_its_error_is_what_other_windows_would_give(script, run):
 
 
 @pytest.mark.parametrize('kind', ['byte', 'char', 'gpt2'])
-def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_special_tokens_are_no_text(kind, request, tmp_path):
+def test_a_guess_costs_the_log_of_the_vocabulary_and_special_tokens_are_no_text(kind, request, tmp_path):
     text = TEXT[:3000]
-    state = {'kind': kind}
-    if kind == 'char':
-        state['chars'] = ''.join(sorted(set(text)))
     if kind == 'gpt2':
         request.getfixturevalue('gpt2')
-        state = {'kind': 'tiktoken', 'name': 'gpt2'}
-    tokenizer = make_tokenizer(state)
+    tokenizer = make_tokenizer({'byte': BYTES, 'char': {'kind': 'char', 'chars': ''.join(sorted(set(text)))},
+                                'gpt2': {'kind': 'tiktoken', 'name': 'gpt2'}}[kind])
     ids = tokenizer.encode(text).tolist()
     n, size = len(ids) - 1, len(text.encode()) - len(tokenizer.decode(ids[:1]).encode())
     if tokenizer.end_of_text is not None:
@@ -159,14 +152,14 @@ def test_a_guess_costs_the_logarithm_of_the_vocabulary_and_special_tokens_are_no
     V = tokenizer.n_vocab + 5  # some that stand for nothing
     model = GPT(GPTConfig(block_size=32, vocab_size=V, n_layer=1, n_head=1, n_embd=4, tie=False))
     torch.nn.init.zeros_(model.lm_head.weight)
-    found = text_loss(model, Dataset('text', str(tmp_path)).train, windows(len(ids) - 1, 32), 32, 7, ONE, PLAIN,
-                      token_bytes(tokenizer.state(), V))
+    data, rows = Dataset('text', str(tmp_path)).train, windows(len(ids) - 1, 32)
+    found = text_loss(model, data, rows, 32, 7, ONE, PLAIN, token_bytes(tokenizer.state(), V))
     assert found['bytes'] == size and found['tokens'] == len(ids) - 1
     assert found['loss'] == pytest.approx(math.log(V))
     assert found['bpb'] == pytest.approx(n * math.log2(V) / size)
 
 
-def test_counts_predict_as_by_hand(script, with_tasks, tmp_path):
+def test_counts_predict_as_by_hand(works, with_tasks, tmp_path):
     text, seen = b'abracadabra, the cat sat', b'the cat sat on the mat, and the cow sat by abraham'
 
     def probability(context, byte):
@@ -179,44 +172,40 @@ def test_counts_predict_as_by_hand(script, with_tasks, tmp_path):
         return (after.count(byte) + len(set(after)) * shorter) / (len(after) + len(set(after)))
     want = [-math.log2(probability(text[max(0, i - 3):i], byte)) for i, byte in enumerate(text)]
     assert ngram_bits_per_byte(text, seen, 3) == pytest.approx(sum(want) / len(want))
-    out = script('eval.py', *with_tasks, '--sample_tokens=0').out
-    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())['texts']['ascii/val']
-    assert f"for comparison: {found['bpb_by_xz']:.4f} bits per byte by xz, {found['bpb_by_counts']:.4f} by" in out
-    assert 0 < found['bpb_by_counts'] < found['bpb']
+    out = works('eval.py', *with_tasks, '--sample_tokens=0').out
+    found = results(tmp_path / 'out')['texts']['ascii/val']
+    xz, counts = found['bpb_by_xz'], found['bpb_by_counts']
+    assert f'for comparison: {xz:.4f} bits per byte by xz, {counts:.4f} by' in out
+    assert 0 < counts < found['bpb']
 
 
-def test_tasks_by_the_command_line(script, with_tasks, tmp_path):
-    result = script('eval.py', *with_tasks, '--tasks=hellaswag,core', '--split=none')
-    assert result.status == 0, result.err
-    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())
+def test_tasks_by_the_command_line(works, with_tasks, tmp_path):
+    result = works('eval.py', *with_tasks, '--tasks=hellaswag,core', '--split=none')
+    found = results(tmp_path / 'out')
     core = ['sums', 'who', 'choice', 'hellaswag_10shot']
     assert list(found['tasks']) == ['hellaswag', *core] and not found['texts']
     assert found['core'] == pytest.approx(sum(found['tasks'][name]['centered'] for name in core) / 4)
-    assert set(found['tasks']['sums']) == {'accuracy', 'error', 'chance', 'centered', 'questions', 'shots', 'truncated',
-                                           'block_size', 'dtype'}, 'other programs read them'
     assert re.search(r'^sums +2 +24 ', result.out, re.M) and f"CORE {found['core']:.4f}" in result.out
     # earlier results of the same weights stay
-    assert script('eval.py', *with_tasks, '--tasks=who', '--max_per_task=3', '--dtype=bfloat16').status == 0
-    again = json.loads((tmp_path / 'out' / 'eval.json').read_text())
+    works('eval.py', *with_tasks, '--tasks=who', '--max_per_task=3', '--dtype=bfloat16')
+    again = results(tmp_path / 'out')
     assert again['tasks']['who']['questions'] == 3 and again['tasks']['sums'] == found['tasks']['sums']
     assert 'ascii/val' in again['texts']
 
 
-def test_two_processes_share_the_work_and_find_the_same(script, with_tasks, tmp_path):
+def test_two_processes_share_the_work_and_find_the_same(works, with_tasks, tmp_path):
     flags = [*with_tasks, '--tasks=choice,sums', '--batch_size=1', '--stride=100']
-    assert script('eval.py', *flags).status == 0
-    want = json.loads((tmp_path / 'out' / 'eval.json').read_text())
+    works('eval.py', *flags)
+    want = results(tmp_path / 'out')
     (tmp_path / 'out' / 'eval.json').unlink()
     (status, err, out), other = processes(2, 'eval.py', *flags)
     assert status == other[0] == 0 and out.count('perplexity') == 1 and other[2] == '', err
-    found = json.loads((tmp_path / 'out' / 'eval.json').read_text())
-    assert found == want, 'to the bit: the batches are the same'
+    assert results(tmp_path / 'out') == want, 'to the bit: the batches are the same'
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--stride=17', '--stride=16'), ('--split=none', 'nothing to do'), ('--dataset=other', 'another tokenizer'),
-    ('--tasks=hellaswag', 'hellaswag_val.jsonl')])
+    ('--stride=17', '--stride=16'), ('--split=none', 'nothing to do'),
+    ('--dataset=other', 'another tokenizer'), ('--tasks=hellaswag', 'hellaswag_val.jsonl')])
 def test_mistakes_are_one_line(script, run, flag, words):
     make_dataset(run / 'data', 'other', 'abcabc' * 100)
-    result = script('eval.py', *flags(run, 'gpt2', flag))
-    assert result.status == 2 and result.err.count('error: ') == 1 and words in result.err
+    is_refused(script('eval.py', *flags(run, 'gpt2', flag)), words)

@@ -37,35 +37,28 @@ def test_transformers_reads_the_file_as_the_same_network(shape, tmp_path):
     pytest.importorskip('accelerate')
     net = random_model(dict(READABLE[shape], vocab_size=257))
     written(net, tmp_path / 'm.gguf')
-    sizes = {}
-    if net.config.arch == 'gpt2':  # it does not look for these in the file
-        sizes = dict(
-            n_positions=net.config.block_size,
-            n_inner=net.config.mlp_width,
-            tie_word_embeddings=net.config.tie,
-        )
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file='m.gguf', dtype=torch.float32, **sizes
-    ).eval()
+    c, sizes = net.config, {}
+    if c.arch == 'gpt2':  # it does not look for these in the file
+        sizes = dict(n_positions=c.block_size, n_inner=c.mlp_width, tie_word_embeddings=c.tie)
+    auto = transformers.AutoModelForCausalLM
+    theirs = auto.from_pretrained(tmp_path, gguf_file='m.gguf', dtype=torch.float32, **sizes).eval()
     idx = torch.randint(257, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        torch.testing.assert_close(
-            theirs(idx).logits, net(idx, full_logits=True)[0], atol=1e-4, rtol=1e-4
-        )
+        want = net(idx, full_logits=True)[0]
+        torch.testing.assert_close(theirs(idx).logits, want, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    'dtype, error', [('f32', 0.0), ('f16', 2**-11), ('bf16', 2**-8), ('q8_0', 1 / 127)]
-)
+@pytest.mark.parametrize('dtype, error', [('f32', 0.0), ('f16', 2**-11), ('bf16', 2**-8), ('q8_0', 1 / 127)])
 def test_matrices_have_the_dtype_that_was_asked_for_and_vectors_are_exact(dtype, error, tmp_path):
     net = random_model(dict(arch='gpt2', vocab_size=257, mlp_width=72))  # 72: no whole blocks of 32
     reader = written(net, tmp_path / 'm.gguf', dtype=dtype)
     found = {tensor.name: tensor for tensor in reader.tensors}
+    matrix = dtype.upper()
     for ours, theirs, kind in (
-            ('transformer.wte.weight', 'token_embd.weight', dtype.upper()),
-            ('transformer.wpe.weight', 'position_embd.weight', 'F32'),
+            ('transformer.wte.weight', 'token_embd.weight', matrix),
             ('transformer.h.1.ln_2.bias', 'blk.1.ffn_norm.bias', 'F32'),
-            ('transformer.h.1.mlp.c_proj.weight', 'blk.1.ffn_down.weight', 'F16' if dtype == 'q8_0' else dtype.upper())):
+            ('transformer.h.1.mlp.c_proj.weight', 'blk.1.ffn_down.weight',
+             'F16' if dtype == 'q8_0' else matrix)):
         tensor, p = found[theirs], net.state_dict()[ours].numpy()
         assert tensor.tensor_type.name == kind
         back = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -84,9 +77,10 @@ def test_scaled_rotations_are_those_of_transformers(tmp_path):
     reader = written(net, tmp_path / 'm.gguf')
     factors = next(t.data for t in reader.tensors if t.name == 'rope_freqs.weight')
     assert np.array_equal(factors, rope_factors(net.config).numpy()) and len(set(factors.round(3))) > 1
-    reader = written(random_model(dict(SHAPES['llama stretched'], vocab_size=257)), tmp_path / 'l.gguf')
-    assert reader.fields['llama.rope.scaling.type'].contents() == 'linear'
-    assert reader.fields['llama.rope.scaling.factor'].contents() == 4.0
+    stretched = random_model(dict(SHAPES['llama stretched'], vocab_size=257))
+    fields = written(stretched, tmp_path / 'l.gguf').fields
+    assert fields['llama.rope.scaling.type'].contents() == 'linear'
+    assert fields['llama.rope.scaling.factor'].contents() == 4.0
 
 
 def through_tokenizer_json(state, folder):
@@ -122,12 +116,17 @@ LLAMA_SPLIT = (
 )
 
 
-@pytest.mark.parametrize('kind, through_json', [('gpt2', False), ('gpt2', True), ('bpe', False), ('byte', True)])
+@pytest.mark.parametrize('kind, through_json', [
+    ('gpt2', False), ('gpt2', True), ('bpe', False), ('byte', True)])
 def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, request):
-    text = "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3 + TRICKY.strip()
+    text = "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3
+    text += TRICKY.strip()
     if kind == 'gpt2':
         request.getfixturevalue('gpt2')
-    ours = learn_bpe(400, [text]) if kind == 'bpe' else make_tokenizer(BYTES if kind == 'byte' else {'kind': 'tiktoken', 'name': 'gpt2'})
+    if kind == 'bpe':
+        ours = learn_bpe(400, [text])
+    else:
+        ours = make_tokenizer(BYTES if kind == 'byte' else {'kind': 'tiktoken', 'name': 'gpt2'})
     state = through_tokenizer_json(ours.state(), tmp_path / 'hf') if through_json else ours.state()
     vocab_size = ours.n_vocab + 7
     keys = vocabulary(state, vocab_size)
@@ -151,9 +150,10 @@ def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, t
     keys = vocabulary(state, len(chars) + 1)
     assert keys['tokenizer.ggml.model'] == 'rwkv' and not any('eos' in key for key in keys)
     words = keys['tokenizer.ggml.tokens']
-    back = [codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words]  # as RWKV's files are read
+    # as RWKV's files are read, where small hexadecimal digits alone are known
+    back = [codecs.decode(word, 'unicode_escape').encode('latin-1') for word in words]
     assert back[:-1] == [c.encode() for c in chars]
-    assert all(word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words), 'it reads small digits only'
+    assert all(word.isascii() and not re.search(r'\\x[0-9a-f]?[A-F]', word) for word in words)
     with pytest.raises(UnicodeDecodeError):  # what only pads the vocabulary is no text
         back[-1].decode()
 
@@ -173,11 +173,10 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
 
     digits = pre_tokenizers.Digits(individual_digits=True)
     assert keys_of(digits, byte_level(False))['tokenizer.ggml.pre'] == 'smollm'
-    assert keys_of(byte_level(False))['tokenizer.ggml.pre'] == 'gpt-2'
     llama3 = next(pattern for pattern in PRE if pattern.startswith("(?i:'s"))
     found = keys_of(pre_tokenizers.Split(Regex(llama3), 'isolated'), byte_level(False, use_regex=False))
     assert found['tokenizer.ggml.pre'] == 'llama-bpe' and found['tokenizer.ggml.merges'] == ['a b']
-    for steps in ([byte_level(True)], [pre_tokenizers.Digits(False), byte_level(False)], [pre_tokenizers.Whitespace()],
+    for steps in ([byte_level(True)], [pre_tokenizers.Digits(False), byte_level(False)],
                   [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)]):
         with pytest.raises(ValueError, match='theirs.*convert_hf_to_gguf'):
             keys_of(*steps)
@@ -188,18 +187,18 @@ def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(
         vocabulary(huggingface.read_tokenizer(str(tmp_path)), 271)
 
 
-def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script):
-    assert script('train.py', *tiny).status == 0
+def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script, works):
+    works('train.py', *tiny)
     out, to, x = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf', f"--to={tmp_path / 'x.gguf'}"
-    done = script('export.py', out, f'--to={to}', '--gguf_dtype=bf16')
-    assert done.status == 0 and 'gpt2, 0.03M parameters in bf16' in done.out and 'tanh approximation' in done.out, done.err
+    done = works('export.py', out, f'--to={to}', '--gguf_dtype=bf16')
+    assert 'gpt2, 0.03M parameters in bf16' in done.out and 'tanh approximation' in done.out
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
     is_refused(script('export.py', out, f'--to={to}'), 'm.gguf is there already')
     is_refused(script('export.py', out, x, '--dtype=bfloat16'), 'gguf_dtype for a file')
     for flags, words in ((['--arch=modern'], ['NanoChat', '--arch=gpt2 or llama']),
                          (['--mlp=relu2'], ['--mlp=relu2', '--to=FOLDER', 'gelu_tanh'])):
-        assert script('train.py', *tiny, '--overwrite', *flags).status == 0
+        works('train.py', *tiny, '--overwrite', *flags)
         is_refused(script('export.py', out, x), *words)
     left = {path.name for folder in (tmp_path, to.parent) for path in folder.iterdir()}
     assert left == {'data', 'made', 'out', 'm.gguf'}, 'nothing half-written stays'

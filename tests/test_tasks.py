@@ -1,9 +1,11 @@
 """Tasks are scored as transformers scores them, one by one, whatever the batches and number of processes."""
 
 import contextlib
+import copy
 import functools
 import json
 import math
+import os
 import random
 import shutil
 from types import SimpleNamespace
@@ -76,7 +78,7 @@ def folder(tmp_path):
 
 
 @functools.cache
-def weights(shape, vocab_size, block_size):
+def trained(shape, vocab_size, block_size):
     torch.manual_seed(1)
     sizes = dict(block_size=block_size, vocab_size=vocab_size, n_layer=2, n_head=4, n_embd=32)
     net = GPT(GPTConfig(**sizes, **SHAPES[shape]))
@@ -86,25 +88,22 @@ def weights(shape, vocab_size, block_size):
     text = ''.join(f'{a} plus {b} is\nAnswer: {a + b}\n\n' for a in range(6) for b in range(4))
     ids = torch.tensor(make_tokenizer(BYTES).encode(text).astype('int64'))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for step in range(80 if vocab_size == 257 else 0):
+    for _ in range(80 if vocab_size == 257 else 0):
         x = torch.stack([ids[s:s + 97] for s in torch.randint(len(ids) - 97, (8,))])
         net(x[:, :-1], x[:, 1:])[1].backward()
         optimizer.step()
         optimizer.zero_grad()
-    return net.config, net.state_dict()
+    return net.eval()
 
 
 def make_net(shape, vocab_size=257, block_size=256):
     """A model of bytes that has learned what the examples are about; of GPT-2's tokens: random weights."""
-    config, state = weights(shape, vocab_size, block_size)
-    net = GPT(config)
-    net.load_state_dict(state)
-    return net.eval()
+    return copy.deepcopy(trained(shape, vocab_size, block_size))
 
 
 def same_beginning(rows):
     """How many ids all of them begin with; each keeps one."""
-    return next(n for n in range(10**6) if n == min(map(len, rows)) - 1 or len({row[n] for row in rows}) > 1)
+    return min(len(os.path.commonprefix(rows)), *(len(row) - 1 for row in rows))
 
 
 def rows_of(kind, delimiter, example, prompt, encode, first):
@@ -116,7 +115,8 @@ def rows_of(kind, delimiter, example, prompt, encode, first):
         rows = [first + encode(f"{prompt}{example['query']}{delimiter}{c}") for c in example['choices']]
         return [(row, len(row) - same_beginning(rows)) for row in rows]
     if kind == 'schema':
-        rows = [first + encode(f"{c}{delimiter}{example['continuation']}") for c in example['context_options']]
+        ending = f"{delimiter}{example['continuation']}"
+        rows = [first + encode(context + ending) for context in example['context_options']]
         return [(row, same_beginning([row[::-1] for row in rows])) for row in rows]
     whole = first + encode(f"{prompt}{example['context'].strip()}{delimiter}{example['continuation']}")
     without = first + encode(f"{prompt}{example['context'].strip()}{delimiter}".strip())
@@ -157,7 +157,8 @@ def compare(folder, name, net, theirs, tokenizer, batch_tokens, limit=None):
     task = tasks.load_task(name, str(folder), tokenizer, net.config.block_size, limit)
     scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    want = by_transformers(task, theirs, lambda text: tokenizer.encode(text).tolist(), first, net.config.block_size, limit)
+    encode = lambda text: tokenizer.encode(text).tolist()
+    want = by_transformers(task, theirs, encode, first, net.config.block_size, limit)
     nats_per_token = [nll for alternatives, _ in want for nll, _ in alternatives]
     assert (scores[:, 0] / scores[:, 1]).tolist() == pytest.approx(nats_per_token, abs=1e-4)
     assert tasks.which_are_correct(task, scores).tolist() == [correct for _, correct in want]
@@ -176,7 +177,7 @@ def test_transformers_gives_each_example_the_same_score(shape, folder, tmp_path)
     net = make_net(shape)
     theirs = export(net, BYTES, tmp_path / 'hf')
     found = {name: compare(folder, name, net, theirs, make_tokenizer(BYTES), 700)
-             for name in ('hellaswag', 'sums', 'who', 'choice', 'hellaswag_10shot')}
+             for name in ('hellaswag', 'sums', 'who', 'choice')}
     assert found['sums']['shots'] == 2 and found['sums']['questions'] == 24
     if shape != 'gpt2':  # which learns nothing in so few steps
         assert 0 < found['sums']['accuracy'] < 1
@@ -195,33 +196,27 @@ def test_the_same_on_real_examples_and_prompts_that_are_too_long(test_data, gpt2
         assert found['truncated'] > 0 or not found['shots'], name
 
 
-def test_no_batch_changes_a_score(folder):
-    net = make_net('modern')
-    task = tasks.load_task('choice', str(folder), make_tokenizer(BYTES), 256)
-    want = tasks.score(net, task, 10_000, ONE, PLAIN)
-    for batch_tokens in (1, 300, 1000):
-        torch.testing.assert_close(tasks.score(net, task, batch_tokens, ONE, PLAIN), want, atol=1e-4, rtol=0)
-
-
-def test_an_answer_counts_alike_in_every_batch_and_order(tmp_path, monkeypatch):
+def test_an_answer_counts_alike_in_every_batch(tmp_path, monkeypatch):
     net, tokenizer = make_net('llama'), make_tokenizer(BYTES)
-    said = {'5+1=': '6\nthen more\x00', '5+2=': ' 7 \x00 and more', '5+3=': '8 and more\n', 'who=': 'nobody at all, says the answer',
-            'why=': 'x' * 50, '5+4=': '9' * 90}
-    wanted = {**dict.fromkeys(said, 'nobody at all, says the answer'), '5+1=': '6', '5+2=': '7', '5+3=': '8', '5+4=': '9' * 5}
+    sentence = 'nobody at all, says the answer'
+    said = {  # prompt: what is generated, the right answer
+        '5+1=': ('6\nthen more\x00', '6'), '5+2=': (' 7 \x00 and more', '7'), '5+3=': ('8 and more\n', '8'),
+        'who=': (sentence, sentence), 'why=': ('x' * 50, sentence), '5+4=': ('9' * 90, '9' * 5)}
 
     def generate(idx, n, **kwargs):
-        answers = [said[tokenizer.decode(row)].ljust(200) for row in idx.tolist()]
+        answers = [said[tokenizer.decode(row)][0].ljust(200) for row in idx.tolist()]
         new = [[256 if c == '\x00' else ord(c) for c in answer[:n]] for answer in answers]
         return torch.cat((idx, torch.tensor(new)), dim=1)
     monkeypatch.setattr(net, 'generate', generate)
-    for order in (list(said), list(said)[::-1]):
-        examples = [{'kind': 'generate', 'prompt': prompt, 'answer': wanted[prompt]} for prompt in order]
-        (tmp_path / 'x.jsonl').write_text('\n'.join(map(json.dumps, examples)))
-        for batch_tokens in (1, 8, 1000):
-            task = tasks.load_task(str(tmp_path / 'x.jsonl'), '', tokenizer, 256)
-            scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
-            right = tasks.which_are_correct(task, scores)
-            assert sorted(tokenizer.decode(ids) for (_, ids, _), ok in zip(task.rows, right) if ok) == ['5+1=', '5+2=', 'who=']
+    path = tmp_path / 'x.jsonl'
+    examples = [{'kind': 'generate', 'prompt': prompt, 'answer': answer}
+                for prompt, (_, answer) in said.items()]
+    path.write_text('\n'.join(map(json.dumps, examples)))
+    task = tasks.load_task(str(path), '', tokenizer, 256)
+    for batch_tokens in (1, 8, 1000):
+        right = tasks.which_are_correct(task, tasks.score(net, task, batch_tokens, ONE, PLAIN))
+        counted = {tokenizer.decode(ids) for (_, ids, _), ok in zip(task.rows, right) if ok}
+        assert counted == {'5+1=', '5+2=', 'who='}
 
 
 def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
@@ -238,7 +233,8 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
 
 @pytest.mark.parametrize('name, path, content, words', [
     ('summs', None, None, 'sums, who, choice, hellaswag_10shot'),
-    ('who', 'eval_data/who.jsonl', '{"context_options": ["a", "b"], "continuation": "c", "gold": 2}', 'who.jsonl:1'),
+    ('who', 'eval_data/who.jsonl', '{"context_options": ["a", "b"], "continuation": "c", "gold": 2}',
+     'who.jsonl:1'),
     ('hellaswag', '../hellaswag_val.jsonl', None, 'prepare.py hellaswag'),
     ('choice', 'core.yaml', '[' * 10_000, 'cannot be read'),
     ('choice', 'core.yaml', None, 'prepare.py core')])
