@@ -99,19 +99,17 @@ def remark(log):
 
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ; or each by itself, named by its folder, where that does not tell them apart."""
+    differ, or by a folder where these are many. Runs that knobs do not tell apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     knobs = [record.get('knobs', {}) for record in records]
     given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    found, settings = {}, set()
+    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs) or len(runs) == 1:
+        return {run: [run] for run in runs}
+    differ, found = [name for name in differ if name != 'seed'], {}
     for run, k in zip(runs, knobs):
-        settings.add(str([k.get(name) for name in differ]))
-        name = ', '.join(f"{name} {k.get(name)}" for name in differ if name != 'seed')
-        found.setdefault(name or 'all seeds', []).append(run)
-    if len(differ) in (1, 2, 3) and len(settings) == len(runs):
-        return found
-    return {run: [run] for run in runs}
+        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ) or 'all seeds', []).append(run)
+    return found if len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
 
 
 def best_and_last(logs, y):
@@ -124,14 +122,20 @@ def best_and_last(logs, y):
         yield f"{np.mean(chosen):.4f}{spread}" if chosen else ''
 
 
+def iterations(log):
+    """How many were made. The row of a last evaluation has no loss."""
+    return int(max(log['iter'] + np.isfinite(log['loss']), default=0))
+
+
 def comparison(logs, y):
     """Lines for the console about {name: [log, ...]}."""
     length = max(map(len, logs))
-    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
+    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'iterations':>10}  {'tokens':>15}  {'time':>8}"
     for name, of_one in logs.items():
         best, last = best_and_last(of_one, y)
         tokens, seconds = (max(values(of_one[0], column), default=0) for column in ('tokens', 'seconds'))
-        yield f"{name:{length}}  {best:>17}  {last:>17}  {tokens:15,.0f}  {format_duration(seconds):>8}"
+        yield (f"{name:{length}}  {best:>17}  {last:>17}  {iterations(of_one[0]):10,}  {tokens:15,.0f}  "
+               f"{format_duration(seconds):>8}")
 
 
 # -----------------------------------------------------------------------------
@@ -215,7 +219,7 @@ def write(out_dir):
 
 def summary(run, log):
     """How it ended, and the best validation loss."""
-    made = run.get('iterations', int(max(log['iter'] + np.isfinite(log['loss']), default=0)))
+    made = run.get('iterations', iterations(log))
     tokens = made * run.get('tokens_per_iter', 0)
     seconds = run.get('seconds', max(values(log, 'seconds'), default=0))
     outcome = run.get('outcome') or NO_END

@@ -181,11 +181,13 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b]) == {'all seeds': [a, b]}
     assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
     assert report.groups([a]) == {a: [a]}
+    e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))
+    assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
     out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == ['n_layer', '2', '1.2429', '±', '0.0000', '1.2429', '±', '0.0000', '200,000', '0m20s']
-    assert out[2].split() == ['n_layer', '4', '2.0000', '2.0000', '200,000', '0m20s']
+    assert out[1].split() == 'n_layer 2 1.2429 ± 0.0000 1.2429 ± 0.0000 200 200,000 0m20s'.split()
+    assert out[2].split() == 'n_layer 4 2.0000 2.0000 200 200,000 0m20s'.split()
 
 
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])
