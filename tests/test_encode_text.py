@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import REPO, TEXT, own_process
+from test_huggingface import sentencepiece_like
 from test_read_text import files_of, ids_of, write
 
 from dataset import Dataset
@@ -40,28 +41,13 @@ def test_a_run_can_continue_after_each_portion(monkeypatch):
 
     def portions(cut, start=(0, 0, 0)):
         documents = ((0, i, read_text.slices(text)) for i, text in enumerate(texts) if i >= start[1] and text)
-        return list(encode_text.portions(documents, cut, lambda i, text: encode_text.split_by_hash(text, 0.3), start))
+        split = lambda i, text: encode_text.split_by_hash(text, 0.3)
+        return list(encode_text.portions(documents, cut, split, start))
     for cut in encode_text.CUTS:
         whole = portions(cut)
         assert len(whole) > 5
         for k, (_, place) in enumerate(whole):
             assert portions(cut, place) == whole[k + 1:], (cut, k)
-
-
-def llama_like(folder, texts):
-    """A tokenizer.json as Llama 2's: sentencepiece's habits, <s> and </s>."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-    tok = Tokenizer(models.BPE(byte_fallback=True, unk_token='<unk>'))
-    tok.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
-    tok.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(),
-                                     decoders.Strip(' ', 1, 0)])
-    words = sorted({word for text in texts for word in text[:5000].split()})
-    special = ['<unk>', '<s>', '</s>', *[f'<0x{b:02X}>' for b in range(256)]]
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
-    tok.train_from_iterator(words, trainer)
-    folder.mkdir()
-    tok.save(str(folder / 'mine.json'))
-    return folder / 'mine.json'
 
 
 @pytest.mark.parametrize('tokenizer', ['char', 'gpt2', 'llama'])
@@ -70,7 +56,11 @@ def test_formats_and_numbers_of_workers_agree(prepare, tmp_path, test_data, gpt2
     monkeypatch.setattr(encode_text, 'PORTION', 20_000)  # work for all of them
     with gzip.open(test_data / 'gutenberg_val.jsonl.gz', 'rt', encoding='utf-8') as f:
         books = [json.loads(line)['text'][:15_000] for line in f]
-    name = llama_like(tmp_path / 'llama', books) if tokenizer == 'llama' else tokenizer
+    name = tokenizer
+    if name == 'llama':  # its tokenizer.json alone
+        (tmp_path / 'llama').mkdir()
+        sentencepiece_like(tmp_path / 'llama')
+        name = (tmp_path / 'llama' / 'tokenizer.json').rename(tmp_path / 'mine.json')
     for kind, workers in (('txt', 1), ('all.jsonl', 3)):
         args = f'--tokenizer={name}', f'--workers={workers}', '--shard_tokens=30000'
         result = prepare(kind, write(tmp_path / kind, books), *args)
@@ -115,8 +105,9 @@ def test_workers_that_are_started_afresh_do_the_same(prepare, tmp_path):
         'import multiprocessing as m\n'
         'real = m.get_context\n'
         'm.get_context = lambda kind=None: real("spawn")\n')
-    done = own_process('prepare.py', 'fresh', f'--input={source}', f"--tokenizer={tmp_path / 'data' / 'forked'}",
-                       '--workers=2', f"--data_dir={tmp_path / 'data'}", env={'PYTHONPATH': str(tmp_path)})
+    done = own_process('prepare.py', 'fresh', f'--input={source}', '--workers=2',
+                       f"--tokenizer={tmp_path / 'data' / 'forked'}", f"--data_dir={tmp_path / 'data'}",
+                       env={'PYTHONPATH': str(tmp_path)})
     assert done.status == 0, done.err
     assert files_of(tmp_path, 'forked') == files_of(tmp_path, 'fresh')
 
@@ -138,7 +129,8 @@ print(next(line.split()[1] for line in open('/proc/self/status') if line.startsw
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='the peak of memory is read from /proc')
 def test_memory_stays_small_for_large_input(tmp_path):
     (tmp_path / 'big.txt').write_text(TEXT * (60_000_000 // len(TEXT)))
-    code = PEAK.format(repo=str(REPO), args=(f"--input={tmp_path / 'big.txt'}", f"--data_dir={tmp_path / 'data'}"))
+    args = f"--input={tmp_path / 'big.txt'}", f"--data_dir={tmp_path / 'data'}"
+    code = PEAK.format(repo=str(REPO), args=args)
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak = int(done.stdout.split()[-1])

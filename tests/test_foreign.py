@@ -34,11 +34,12 @@ def their_script(monkeypatch):
 
 
 def network():
-    """Its network is GPT-2: biases, the tanh approximation (test_huggingface.py holds ours against transformers')."""
+    """Its network is GPT-2 with biases and the tanh approximation; test_huggingface.py holds ours against
+    transformers'."""
     return random_model(dict(arch='gpt2', mlp='gelu_tanh', **dataclasses.asdict(GPTConfig())))
 
 
-def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(tmp_path, their_script, monkeypatch, script):
+def test_their_checkpoint_is_sampled_and_finetuned(tmp_path, their_script, monkeypatch, script, works):
     net, path = network(), tmp_path / 'log' / 'model_00250.pt'
     path.parent.mkdir()
     torch.save({'model': net.state_dict(), 'config': GPTConfig(), 'step': 250, 'val_loss': 3.25}, path)
@@ -48,16 +49,15 @@ def test_build_nanogpts_checkpoint_is_sampled_evaluated_and_finetuned(tmp_path, 
     idx = torch.randint(257, (2, 24))
     assert torch.equal(load.build(GPT, state).eval()(idx)[0], net(idx)[0])
     folder = make_dataset(tmp_path / 'data', 'bytes', text='ab\n' * 2000)
-    meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16', 'splits': {}}
+    meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16',
+            'splits': {}}
     (folder / 'meta.json').write_text(json.dumps(meta))
     data = [f"--data_dir={tmp_path / 'data'}", '--dataset=bytes', '--device=cpu']
-    done = script('sample.py', f'--init_from={path}', *data, '--max_new_tokens=4', '--num_samples=1')
-    assert done.status == 0, done.err
-    done = script('eval.py', f'--init_from={path}', *data, f"--to={tmp_path / 'eval'}")
-    assert done.status == 0 and 'after 250 iterations: gpt2' in done.out, done.err
+    works('sample.py', f'--init_from={path}', *data, '--max_new_tokens=4', '--num_samples=1')
+    done = works('eval.py', f'--init_from={path}', *data, f"--to={tmp_path / 'eval'}")
+    assert 'after 250 iterations: gpt2' in done.out
     train = [*TINY[:6], *TINY[9:], *data]
-    done = script('train.py', f'--init_from={path}', *train, f"--out_dir={tmp_path / 'out'}")
-    assert done.status == 0, done.err
+    works('train.py', f'--init_from={path}', *train, f"--out_dir={tmp_path / 'out'}")
     tuned = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
     assert tuned['model_args']['mlp'] == 'gelu_tanh' and tuned['model_args']['bias']
     # there is no optimizer in it to continue with
@@ -81,8 +81,8 @@ class EvilConfig(Evil):
 
 def test_what_wants_to_run_code_is_refused_also_beside_a_config(tmp_path, their_script, capsys):
     made, path = str(tmp_path / 'made'), tmp_path / 'model_00001.pt'
-    for ckpt in ({'config': GPTConfig(), 'model': {}, 'step': Evil(made)}, {'config': Evil(made)}, {'config': EvilConfig(made)},
-                 {'config': GPTConfig(n_layer=Evil(made))}):
+    for ckpt in ({'config': GPTConfig(), 'model': {}, 'step': Evil(made)}, {'config': Evil(made)},
+                 {'config': EvilConfig(made)}, {'config': GPTConfig(n_layer=Evil(made))}):
         torch.save(ckpt, path)
         with pytest.raises(SystemExit):
             load.read(str(path))
@@ -92,7 +92,8 @@ def test_what_wants_to_run_code_is_refused_also_beside_a_config(tmp_path, their_
 def test_a_config_of_another_network_or_of_other_sizes_is_refused(tmp_path, their_script, capsys):
     path, other = tmp_path / 'model_00001.pt', GPTConfig()
     other.n_experts = 8
-    for config, word in ((other, 'n_experts'), (GPTConfig(n_layer=3), 'transformer.h.2'), (GPTConfig(block_size=64), 'transformer.wpe')):
+    for config, word in ((other, 'n_experts'), (GPTConfig(n_layer=3), 'transformer.h.2'),
+                         (GPTConfig(block_size=64), 'transformer.wpe')):
         torch.save({'model': network().state_dict(), 'config': config, 'step': 1}, path)
         with pytest.raises(SystemExit):
             load.build(GPT, load.read(str(path)))

@@ -4,6 +4,7 @@ bit-exactly after a SIGKILL, and is used by the report, the plan and sample.py. 
 code bypasses an edit.
 """
 
+import copy
 import os
 import re
 import shutil
@@ -281,8 +282,7 @@ def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_wit
     change = edited('scaled_dot_product_attention(q, k, v,', f'scaled_dot_product_attention{edit}')
     before, after = all_logits(model, cached), all_logits(change, cached)
     right = all_logits(change, cached=False, dtype=torch.float32)
-    # rounding to bfloat16 is much less than the effect of the edit; of a bypassed one it would be all there
-    # is
+    # rounding to bfloat16 is much less than the effect of the edit; of a bypassed one it would be all
     assert (after - right).abs().mean() < 0.3 * (after - before).abs().mean()
 
 
@@ -330,27 +330,29 @@ def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
                     "        self.register_buffer('rope', rope, persistent=False)\n"
                     "        self.register_buffer('table', torch.arange(4), persistent=False)\n")
     model = change.GPT(change.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=5, block_size=4))
-    again = load.build(change.GPT, {'model': model.state_dict(), 'model_args': model.config.model_args(), 'path': ''})
+    ckpt = {'model': model.state_dict(), 'model_args': model.config.model_args(), 'path': ''}
+    again = load.build(change.GPT, ckpt)
     assert again.table.tolist() == [0, 1, 2, 3] and same(again.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize('kind, options', [('AdamW', dict(amsgrad=True)), ('Adafactor', {})])
-def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options, tmp_path):
+def test_the_state_of_any_optimizer_of_torch_is_resumed(kind, options):
     from support.resume import load_optimizer_state
-    nets, notes = [], []
-    for steps in (2, 1):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(3, 2)
-        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
-        nets.append((net, optimizer))
-        for _ in range(steps):
-            net(torch.ones(1, 3)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    (whole, _), (net, optimizer) = nets
-    torch.save({'optimizer': optimizer.state_dict(), 'optimizer_class': kind}, tmp_path / 'ckpt.pt')
-    again = getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
-    load_optimizer_state(again, torch.load(tmp_path / 'ckpt.pt', mmap=True), notes.append)
-    net(torch.ones(1, 3)).square().sum().backward()
-    again.step()
-    assert same(net.state_dict(), whole.state_dict()) and not notes
+    torch.manual_seed(0)
+    net, notes = torch.nn.Linear(3, 2), []
+
+    def optimizer_of(net):
+        return getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
+
+    def step(net, optimizer):
+        optimizer.zero_grad()
+        net(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+    optimizer = optimizer_of(net)
+    step(net, optimizer)
+    other = copy.deepcopy(net)
+    again = optimizer_of(other)
+    state = copy.deepcopy(optimizer.state_dict())
+    load_optimizer_state(again, {'optimizer': state, 'optimizer_class': kind}, notes.append)
+    step(net, optimizer), step(other, again)
+    assert same(other.state_dict(), net.state_dict()) and not notes

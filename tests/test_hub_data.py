@@ -1,4 +1,4 @@
-"""Data sets come from the Hub file by file: the right ones, complete, checked, and never by running a script."""
+"""Data sets come from the Hub file by file: the right ones, complete, checked, never by running a script."""
 
 import hashlib
 import json
@@ -43,8 +43,9 @@ class Hub:
             if file.is_file():
                 content = file.read_bytes()
                 lfs = types.SimpleNamespace(sha256=hashlib.sha256(content).hexdigest())
-                files.append(types.SimpleNamespace(rfilename=str(file.relative_to(place)), size=len(content),
-                                                   lfs=lfs if file.suffix == '.parquet' else None, blob_id='c' * 40))
+                files.append(types.SimpleNamespace(
+                    rfilename=str(file.relative_to(place)), size=len(content), blob_id='c' * 40,
+                    lfs=lfs if file.suffix == '.parquet' else None))
         return types.SimpleNamespace(sha='d' * 40 if revision == CONVERTED else 'c' * 40, siblings=files,
                                      card_data=json.loads(card.read_text()) if card.exists() else None)
 
@@ -155,8 +156,8 @@ def test_a_run_that_failed_downloads_only_the_rest(hub, prepare, tmp_path, monke
 
 def test_what_the_hub_refuses_is_one_line(hub, prepare, tmp_path, monkeypatch):
     (hub.folder / 'some' / 'pictures' / 'main').mkdir(parents=True)
-    cases = {'hf:no/such': ['no/such', 'RepositoryNotFoundError', 'hf auth login'], 'hf:some/pictures': ['no parquet'],
-             'hf:some/one': ['127.0.0.1:9', 'go online']}
+    cases = {'hf:no/such': ['no/such', 'RepositoryNotFoundError', 'hf auth login'],
+             'hf:some/pictures': ['no parquet'], 'hf:some/one': ['127.0.0.1:9', 'go online']}
     for source, words in cases.items():
         if source == 'hf:some/one':  # the real package, without a network
             monkeypatch.undo()

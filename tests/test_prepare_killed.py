@@ -82,11 +82,12 @@ def looks_finished(folder):
 
 @pytest.mark.parametrize('name', ['several', 'another set', 'shakespeare_char'])
 def test_killed_at_every_change_of_the_disk(tmp_path, run, name):
-    """A document of several portions and small ones; one alone, whose end becomes val.bin, in place of another set;
-    nanoGPT's set."""
+    """A document of several portions and small ones; one alone, whose end becomes val.bin, in place of
+    another set; nanoGPT's set."""
     (tmp_path / 'in').mkdir()
     (tmp_path / 'in' / 'a.txt').write_text(TEXT * (35 if name == 'several' else 1))
-    args = [name, f"--input={tmp_path / 'in' / 'a.txt'}", '--val_fraction=0.3', f'--shard_tokens={len(TEXT) // 2}']
+    args = [name, f"--input={tmp_path / 'in' / 'a.txt'}", '--val_fraction=0.3',
+            f'--shard_tokens={len(TEXT) // 2}']
     if name == 'several':
         lines = (json.dumps({'text': f'document {i} ' + TEXT[97 * i:99 * i]}) + '\n' for i in range(300))
         (tmp_path / 'in' / 'b.jsonl').write_text(''.join(lines))
@@ -187,7 +188,8 @@ def test_a_second_prepare_into_the_same_dataset_is_refused(prepare, tmp_path):
     assert prepare('mine', tmp_path / 'a.txt').status == 0
     holder = lock(tmp_path / 'data' / 'mine', 'prepare.py')
     (tmp_path / 'data' / 'mine' / 'unfinished').mkdir()  # as the other one would have
-    result = own_process('prepare.py', 'mine', f"--input={tmp_path / 'a.txt'}", f"--data_dir={tmp_path / 'data'}")
+    args = f"--input={tmp_path / 'a.txt'}", f"--data_dir={tmp_path / 'data'}"
+    result = own_process('prepare.py', 'mine', *args)
     is_refused(result, 'another prepare.py')
     assert (tmp_path / 'data' / 'mine' / 'unfinished').exists(), 'the work of the other one is left alone'
     holder.close()

@@ -73,8 +73,10 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
     lines = ''.join('{"story": "%d caf\\u00e9 \\ud83d half"}\n' % i for i in range(40))
     (tmp_path / 'a.jsonl').write_text('\ufeff' + lines, encoding='utf-8')
     for tokenizer in ('byte', 'char', 'gpt2'):
-        assert prepare(tokenizer, tmp_path / 'a.jsonl', f'--tokenizer={tokenizer}', '--text_key=story').status == 0
-        assert 'café \ufffd half' in Dataset(tokenizer, tmp_path / 'data').tokenizer().decode(ids_of(tmp_path, tokenizer))
+        args = tmp_path / 'a.jsonl', f'--tokenizer={tokenizer}', '--text_key=story'
+        assert prepare(tokenizer, *args).status == 0
+        tok = Dataset(tokenizer, tmp_path / 'data').tokenizer()
+        assert 'café \ufffd half' in tok.decode(ids_of(tmp_path, tokenizer))
     (tmp_path / 'b.txt').write_bytes(b'\xef\xbb\xbf' + TEXT.encode())
     assert prepare('mark', tmp_path / 'b.txt', '--tokenizer=char').status == 0
     assert '\ufeff' not in Dataset('mark', tmp_path / 'data').tokenizer().chars
@@ -91,7 +93,8 @@ LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
 NOISE = os.urandom(150_000).hex().encode()
 CSV = b'a,b\n1,2\n'
 BAD = {  # file: its content, words of the message
-    'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', 'latin.txt', 'utf-8', 'caf', '--encoding=cp1252', '--encoding_errors=replace'),
+    'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', 'latin.txt', 'utf-8', 'caf', '--encoding=cp1252',
+                  '--encoding_errors=replace'),
     'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', 'caf'),
     'empty.txt': (b'', 'too little text'),
     'nul.txt': (b'abc\0def' * 100, 'nul.txt', 'NUL'),
@@ -122,15 +125,9 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(prepare, tmp_path, file):
     assert not (tmp_path / 'data' / 'mine').exists()
 
 
-def test_a_bad_file_while_workers_encode_is_one_line_too(prepare, tmp_path, gpt2):
-    (tmp_path / 'far.txt').write_bytes(BAD['far.txt'][0])
-    is_refused(prepare('mine', tmp_path / 'far.txt', '--tokenizer=gpt2', '--workers=2'), 'caf')
-    assert not (tmp_path / 'data' / 'mine').exists()
-
-
 @pytest.mark.parametrize('package, source, tokenizer', [
-    ('pyarrow', 'a.txt.zst', 'byte'), ('pyarrow.parquet', 'a.parquet', 'byte'), ('huggingface_hub', 'hf:a/b', 'byte'),
-    ('tokenizers', 'a.txt', 'bpe:300'), ('tiktoken', 'a.txt', 'gpt2')])
+    ('pyarrow', 'a.txt.zst', 'byte'), ('pyarrow.parquet', 'a.parquet', 'byte'),
+    ('huggingface_hub', 'hf:a/b', 'byte'), ('tokenizers', 'a.txt', 'bpe:300'), ('tiktoken', 'a.txt', 'gpt2')])
 def test_a_package_that_is_not_installed_is_named(prepare, tmp_path, monkeypatch, package, source, tokenizer):
     (tmp_path / source.replace(':', '')).parent.mkdir(exist_ok=True)
     (tmp_path / source.replace(':', '')).write_text(TEXT)
