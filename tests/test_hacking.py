@@ -238,7 +238,7 @@ def check_that_it_did_something(name, folder, ckpt, out):
     if name == 'number':
         assert (folder / 'norm.png').stat().st_size > 10_000 and 'weight_norm' in log
     if name == 'evaluation':
-        assert 'accuracy' in log and '- accuracy: ' in report
+        assert 'accuracy' in log and '| accuracy |' in report
 
 
 # -----------------------------------------------------------------------------
