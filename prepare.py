@@ -258,6 +258,13 @@ def print_summary(meta, seconds):
           f"{'finetune' if chat else 'train'} on it: python train.py {train}")
 
 
+def stop(number, frame):
+    """At once and not by an exception: that could come while a lock of the workers' queue is held. The files
+    are whole at any moment, and the workers end with this process."""
+    os.write(2, b'interrupted; run it again, it continues from what was saved\n')
+    os._exit(128 + number)
+
+
 def main():
     """Make what `name` says, and tell it, or in one line what went wrong."""
     if name in BENCHMARKS and input is None and not show:
@@ -266,16 +273,12 @@ def main():
     if show:
         sys.exit(0 if show_dataset(folder) else 1)
     make_output_last()
-    # tidies up, unlike what the system does by default
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     t0 = time.time()
     try:
         with only_writer(folder):
             meta = make_dataset()
-    except KeyboardInterrupt:
-        print("interrupted; run it again, it continues from what was saved", file=sys.stderr)
-        sys.exit(130)
     except ImportError as e:
         fail(f"a package is needed that is not installed ({e.name}). pip install {e.name}")
     except OSError as e:

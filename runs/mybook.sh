@@ -27,13 +27,14 @@ again=$(printf '%q ' bash "$0" "$@")
 cd "$(dirname "$0")/.."
 
 absolute() { if [[ $1 == /* || $here == "$PWD" ]]; then echo "$1"; else echo "$here/$1"; fi; }
-inputs=() prepare=() train=() data_dir=() name='' out_dir='' init=--init_from=auto minutes=5 teach=()
+inputs=() prepare=() train=() teach=() data=data data_dir=()
+name='' out_dir='' init=--init_from=auto minutes=5
 for word in "$@"; do
   case $word in
     '') ;;
     --tokenizer=* | --text_key=* | --encoding=* | --encoding_errors=* | --val_fraction=* | --max_tokens=* | \
       --shard_tokens=* | --workers=*) prepare+=("$word") ;;
-    --data_dir=*) data_dir=("--data_dir=$(absolute "${word#*=}")") ;;
+    --data_dir=*) data=$(absolute "${word#*=}") data_dir=("--data_dir=$data") ;;
     --out_dir=*) out_dir=$(absolute "${word#*=}") ;;
     --name=*) name=${word#*=} ;;
     --minutes=*) minutes=${word#*=} ;;
@@ -64,6 +65,15 @@ python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
+# measured on English books (dev/records/own_text.md): bytes to train on, bits per byte
+expected=$(python -c "
+import json, numpy, sys
+size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
+known = [9e4, 2.7e5, 9e5, 4.5e6, 1.8e7], [2.4, 2.0, 2.3, 2.0, 1.9]
+print(f'{numpy.interp(numpy.log(size), numpy.log(known[0]), known[1]):.1f}')" \
+  "$data/$name/meta.json")
+echo "expected  about $expected bits per byte of the validation text, if it is English prose"
+
 left() {  # of all the minutes, and a fifth as a reserve
   local seconds=$(((60 * minutes - SECONDS + begin) * 6 / 5))
   ((seconds > 0)) || seconds=0
@@ -89,6 +99,7 @@ while true; do
 done
 echo "done: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
+echo "expected were about $expected bits per byte"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi
