@@ -28,7 +28,7 @@ cd "$(dirname "$0")/.."
 
 absolute() { if [[ $1 == /* || $here == "$PWD" ]]; then echo "$1"; else echo "$here/$1"; fi; }
 inputs=() prepare=() train=() teach=() data=data data_dir=()
-name='' out_dir='' init=--init_from=auto minutes=5
+name='' out_dir='' init=--init_from=auto minutes=5 seed=1337
 for word in "$@"; do
   case $word in
     '') ;;
@@ -38,6 +38,7 @@ for word in "$@"; do
     --out_dir=*) out_dir=$(absolute "${word#*=}") ;;
     --name=*) name=${word#*=} ;;
     --minutes=*) minutes=${word#*=} ;;
+    --seed=*) seed=${word#*=} ;;
     --overwrite | --overwrite=True) prepare+=(--overwrite); init='--init_from=scratch --overwrite' ;;
     -*) train+=("$word") ;;
     /* | hf:*) inputs+=("--input=$word") ;;
@@ -83,9 +84,9 @@ left() {  # of all the minutes, and a fifth as a reserve
 begin=$SECONDS status=0 time_is_up=143
 while true; do
   teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
-  if ((teachers)); then teach=("--teacher=$out_dir/teachers" "--seed=$((1337 + teachers))"); fi
+  if ((teachers)); then teach=("--teacher=$out_dir/teachers"); fi
   python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
-    --out_dir="$out_dir" $init ${teach[@]+"${teach[@]}"} ${train[@]+"${train[@]}"} || status=$?
+    --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
     echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
