@@ -86,7 +86,8 @@ while true; do
   teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
   if ((teachers)); then teach=("--teacher=$out_dir/teachers"); fi
   python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
-    --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} ${train[@]+"${train[@]}"} || status=$?
+    --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} \
+    ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
     echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
