@@ -97,8 +97,8 @@ if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto'))
         if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _teachers = len(_glob.glob(f'{_glob.escape(teacher)}/*/ckpt.pt'))
             _best, _fit = 1.5 * _best, _fit / (1 + _teachers / 3)
-        elif _fit > 1.8 * _best:  # leaves two thirds of the time to one that it teaches
-            _best = min(_best, _fit / 3)
+        elif _fit > 2 * _best:  # leaves most of the time to one that it teaches
+            _best = min(_best, _fit / 3.5)
         max_iters = int(min(_best, _fit))
     eval_interval = sample_interval = max(1, max_iters // 5)
     log_interval = max(1, max_iters // 50)

@@ -94,7 +94,7 @@ while true; do
     exit $status
   fi
   # one that is taught needs more time: a step is longer, and more steps pay
-  if ((teachers == 3 || 60 * minutes - SECONDS + begin < (SECONDS - started) * 7 / 5)); then break; fi
+  if ((teachers == 3 || 60 * minutes - SECONDS + begin < (SECONDS - started) * 6 / 5)); then break; fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
