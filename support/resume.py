@@ -28,7 +28,7 @@ def take_over(run, kinds):
     elif run.given['block_size'] > size and before.positions == 'learned':
         fail(f"block_size={run.given['block_size']}, but {run.ckpt['path']} has learned only {size} "
              f"positions. use --block_size={size} or less")
-    for name in ARCHITECTURE.intersection(run.knobs):
+    for name in sorted(ARCHITECTURE.intersection(run.knobs)):
         saved = getattr(before, name)
         now = run.given.get(name, saved)
         if name not in free:
