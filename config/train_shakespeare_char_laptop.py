@@ -1,5 +1,5 @@
 # nanoGPT's README reaches 1.4697 in three minutes on an A100, with 10.7 million parameters and 256 characters
-# of context. This smaller network with the same context gets near it on a laptop, and below it with a teacher:
+# of context. This smaller network with the same context gets near it on a laptop, below it with a teacher:
 # --teacher=out-shakespeare-char-laptop --seed=1 --max_iters=1300 --out_dir=out-taught
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)

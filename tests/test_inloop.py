@@ -78,7 +78,7 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     assert found['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
-    assert '## Samples' in text and '- HellaSwag accuracy: ' in text
+    assert '| HellaSwag accuracy |' in text
     assert text.index('## Samples') < text.index('## Evaluations') < text.index('## Settings')
     assert '## By eval.py, after 7 iterations' in text and '- sums: accuracy ' in text
 
