@@ -28,21 +28,21 @@ ALONE = ('model.py', 'optim.py', 'configurator.py')  # each works in an empty fo
 # {what: (ceiling, aim)}. A ceiling only falls: lower it with the commit that allows it. A commit that has to
 # raise one says what leaves instead.
 LIMITS = {
-    'code tokens, top level': (19_900, 20_000),
-    'code tokens, support/': (52_800, 46_000),
-    'code tokens, product': (72_600, 64_000),  # 55,000 is the real aim
-    'code tokens, tests/': (85_800, 75_000),
+    'code tokens, top level': (19_850, 20_000),
+    'code tokens, support/': (51_200, 46_000),
+    'code tokens, product': (71_040, 64_000),  # 55,000 is the real aim
+    'code tokens, tests/': (82_950, 75_000),
     'code tokens, dev/': (18_000, 18_000),
     'files in support/': (35, 36),
     'files in support/ below 70 lines that fewer than three others import': (0, 0),
     'files in support/ above 450 lines': (0, 0),
-    'imports of ours inside functions': (12, 12),
+    'imports of ours inside functions': (4, 12),
     'files of ours in circles of imports': (0, 0),
-    'files that configurator.py reaches': (4, 4),
+    'files that configurator.py reaches': (2, 4),
     'files that train.py reaches': (32, 32),
     'files that should stand alone and do not': (0, 0),
-    'places that make an error message': (201, 230),
-    'places where one is assigned or returned': (13, 20),
+    'places that make an error message': (195, 230),
+    'places where one is assigned or returned': (12, 20),
     'lines over 110 characters': (0, 0),
     'functions over 60 lines': (0, 0),
     'lines of train.py': (310, 310),
