@@ -1,8 +1,8 @@
 """
 The network: one GPTConfig, one GPT. With arch='gpt2' it has nanoGPT's parameter names, initialisation and
-function. From top to bottom: the settings and their checks, positions, attention and its mask, MLPs, what
-stands before a token without attention, the block, the GPT, and how text is generated. This file works alone
-in an empty folder; support/cpu.py and support/chunked_loss.py replace parts of a model by faster ones.
+function. From top to bottom: the settings and their checks, positions, attention, the block with its MLP and
+what `local` has beside attention, the GPT with mask and loss, how text is generated. This file works alone in
+an empty folder; support/cpu.py and support/chunked_loss.py replace parts of a model by faster ones.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.
@@ -39,8 +39,8 @@ GPT2 = dict(
     tie=True,  # one matrix for the embedding and the head: https://arxiv.org/abs/1608.05859
     softcap=0.0,  # logits stay between -softcap and softcap; 0: no bound
     init='gpt2',  # or modern
-    near=0,  # rows of an embedding of pairs of tokens, with convolutions; 0: none
-    near_layers=0,  # before the n_layer others, without attention
+    near=0,  # rows of BigramEmbedding; above 0 each block has a ShortConv as well
+    near_layers=0,  # extra blocks without attention, before the n_layer others
 )
 LLAMA = dict(GPT2, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu', tie=False)
 MODERN = dict(LLAMA, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True, mlp='relu2',
@@ -119,7 +119,7 @@ def field_problem(field, value):
     """A line, or None if a field of GPTConfig may have this value."""
     name, kind = field.name, field.type
     if kind not in (bool, int, float, str) or (value is None and field.default is None):
-        return None  # a field that was added to GPTConfig; the parts of a preset are never None here
+        return None  # a field that somebody added, of a type of its own, or None by default
     if type(value) is not kind and not (kind is float and type(value) is int):
         return f"{name} is {value!r:.60}. use a value of the type {kind.__name__}"
     if value not in WORDS.get(name, [value]):
@@ -171,7 +171,8 @@ def rope_table(config):
         inv_freq = inv_freq / scaling[0]
     if len(scaling) == 4:  # llama3: only the low frequencies, with a smooth transition
         factor, low, high, original = scaling
-        keep = ((original * inv_freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        turns = original * inv_freq / (2 * math.pi)  # within the original block; low or fewer: slowed down
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
         inv_freq = (1 - keep) * inv_freq / factor + keep * inv_freq
     t = torch.arange(config.block_size, dtype=torch.float32)
     angles = torch.outer(t, inv_freq)  # (T, D/2)
@@ -299,8 +300,9 @@ class BigramEmbedding(nn.Embedding):
     layer_idx = 'ids'  # its name in a KVCache
 
     def forward(self, idx, positions, cache=None):
-        previous, = what_was_before(self, idx + 1, 1, positions, cache)  # 0: nothing
-        return super().forward((idx * 1_000_003 + previous) % self.num_embeddings)
+        # ids from 1 on, as 0 says that nothing stood before
+        previous = what_was_before(self, idx + 1, 1, positions, cache)[0]
+        return super().forward((idx * 1_000_003 + previous) % self.num_embeddings)  # a hash, by a prime
 
 
 class ShortConv(nn.Module):
@@ -325,8 +327,8 @@ def what_was_before(module, x, n, positions, cache):
     (B, T) where several texts share a window; cache: a KVCache, with what the module saw last."""
     T = x.size(1)
     if cache is None:
-        longer = F.pad(x, (0, 0) * (x.dim() - 2) + (n, 0))
-    else:  # the module's number is asked for only here: else each layer would be compiled for itself
+        longer = F.pad(x, (0, 0) * (x.dim() - 2) + (n, 0))  # n zeros before the first position
+    else:  # layer_idx is read only here: torch.compile compiles anew for each value of it
         longer = torch.cat((cache.before(module.layer_idx, x), x), dim=1)
     before = [longer[:, n - k:n - k + T] for k in range(1, n + 1)]
     if positions.dim() == 1:
@@ -366,7 +368,7 @@ class Block(nn.Module):
 # the whole
 
 
-FLOAT32_BETWEEN_BLOCKS = ('cpu',)  # devices on which bfloat16 would save nothing there
+FLOAT32_BETWEEN_BLOCKS = ('cpu',)  # devices on which bfloat16 from block to block would save nothing
 
 
 def matmul_dtype(x):
@@ -399,11 +401,11 @@ class GPT(nn.Module):
             self.transformer.wte.weight = self.lm_head.weight
         rope = None
         if config.positions == 'rope':
-            with torch.device('cpu'):  # also in a network without memory: no checkpoint brings it
+            with torch.device('cpu'):  # also in a network on 'meta': the table is in no checkpoint
                 rope = rope_table(config)
         self.register_buffer('rope', rope, persistent=False)
         self.cache_dtype = None  # of keys and values, if another than that of matrix products
-        # without memory there is nothing to initialize, and torch takes a second
+        # on 'meta' there is nothing to initialize, and trying would take torch a second
         if not self.lm_head.weight.is_meta:
             self.init_weights()
 
@@ -433,8 +435,9 @@ class GPT(nn.Module):
         idx (B, T) token ids; targets (B, T) the ids that follow, -1 to leave one out. Returns (logits, loss):
         the mean loss in nats, or with reduction='none' that of each of the B * T targets. Without targets the
         loss is None and the logits are the last position's, (B, 1, V), unless full_logits. With a cache, idx
-        continues what is in it. doc_ids (B, T): the number of the text that a position belongs to, if
-        attention is to stay inside it. return_logits=False saves memory and time beside a loss.
+        continues what is in it. doc_ids (B, T), not with a cache: the number of the text that a position
+        belongs to, if attention is to stay inside it. return_logits=False saves memory and time beside a
+        loss.
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
@@ -456,14 +459,17 @@ class GPT(nn.Module):
             x = x.bfloat16()  # from block to block: half the bytes, and no loss that we saw (dev/LOG.md)
         rope = None
         if self.rope is not None:
-            rope = self.rope[:, :T] if cache is None else self.rope[:, positions]  # (2, T, D/2)
+            # (2, T, D/2), over all texts of a window: rope is relative, and the mask keeps the texts apart
+            rope = self.rope[:, :T] if cache is None else self.rope[:, positions]
         for block in self.transformer.h:
             x = block(x, positions, rope, mask, cache)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.logits(x if full_logits else x[:, [-1], :]), None
         logits, loss = self.loss(x, targets.reshape(-1), reduction, return_logits)
-        return logits, torch.where((targets >= 0).any(), loss, 0.0) if reduction == 'mean' else loss
+        if reduction == 'mean':  # which is nan over no targets
+            loss = torch.where((targets >= 0).any(), loss, 0.0)
+        return logits, loss
 
     def attention_mask(self, queries, n_keys, doc_ids=None):
         """True where a query, by its position (T), may look at a key: not later and, with doc_ids (B, T), of
@@ -536,6 +542,8 @@ class GPT(nn.Module):
             return math.nan
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
+    # without cuDNN's attention, which plans for each new shape, half a second each
+    # (https://github.com/modelscope/FunASR/issues/3704; not measured by us)
     @torch.no_grad()
     @sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None,
@@ -549,8 +557,6 @@ class GPT(nn.Module):
         block_size ids are full, the last half of them is kept as context. The cache changes the speed, not
         the text. static: shapes stay the same from step to step, for a compiled model.
         """
-        # without cuDNN's attention (above), which plans for each new shape, half a second each
-        # (https://github.com/modelscope/FunASR/issues/3704; not measured by us)
         if isinstance(idx, str):
             return self.generate_text(idx, max_new_tokens, stop, temperature=temperature, top_k=top_k,
                                       top_p=top_p, generator=generator)
@@ -567,7 +573,7 @@ class GPT(nn.Module):
             if idx.size(1) - start > block_size:
                 start = idx.size(1) - (block_size + 1) // 2
                 if cache:
-                    cache.end = 0
+                    cache.end = 0  # begin anew; what is in it is overwritten or not looked at
             new = idx_next if cache and cache.end else idx[:, start:]  # the ids that are not in the cache yet
             # other lengths are not worth compiling
             step = self if static and new.size(1) == 1 else self.forward
@@ -625,7 +631,7 @@ class KVCache:
             self.ends = {i: torch.zeros(seen, dtype=weight.dtype, device=self.device) for i in layers}
             self.ends['ids'] = torch.zeros(B, 1, dtype=torch.long, device=self.device)
         if static:
-            # they are written to, for which CUDA graphs would be given up
+            # torch.compile has CUDA graphs for what is changed in place only if its address is fixed
             for tensors in (self.k, self.v, self.ends):
                 for tensor in tensors.values():
                     torch._dynamo.mark_static_address(tensor, guard=False)
@@ -672,7 +678,7 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None)
     # the host wait for a GPU
     sums = probs.cumsum(-1)
     threshold = torch.rand(logits.size(0), 1, generator=generator, device=logits.device) * sums[:, -1:]
-    drawn = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.size(-1) - 1)  # after nan: none
+    drawn = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.size(-1) - 1)  # nan: none
     return drawn if ids is None else ids.gather(1, drawn)
 
 
