@@ -64,7 +64,7 @@ def newest(out_dir):
 # one file
 
 
-def save(out_dir, state, links, keep):
+def write_checkpoint(out_dir, state, links, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all; keep the newest `keep`
     (0: all of them); let `links` (of 'ckpt.pt', 'ckpt_best.pt') name it. Raises NotSaved if the disk does
     not take it, OSError if it is in place, but not all links are."""
@@ -117,8 +117,8 @@ def link(path, name):
 
 
 class Writer:
-    """Calls save() for one checkpoint after another; finish() tells how it ended. With in_thread nobody waits
-    for it before: the states have to be copies."""
+    """Calls write_checkpoint() for one checkpoint after another; finish() tells how it ended. With in_thread
+    nobody waits for it before: the states have to be copies."""
 
     def __init__(self, stop, in_thread):
         self.stop, self.in_thread, self.job = stop, in_thread, None
@@ -131,7 +131,7 @@ class Writer:
     def save(self, *args):
         t0 = time.monotonic()
         try:
-            save(*args)
+            write_checkpoint(*args)
         except NotSaved as e:
             self.stop.saved(again_in=60)
             warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
@@ -278,7 +278,7 @@ class Saver:
             return f". {again}"
         try:
             self.writer.finish()  # one that a thread is writing
-            save(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
+            write_checkpoint(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
         except OSError as e:
             return f". {e}. {again}"
         return f". saved in {self.out_dir} after {it:,} iterations. {again}"

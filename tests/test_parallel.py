@@ -84,7 +84,7 @@ def test_who_is_not_found_is_one_line_in_bounded_time(tmp_path):
 
 def test_nobody_waits_for_a_long_write_for_more_than_a_second(monkeypatch):
     """The others wait in all_reduce_max, which gives up after ddp_timeout."""
-    monkeypatch.setattr(checkpoint, 'save', lambda: time.sleep(1.5) or {})
+    monkeypatch.setattr(checkpoint, 'write_checkpoint', lambda: time.sleep(1.5) or {})
     asked = []
     dist = SimpleNamespace(all_reduce_max=lambda number: asked.append(number) or number)
     writer = checkpoint.Writer(SimpleNamespace(save_seconds=0), in_thread=True)

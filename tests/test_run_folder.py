@@ -22,7 +22,7 @@ def some_state(it, fill=1.0):
 
 
 def saved(folder, it):
-    checkpoint.save(str(folder), some_state(it), ['ckpt.pt'], 2)
+    checkpoint.write_checkpoint(str(folder), some_state(it), ['ckpt.pt'], 2)
     return str(folder / 'ckpt.pt')
 
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_one_file(tmp_path, mo
 
     def replaced_meanwhile(*args):  # torch has read the table of contents, and maps the numbers now
         state = {**some_state(2, 2.0), 'longer': torch.zeros(300)}
-        checkpoint.save(str(tmp_path), dict(reversed(state.items())), ['ckpt.pt'], 2)
+        checkpoint.write_checkpoint(str(tmp_path), dict(reversed(state.items())), ['ckpt.pt'], 2)
         return real(*args)
     monkeypatch.setattr(torch.UntypedStorage, 'from_file', replaced_meanwhile)
     found = load.unpack(path)
