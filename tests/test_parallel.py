@@ -66,7 +66,8 @@ def test_a_process_that_fails_alone_ends_at_once(line, status, says):
                MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
     done = subprocess.run([sys.executable, '-c', ALONE.format(line)], env=env, cwd=REPO, capture_output=True,
                           text=True, timeout=300)
-    assert done.returncode == status and says in done.stderr and done.stdout == 'joined\n', done.stderr
+    assert done.returncode == status and says in done.stderr, done.stderr
+    assert done.stdout.endswith('joined\n'), 'before it torch 2.9 tells who is connected'
 
 
 def test_who_is_not_found_is_one_line_in_bounded_time(tmp_path):
