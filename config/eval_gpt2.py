@@ -4,7 +4,7 @@
 #   launch   python train.py config/eval_gpt2.py
 #   batch    8 sequences x 1,024 tokens = 8,192 tokens, 500 times
 #   cost     a download of the weights, once; a forward pass over 4.1 million tokens of each split
-#   loss     3.11 for validation on OpenWebText (nanoGPT's README, whose GELU is exact; OpenAI's
+#   loss     3.12 for validation on OpenWebText (nanoGPT's README, whose GELU is exact; OpenAI's
 #            is not, nor ours here); not measured by us
 
 init_from = 'gpt2'

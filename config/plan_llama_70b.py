@@ -7,9 +7,8 @@
 #   batch    1 sequence x 4,096 tokens x 2 micro-batches x 512 GPUs = 4,194,304 tokens per iteration
 #   budget   2 trillion tokens = 476,838 iterations, 29 tokens per parameter
 #   memory   see the plan: an estimate, not measured by us
-#   host     eight processes build 277 GB each before they keep their shares: 2.2 TB of main memory in a
-# machine
-#            of eight GPUs
+#   host     each process builds 277 GB before it keeps its share: 2.2 TB of main memory in a machine of
+#            eight GPUs
 #   cost     68 days on 512 H100 at 40% of their peak, a quarter of them for activation_checkpointing.
 #            Arithmetic; not measured by us
 #   loss     not measured by us

@@ -6,7 +6,7 @@
 #   batch    64 sequences x 1,024 tokens x 1 micro-batch x 8 GPUs = 524,288 tokens per iteration; on fewer
 #            GPUs, or with less memory: --batch_size=16 --total_batch_size=524288
 #   budget   5 x 19,073 iterations = 50 billion tokens, five epochs; one epoch: --max_iters=19073
-#   cost     5.0e10 tokens x 0.86 GFLOP = 4.3e19 FLOP: 12 hours on 8 A100, 24 on 4, at 40% of their peak.
+#   cost     5.0e10 tokens x 0.855 GFLOP = 4.3e19 FLOP: 12 hours on 8 A100, 24 on 4, at 40% of their peak.
 #            Arithmetic, without evaluating; not measured by us
 #   loss     to beat: OpenAI's GPT-2 of this size has a loss of 3.29 there, 0.294 on HellaSwag; GPT-3 of this
 #            size has 0.337 (build-nanogpt). Not measured by us

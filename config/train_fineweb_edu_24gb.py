@@ -7,11 +7,11 @@
 #   batch    16 sequences x 1,024 tokens x 32 micro-batches = 524,288 tokens per iteration; 18.2 GB by
 #            plan.py
 #   budget   10,000 iterations = 5.2 billion tokens, so that none is seen twice
-#   cost     5.2e9 tokens x 0.85 GFLOP = 4.5e18 FLOP: 44 hours on an RTX 3090, 19 on an RTX 4090, at 40% of
+#   cost     5.24e9 tokens x 0.855 GFLOP = 4.5e18 FLOP: 44 hours on an RTX 3090, 19 on an RTX 4090, at 40% of
 #            their 71 and 165 TFLOP/s. Arithmetic; not measured by us
-#   loss     about 3.0 for validation, an estimate: that of config/train_fineweb_edu_8gb.py, less 0.09. So
-#            much three times the tokens are worth between two runs of modded-nanogpt on FineWeb (3.28 after
-#            1.7 billion, 3.13 after 10 billion without shortcuts, 0.08 for each factor e)
+#   loss     about 3.0 for validation, an estimate: that of config/train_fineweb_edu_8gb.py, less 0.09 for
+#            three times the tokens. Two runs of modded-nanogpt on FineWeb (3.28 after 1.7 billion, 3.13 after
+#            10 billion without shortcuts) give 0.08 for each factor e
 
 out_dir = 'out-fineweb-edu-24gb'
 dataset = 'fineweb_edu'

@@ -7,12 +7,12 @@
 #   batch    2 sequences x 1,024 tokens x 256 micro-batches = 524,288 tokens per iteration; 7.3 GB by
 #            plan.py
 #   budget   3,250 iterations = 1.7 billion tokens, so that none is seen twice
-#   cost     1.7e9 tokens x 0.85 GFLOP = 1.5e18 FLOP: 38 hours on an RTX 4060, 28 on an RTX 3070, at 35% of
+#   cost     1.7e9 tokens x 0.855 GFLOP = 1.5e18 FLOP: 38 hours on an RTX 4060, 28 on an RTX 3070, at 35% of
 #            their 30 and 41 TFLOP/s. Arithmetic; not measured by us
 #   loss     about 3.1 for validation, an estimate: 3.28 on FineWeb for the source of the recipe
-#            (modded-nanogpt, track 3, result 36), less 0.2. So much lower is a GPT-2's loss after 10 billion
-#            tokens of FineWeb-Edu (3.03, the reproduction behind Razvanip/nanoGPT2-124m) than of FineWeb
-#            (3.27, llm.c). OpenAI's GPT-2 of this size has 3.29 on FineWeb-Edu (build-nanogpt)
+#            (modded-nanogpt, track 3, result 36), less 0.2: a GPT-2's after 10 billion tokens is 3.03 on
+#            FineWeb-Edu (the reproduction behind Razvanip/nanoGPT2-124m), 3.27 on FineWeb (llm.c). OpenAI's
+#            GPT-2 of this size has 3.29 on FineWeb-Edu (build-nanogpt)
 
 out_dir = 'out-fineweb-edu-8gb'
 dataset = 'fineweb_edu'

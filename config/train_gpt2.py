@@ -5,8 +5,8 @@
 #   batch    12 sequences x 1,024 tokens x 5 micro-batches x 8 GPUs = 491,520 tokens per iteration
 #   budget   600,000 iterations = 295 billion tokens
 #   cost     about 4 days on 8 A100 40GB (nanoGPT's README); not measured by us
-#   loss     about 2.85 for validation (nanoGPT's README). OpenAI's GPT-2 of this size, trained on other
-#            text, has 3.11
+#   loss     about 2.85 for validation. OpenAI's GPT-2 of this size, trained on other text, has 3.12
+#            (nanoGPT's README)
 
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-124M'

@@ -1,4 +1,4 @@
-# GPT-2 1.5B (XL) on OpenWebText; needs GPUs of 80 GB.
+# GPT-2 1.5B (XL) on OpenWebText: 46 GB of each GPU by plan.py.
 #
 #   data     python prepare.py openwebtext         (or nanoGPT's files as data/openwebtext/)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_xl.py

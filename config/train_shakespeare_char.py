@@ -5,10 +5,10 @@
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
 #   cost     3 minutes on one A100 (nanoGPT's README); not measured by us
-#   loss     1.4697 for validation at its best, around iteration 1,750, after which it overfits (nanoGPT's
-#            README)
+#   loss     1.4697 for validation at its best (nanoGPT's README), after which it overfits
 #
-# On a laptop's CPU make it smaller, as nanoGPT's README does: about 1.88 after 2,000 iterations
+# On a laptop's CPU make it smaller, as nanoGPT's README does: 1.90 over all of val.bin after 2,000 iterations
+# (dev/records/nanogpt_cpu.md)
 #   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 \
 #     --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 \
 #     --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
