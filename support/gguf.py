@@ -19,7 +19,7 @@ from support.tokenizer import PATTERN, make_tokenizer
 
 FILE_TYPES = {'f32': 0, 'f16': 1, 'q8_0': 7, 'bf16': 32}  # llama.cpp's LLAMA_FTYPE_*
 GELU_NOTE = ("note: llama.cpp's GPT-2 computes the tanh approximation of GELU, this network the exact one "
-             "(mlp=gelu): the logits differ by about 1e-3. train with --mlp=gelu_tanh to avoid it")
+             "(mlp=gelu): the logits differ a little. train with --mlp=gelu_tanh to avoid it")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
