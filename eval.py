@@ -15,7 +15,7 @@ from configurator import configure, escape_control_characters, fail, out_of_rang
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
-out_dir = 'out'  # a run; or several, A,B,C, whose probabilities are averaged. Only if init_from is 'resume'
+out_dir = 'out'  # the run's folder, if init_from is 'resume'
 dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
 data_dir: str = None  # the folder with the datasets and the tasks' files. None: data/ beside this file
 split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': only the tasks
@@ -72,9 +72,9 @@ autocast = devices.autocast(device, dtype)
 # -----------------------------------------------------------------------------
 # the checkpoint
 
-path = load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume', several=True)
-if to is None and os.path.isfile(path.split(',')[0]):
-    to = os.path.commonpath([os.path.dirname(one) for one in path.split(',')]) or '.'
+path = load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from)
+if to is None and os.path.isfile(path):
+    to = os.path.dirname(path) or '.'
 state = load.read(path)
 config = load.model_config(GPT, state)
 if block_size is None:

@@ -13,7 +13,7 @@ from configurator import configure, escape_control_characters, fail, out_of_rang
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
-out_dir = 'out'  # a run; or several, A,B,C, whose probabilities are averaged. Only if init_from is 'resume'
+out_dir = 'out'  # the run's folder, if init_from is 'resume'
 dataset: str = None  # whose tokenizer to use. None: the checkpoint's (nanoGPT's checkpoints name a dataset)
 data_dir: str = None  # the folder with the datasets. None: data/ beside this file
 start = '\n'  # the prompt, in which '<|endoftext|>' is that token; or FILE:prompt.txt; or '-': standard input
@@ -81,7 +81,7 @@ cpu.watch(device)
 dtype, _ = devices.choose_dtype(dtype, device)
 compiling, _ = devices.choose_compile(compile, device)
 
-source = find(out_dir, hub=False, several=True) if init_from == 'resume' else init_from
+source = find(out_dir, hub=False) if init_from == 'resume' else init_from
 model, tokenizer = model_and_tokenizer(GPT, source, dataset, data_dir)
 stop_ids, stop_text = [], stop
 if stop == END_OF_TEXT and tokenizer.stop_ids:

@@ -84,7 +84,7 @@ left() {  # of all the minutes, and a fifth as a reserve
 begin=$SECONDS status=0 time_is_up=143
 while true; do
   teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
-  if ((teachers)); then teach=("--teacher=$out_dir/teachers"); fi
+  if ((teachers)); then teach=("--teacher=$out_dir/teachers/$teachers"); fi
   python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
     --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} \
     ${train[@]+"${train[@]}"} || status=$?
@@ -99,7 +99,7 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-echo "done: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds of training"
+echo "done: the network in $out_dir, after $teachers of which each taught the next, $((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300

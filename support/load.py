@@ -28,18 +28,13 @@ CONSTANTS = '.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq'
 # which file
 
 
-def find(source, hub=True, several=False):
+def find(source, hub=True):
     """The path that `source` means: a file; a run folder's ckpt.pt, else its newest checkpoint; a Hugging
-    Face folder, or with `hub` a name there. With `several` the paths, with commas between them: of sources
-    with commas, or of a folder's runs, as runs/mybook.sh leaves them."""
+    Face folder, or with `hub` a name there."""
     if os.path.isfile(source) or (hub and is_hub_name(source)):
         return source
     single = os.path.join(source, 'ckpt.pt')
     path = single if os.path.exists(single) else newest(source)
-    if several and path is None:
-        runs = sorted(glob.glob(os.path.join(glob.escape(source), '*', 'ckpt.pt')))
-        if runs or ',' in source:
-            return ','.join(runs or [find(part, hub) for part in source.split(',')])
     if path is None and not is_folder(source):
         no_checkpoint(source)
     return path or source
@@ -115,14 +110,7 @@ def unpack_file(path, zipped, verify):
 
 
 def read(path, verify=True):
-    """The checkpoint at `path` (see find) as a dict on the CPU, with 'path' in it; of several the first, with
-    the 'others'."""
-    if ',' in path and not os.path.exists(path):
-        first, *others = (read(one, verify) for one in path.split(','))
-        same = all(other.get('tokenizer') == first.get('tokenizer') for other in others)
-        if not same or len({ckpt['model_args']['vocab_size'] for ckpt in (first, *others)}) > 1:
-            fail(f"{path} have different tokenizers. only networks of the same tokens can be averaged")
-        return {**first, 'path': path, 'others': others}
+    """The checkpoint at `path` (see find) as a dict on the CPU, with 'path' in it."""
     if not os.path.isfile(path):
         return huggingface.read(path)
     try:
@@ -202,44 +190,15 @@ def build(cls, ckpt, dropout=0.0, **changes):
         model.transformer.wte.weight = model.lm_head.weight
     if block_size < config.block_size:
         model.crop_block_size(block_size)
-    if ckpt.get('others'):
-        average(model, [build(cls, other, dropout, **changes) for other in ckpt['others']])
     return model
 
 
-def average(model, others):
-    """Makes `model` predict the mean of the probabilities of itself and `others`, which become its parts."""
-    alone = model.forward
-    model.others = torch.nn.ModuleList(others)
-
-    def forward(idx, targets=None, doc_ids=None, full_logits=False, reduction='mean', cache=None,
-                return_logits=True):
-        full_logits = full_logits or targets is not None
-        logits = [alone(idx, None, doc_ids, full_logits, cache=cache)[0]]
-        if cache and not hasattr(cache, 'others'):
-            cache.others = [type(cache)(other, len(idx), cache.size, cache.static) for other in others]
-        for i, other in enumerate(others):
-            its = cache and cache.others[i]
-            if cache:
-                its.end = cache.end - idx.size(1)
-                its.advance(idx.size(1))
-            logits.append(other(idx, None, doc_ids, full_logits, cache=its)[0])
-        # log-probabilities, up to the same constant for all ids
-        logits = torch.stack([one.float().log_softmax(-1) for one in logits]).logsumexp(0)
-        if targets is None:
-            return logits, None
-        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(),
-                                                         ignore_index=-1, reduction=reduction)
-
-    model.forward = forward
-
-
 def distill(model, teacher, tokenizer, device):
-    """Makes `model` learn what the runs `teacher` (see find) predict, beside the text's own next tokens, 7 to
+    """Makes `model` learn what the run `teacher` (see find) predicts, beside the text's own next tokens, 7 to
     3: https://arxiv.org/abs/1503.02531. The loss has the value of the text's, as without a teacher."""
-    ckpt = read(find(teacher, several=True))
+    ckpt = read(find(teacher))
     if not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
-        fail(f"the teacher {teacher} has another tokenizer than the dataset. name runs on the same dataset")
+        fail(f"the teacher {teacher} has another tokenizer than the dataset. name a run on the same dataset")
     expert = build(type(model), ckpt).to(device).eval()
     cpu.faster(expert)
     alone = model.forward
@@ -279,7 +238,7 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
 def model_and_tokenizer(cls, source='out', dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
-    ckpt = read(find(source, several=True))
+    ckpt = read(find(source))
     model, tokenizer = build(cls, ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
     cpu.faster(model)
     model.tokenizer = tokenizer  # for model.generate('a text', 100)

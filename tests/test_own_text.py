@@ -299,7 +299,7 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
         ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
         [*train, out_dir, '--seed=1337', '--init_from=auto', '--n_layer=4'],
-        *[[*train, out_dir, f'--seed={1337 + i}', '--init_from=auto', f'--teacher={out_dir[10:]}/teachers',
+        *[[*train, out_dir, f'--seed={1337 + i}', '--init_from=auto', f'--teacher={out_dir[10:]}/teachers/{i}',
            '--n_layer=4'] for i in (1, 2, 3)],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
