@@ -269,7 +269,8 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     for micro_step in range(grad_accum_steps):
         if dropout > 0:  # seeded anew for each micro-batch, so there is no random state to save
             torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
-        dist.set_grad_sync(ddp_model, micro_step == grad_accum_steps - 1)  # must be set before forward
+        # DDP averages gradients at the last micro-step alone, FSDP at each; must be set before forward
+        ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
         batch = next(batches)
         with autocast:
             batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)

@@ -99,7 +99,8 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-echo "done: the network in $out_dir, after $teachers of which each taught the next, $((SECONDS - begin)) seconds of training"
+echo "done: the network in $out_dir, after $teachers that each taught the next," \
+  "$((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300

@@ -55,11 +55,9 @@ def compile_model(model, step, wish, **options):
         return uncompile(model, f'torch.compile failed ({reason})')
 
 
-def trial_step(model, ddp_model, batch, autocast, dist):
+def trial_step(model, ddp_model, batch, autocast):
     """Forward and backward on `batch`, whose gradients are dropped."""
-    # a process in which it fails must not leave the others waiting; but FSDP would keep what it does not
-    # reduce
-    dist.set_grad_sync(ddp_model, dist.sharded)
+    ddp_model.require_backward_grad_sync = False  # where it fails, DDP's other processes must not wait
     with autocast:
         loss = ddp_model(*batch, return_logits=False)[1]
     loss.backward()
@@ -73,7 +71,7 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
 
     def first_steps():
         if not run.knobs['eval_only']:
-            trial_step(model, ddp_model, batch, autocast, dist)
+            trial_step(model, ddp_model, batch, autocast)
         model.eval()
         with torch.no_grad(), autocast:
             model(*batch, reduction='none', return_logits=False)

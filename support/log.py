@@ -90,7 +90,7 @@ def tell_duration(model, ddp_model, batch, autocast, dist, run):
     for _ in range(2):  # the first one is slower
         dist.synchronize()
         t0 = time.perf_counter()
-        trial_step(model, ddp_model, batch, autocast, dist)
+        trial_step(model, ddp_model, batch, autocast)
         dist.synchronize()
         step = time.perf_counter() - t0
         training = dist.all_reduce_max(step * run.grad_accum_steps * n)  # seconds, in whole ones

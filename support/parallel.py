@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from configurator import fail, say
 from support.console import progress
-from support.devices import choose_device, memory_of
+from support.devices import choose_device
 from support.errors import end, end_alone, explain, first_line
 
 
@@ -131,9 +131,6 @@ class Distributed:
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
         self.sharded = shard != 1
         if self.sharded:
-            # whether there is room for whole gradients between micro-batches, on all processes
-            gradients = 4 * sum(p.numel() for p in model.parameters())
-            self.keeps_whole_gradients = not self.all_reduce_max(gradients > memory_of(self.device) / 8)
             mesh = make_mesh(self.device, shard or self.world_size, self.world_size)
             model = fully_shard_model(model, mesh, dtype, self.device)
         return model.to(self.device)
@@ -148,15 +145,6 @@ class Distributed:
         DDP._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
         device_ids = [self.device.index] if self.device.type == 'cuda' else None
         return DDP(model, device_ids=device_ids, gradient_as_bucket_view=True)  # no copy of the gradients
-
-    def set_grad_sync(self, ddp_model, sync):
-        """Whether the next forward and backward pass average gradients over the processes. Call it before
-        both."""
-        # gradients that are not reduced are kept whole; without room for that, always reduce
-        if self.sharded:
-            ddp_model.set_requires_gradient_sync(sync or not self.keeps_whole_gradients)
-        # nanoGPT's way: no_sync() would need a second copy of the loop's body
-        ddp_model.require_backward_grad_sync = sync
 
     def check_batches(self, ddp_model):
         """At the first training step: end all processes if two of them have the same batch."""

@@ -76,8 +76,7 @@ def peak(run, memory):
         gradients = weights
     if n > 1:  # whole weights while they are needed, whole gradients until they are sent
         gathered = others + width * block / 2
-        # there is room for more of them in places: see Distributed.place
-        gradients = others + block + gradients / (n if weights > memory / 8 else 1)
+        gradients = others + block + gradients / n
     return {'weights': weights / n, 'optimizer': (run.checkpoint_bytes - weights) / n, 'gradients': gradients,
             'gathered': gathered, 'activations': max(activations, weights / n - gradients)}  # they take turns
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import model
@@ -188,27 +189,17 @@ def test_texts_of_any_length_leave_cudnn_alone():
 
 
 @pytest.fixture
-def pretended():
-    """Makes a model of rank 0 of n processes, `shard` of which share a copy."""
-    import torch.distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from support import parallel
-
-    def make(net, n, shard):
-        torch.distributed.init_process_group('fake', rank=0, world_size=n, store=FakeStore())
-        dist = Distributed('cpu', '', 0, n, is_distributed=True)
-        mesh = parallel.make_mesh(dist.device, shard, n)
-        dist.sharded, dist.keeps_whole_gradients = True, True
-        return parallel.fully_shard_model(net, mesh, 'bfloat16', dist.device), dist
-    yield make
+def of_two():
+    """Rank 0 of two processes."""
+    torch.distributed.init_process_group('fake', rank=0, world_size=2, store=FakeStore())
+    yield Distributed('cpu', '', 0, 2, is_distributed=True)
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize('arch', ['modern', 'local'])
-def test_sharded_blocks_share_a_graph_and_the_loss_has_one(pretended, arch):
+def test_sharded_blocks_share_a_graph_and_the_loss_has_one(of_two, arch):
     torch._dynamo.reset()
-    net, dist = pretended(network(arch, n_layer=12), 2, 2)
+    net = of_two.place(network(arch, n_layer=12), shard=0, dtype='bfloat16')
     counter = CompileCounterWithBackend('eager')
     compiling.compile_parts(net, backend=counter, fullgraph=True)
     graphs = []
