@@ -1,7 +1,6 @@
 """The tokenizer that --tokenizer names or, if it names none, one that fits the size of the text."""
 
 import base64
-import importlib.util
 import os
 
 from configurator import fail
@@ -26,7 +25,7 @@ SAMPLE = 1 << 26  # characters to learn from
 
 def choose_tokenizer(name, files, documents):
     """The tokenizer `name` (None: by size) for the documents(files), as read_text has them."""
-    name = name or by_size(files)
+    name = name or ('gpt2' if are_ids(files) else by_size(files))
     if name == 'char':  # a first pass over the text, to see which characters occur
         chars = set()
         for _, _, pieces in documents(files):
@@ -67,14 +66,8 @@ def tell_what_is_lost(tokenizer, text):
 
 def by_size(files):
     """The name of the tokenizer for that much text, told with the reason."""
-    if are_ids(files):
-        print("tokenizer gpt2: what .npy files hold, unless --tokenizer says otherwise")
-        return 'gpt2'
     size = sum(file.size * PACKED.get(file.path.lower().rpartition('.')[2], 1) for file in files)
     _, name, why = [row for row in BY_SIZE if size >= row[0]][-1]
-    if name.startswith('bpe:') and not importlib.util.find_spec('tokenizers'):
-        better, name = name, 'byte' if size < 30e6 else 'gpt2'
-        why = f"{better} would be better, but needs a package: pip install tokenizers"
     amount = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} KB"
     print(f"tokenizer {name} for {amount} of text: {why}. another: "
           "--tokenizer=char, byte, bpe:1024, gpt2, ...")

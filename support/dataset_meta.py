@@ -5,7 +5,6 @@ What a dataset folder says of itself (meta.json, or nanoGPT's meta.pkl, or nothi
 
 import glob
 import hashlib
-import itertools
 import json
 import os
 import pickle
@@ -15,7 +14,7 @@ import numpy as np
 from configurator import fail
 from support.console import exit_on_broken_pipe
 from support.files import write_whole
-from support.tokenizer import check_tokenizer_state, full_state_if_cached, make_tokenizer, read_files
+from support.tokenizer import check_tokenizer_state, make_tokenizer, read_files
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'data')
 # what prepare.py makes by name
@@ -150,8 +149,6 @@ def write_meta_pkl(path, chars):
 def read_tokenizer_state(folder, meta):
     """meta's tokenizer together with its files: all that a checkpoint has to know to be sampled without the
     dataset."""
-    if meta['tokenizer'] == GPT2['tokenizer']:  # nanoGPT's folders only assume it
-        return full_state_if_cached(meta['tokenizer'])
     try:
         return read_files(folder, meta)
     except (OSError, ValueError) as e:
@@ -193,18 +190,15 @@ def show_split(folder, split, meta, tokenizer):
     """Print how much is in a split and how it begins, and check it; True if nothing is wrong."""
     paths, entry = bin_files(folder, split), meta['splits'].get(split, {})
     dtype, size = np.dtype(meta['dtype']).newbyteorder('<'), meta['vocab_size']
-    largest, counts = 0, np.zeros(size, dtype=np.int64)  # how often each id occurs
-    for ids in read_ids(paths, dtype):
-        largest = max(largest, int(ids.max()))
-        counts += np.bincount(ids[ids < size], minlength=size)
-    n, lengths = int(counts.sum()), tokenizer.token_bytes()[:size]
-    n_bytes = int(counts[:len(lengths)] @ lengths)
-    print(f"{split}: {n:,} tokens, {n_bytes:,} bytes of text, {n_bytes / max(1, n):.2f} bytes per token, "
-          f"{entry.get('documents', 'unknown')} documents, {len(paths)} file{'s' * (len(paths) != 1)}")
-    for ids in itertools.islice(read_ids(paths, dtype), 1):
-        text = tokenizer.decode(ids[ids < size][:100].tolist())
+    n = sum(os.path.getsize(path) for path in paths) // dtype.itemsize
+    print(f"{split}: {n:,} tokens, {entry.get('bytes', 'unknown')} bytes of text, "
+          f"{entry.get('documents', 'unknown')} documents, files: {len(paths)}")
+    for path in paths[:1]:
+        ids = np.fromfile(path, dtype, 100)
+        text = tokenizer.decode(ids[ids < size].tolist())
         print(f"  | {''.join(c if c.isprintable() else ' ' for c in text)[:150]}")
     known = [part.get('sha256') for part in entry.get('shards', [entry])]
+    largest = max((int(ids.max()) for ids in read_ids(paths, dtype)), default=0)
     checks = {
         "checksums" if any(known) else "no checksums to compare with":
             not any(known) or known == [sha256_of(path) for path in paths],

@@ -12,7 +12,7 @@ PROBE = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        re
          "they've   spaces \r\n end. ")
 # names that tokenizers give to what begins and ends a text
 BEGIN = r'<\|?(begin_?of_?text|bos|sos|start|s|BOS|SOS)\|?>|\[(BOS|SOS)\]'
-UNKNOWN = r'<(unk|UNK)>|\[UNK\]'
+UNKNOWN = ('<unk>', '<UNK>', '[UNK]')
 END = r'<\|?(end_?of_?text|eos|eot|end|/s|EOS|EOT)\|?>|</s>|\[(EOS|EOT)\]'
 
 
@@ -28,11 +28,17 @@ class HFTokenizer:
 
     def __init__(self, state):
         import tokenizers
-        self._state = {**state, 'json': completed(state['json'])}
-        self.tokenizer = tokenizers.Tokenizer.from_str(self._state['json'])
+        self._state = state
+        self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
+        pieces_are_bytes = isinstance(self.tokenizer.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel)
+        if pieces_are_bytes and not self.tokenizer.decoder:
+            # SimpleLLaMA's authors set both only once they had loaded the file
+            self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            self.tokenizer.model.unk_token = next((name for name in UNKNOWN if name in self.vocab), None)
+            self._state = {**state, 'json': self.tokenizer.to_str()}
         self.n_vocab = max(self.vocab.values(), default=0) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()
         self.config = json.loads(state.get('config') or '{}')
@@ -78,7 +84,7 @@ class HFTokenizer:
 
     def token_bytes(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
-        byte_level = '"ByteLevel"' in json.dumps(json.loads(self._state['json']).get('decoder'))
+        byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
         for token, id in self.vocab.items():
             added = self.added.get(id)
             if byte_level and not added:  # these vocabularies write a character per byte
@@ -93,19 +99,6 @@ class HFTokenizer:
         return dict(self._state)
 
 
-def completed(text):
-    """The tokenizer.json `text` with what its authors set only once they had loaded it: SimpleLLaMA's has no
-    decoder and no word on its <UNK>, so that what is unknown would be dropped."""
-    content = json.loads(text)
-    if content.get('decoder') or '"ByteLevel"' not in json.dumps(content.get('pre_tokenizer')):
-        return text
-    content['decoder'] = dict(type='ByteLevel', add_prefix_space=True, trim_offsets=True, use_regex=True)
-    names = [token['content'] for token in content['added_tokens']]
-    unknown = next((name for name in names if re.fullmatch(UNKNOWN, name)), None)
-    content['model']['unk_token'] = content['model'].get('unk_token') or unknown
-    return json.dumps(content, ensure_ascii=False)
-
-
 def guess_special(added):
     """What a tokenizer_config.json would say of the added tokens of a tokenizer.json: {'bos_token': ...}."""
     names = [text_of_token(token) or '' for token in added]
@@ -118,10 +111,9 @@ def guess_special(added):
 def bytes_to_unicode():
     """A printable character for each byte, as GPT-2's vocabulary writes them (the name is that of OpenAI's
     encoder.py): bytes that are printable stand for themselves, the others are counted on from 256."""
-    ranges = ('!', '~'), ('¡', '¬'), ('®', 'ÿ')
-    printable = [b for first, last in ranges for b in range(ord(first), ord(last) + 1)]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
-    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+    return dict(zip(printable + others, map(chr, [*printable, *range(256, 256 + len(others))])))
 
 
 def oniguruma(pattern):

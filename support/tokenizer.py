@@ -19,7 +19,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import tempfile
 
 import numpy as np
 
@@ -30,8 +29,6 @@ from support.hf_tokenizer import END_OF_TEXT, PROBE, HFTokenizer
 
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a text
 SEPARATORS = (END_OF_TEXT, '<|bos|>')  # what stands before each document; the second: nanochat's
-GPT2_FILES = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/'
-GPT2_URLS = [GPT2_FILES + 'vocab.bpe', GPT2_FILES + 'encoder.json']
 # the pattern of GPT-4's tokenizer, which tiktoken calls cl100k_base; those that prepare.py learns have it too
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
            r"\s*[\r\n]|\s+(?!\S)|\s")
@@ -119,9 +116,8 @@ class IdsTokenizer(Plain):
     def encode(self, text):
         words = text.split()
         if not all(word.isdecimal() and int(word) < self.n_vocab for word in words):
-            raise ValueError(f"texts of this dataset are numbers below {self.n_vocab}, such as '0 1 2' "
-                             f"({text!r})")
-        return np.array([int(word) for word in words], dtype=np.uint32)
+            raise ValueError(f"texts of this dataset are numbers below {self.n_vocab} ({text!r})")
+        return np.array(words, dtype=np.uint32)
 
     def decode(self, ids):
         return ''.join(f'{i} ' for i in ids)
@@ -185,7 +181,8 @@ def make_tokenizer(state):
         if 'ranks' not in state:
             return TiktokenTokenizer(get_encoding(name))
         import tiktoken
-        ranks = read_ranks(state['ranks'], state['special_tokens'])
+        pairs = [line.split() for line in state['ranks'].splitlines()]
+        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
         return TiktokenTokenizer(tiktoken.Encoding(
             name, pat_str=state['pat_str'], mergeable_ranks=ranks, special_tokens=state['special_tokens']))
     except ImportError as e:
@@ -193,17 +190,6 @@ def make_tokenizer(state):
     except Exception as e:  # the state may come from anywhere, and each package has errors of its own
         fail(f"the tokenizer {name} cannot be made ({type(e).__name__}: {first_line(e)}). run prepare.py for "
              "its dataset again, or save its tokenizer.json again")
-
-
-def read_ranks(content, special_tokens):
-    """{token: id} of a tokenizer.tiktoken. ValueError for one that tiktoken would panic about, or take."""
-    content = content.encode() if isinstance(content, str) else content
-    pairs = [line.split() for line in content.splitlines()]
-    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-    ids = {*ranks.values(), *special_tokens.values()}
-    if len(ids) < len(pairs) + len(special_tokens) or any(bytes([b]) not in ranks for b in range(256)):
-        raise ValueError("its file is damaged: each byte and each id should be there, and once")
-    return ranks
 
 
 def get_encoding(name):
@@ -222,13 +208,6 @@ def get_encoding(name):
              "--tokenizer=byte")
 
 
-def cache_path(url):
-    """Where tiktoken keeps what it downloaded from `url`."""
-    folder = os.environ.get('TIKTOKEN_CACHE_DIR') or os.environ.get('DATA_GYM_CACHE_DIR')
-    folder = folder or os.path.join(tempfile.gettempdir(), 'data-gym-cache')
-    return os.path.join(folder, hashlib.sha1(url.encode()).hexdigest())
-
-
 # -----------------------------------------------------------------------------
 # questions about a state
 
@@ -240,14 +219,6 @@ def check_tokenizer_state(state):
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
     assert all(isinstance(text, str) and text for text in texts), 'a text of the tokenizer'
     assert isinstance(state.get('n_vocab', 0), int), 'n_vocab'
-
-
-def full_state_if_cached(state):
-    """The state of GPT-2's tokenizer with its merges, if tiktoken is installed and has them in its cache;
-    else `state`."""
-    if importlib.util.find_spec('tiktoken') and all(os.path.exists(cache_path(url)) for url in GPT2_URLS):
-        return make_tokenizer(state).state()
-    return state
 
 
 def token_bytes(state, vocab_size):
@@ -265,12 +236,9 @@ def same_tokenizer(a, b):
     """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
     if a is None or b is None or a == b:
         return True
-    kinds = {a['kind'], b['kind']}
-    if kinds == {'char'}:  # nanoGPT's meta.pkl has a list, ours may have a string
-        return list(a['chars']) == list(b['chars'])
-    if kinds == {'tiktoken'}:
+    if a['kind'] == b['kind'] == 'tiktoken':
         return a['name'] == b['name'] and not ('ranks' in a and 'ranks' in b)
-    if 'ids' in kinds or kinds == {'byte'}:
+    if 'hf' not in (a['kind'], b['kind']):
         return False
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json: compare what they make of a text
     texts = next((state['chars'] for state in (a, b) if state['kind'] == 'char'), [PROBE])

@@ -1,6 +1,5 @@
 """A text of one's own: found, read in any encoding and format, given a tokenizer that fits; runs/mybook.sh."""
 
-import base64
 import gzip
 import json
 import os
@@ -18,7 +17,7 @@ from test_read_text import documents_in, ids_of
 from dataset import Dataset
 from support import choose_tokenizer, read_text
 from support.hf_tokenizer import guess_special
-from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer
+from support.tokenizer import empty_prompt, make_tokenizer
 
 
 # -----------------------------------------------------------------------------
@@ -123,9 +122,8 @@ def test_a_book_is_read_in_its_order_or_refused_in_one_line(prepare, tmp_path):
 # -----------------------------------------------------------------------------
 # which tokenizer
 
-def test_the_tokenizer_fits_the_size_and_says_why(capsys, monkeypatch):
-    def choice(size, path='a.txt', installed=True):
-        monkeypatch.setattr('importlib.util.find_spec', lambda name: installed or None)
+def test_the_tokenizer_fits_the_size_and_says_why(capsys):
+    def choice(size, path='a.txt'):
         name = choose_tokenizer.by_size([read_text.File(path, size, '')])
         line = capsys.readouterr().out
         assert f'tokenizer {name} for ' in line and '--tokenizer=' in line and line.count('\n') == 1
@@ -134,7 +132,6 @@ def test_the_tokenizer_fits_the_size_and_says_why(capsys, monkeypatch):
     sizes = [choice(size) for size in (1e5, 1e6, 5e6, 1e8, 1e10)]
     assert sizes[0] == 'byte' and sizes[-1] == 'gpt2' and len(set(sizes)) == 5
     assert choice(3e5, 'a.txt.gz') == choice(9e5)
-    assert choice(5e6, installed=False) == 'byte' and choice(1e8, installed=False) == 'gpt2'
 
 
 def test_a_dataset_with_another_tokenizer_is_replaced_only_if_asked(prepare, tmp_path):
@@ -176,19 +173,6 @@ def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path)
     assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.replace('<UNK>', '')) - 5
 
 
-def test_damaged_tokenizer_files_are_one_line(capsys):
-    pytest.importorskip('tiktoken')
-    state = {'kind': 'tiktoken', 'name': 'mine', 'pat_str': r'\w+|\W+', 'special_tokens': {'<|endoftext|>': 256}}
-    lines = [base64.b64encode(bytes([b])) + b' %d\n' % b for b in range(256)]
-    make_tokenizer({**state, 'ranks': b''.join(lines)})
-    for damaged in (lines[:2] + [b'*' + lines[2]] + lines[3:], lines[:-1], lines + lines[:1], lines[:-1] + [b'/w== 7\n'],
-                    lines[:1] + [b'AQ==\n'] + lines[2:]):
-        with pytest.raises(SystemExit):
-            make_tokenizer({**state, 'ranks': b''.join(damaged)})
-        err = capsys.readouterr().err
-        assert 'the tokenizer mine cannot be made' in err and err.count('\n') == 1, err
-
-
 def test_a_tokenizer_file_that_changed_is_noticed(prepare, tmp_path, gpt2):
     (tmp_path / 'book.txt').write_text(TEXT)
     prepare('mine', tmp_path / 'book.txt', '--tokenizer=gpt2')
@@ -206,7 +190,7 @@ def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
     for name, content in (('train_1', ids), ('train_2', ids[:1000].astype(np.int64)), ('val_0', ids[:500])):
         np.save(tmp_path / 'in' / f'edu_{name}.npy', content)
     result = script('prepare.py', 'mine', f"--input={tmp_path / 'in'}", f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 0 and 'tokenizer gpt2: ' in result.out, result.err
+    assert result.status == 0, result.err
     data = Dataset('mine', tmp_path / 'data')
     assert ids_of(tmp_path, 'mine') == [*ids, *ids[:1000], *ids[:500]] and data.val.n == 500
     assert data.meta['splits']['train']['documents'] == 3
@@ -227,8 +211,7 @@ def test_nanogpts_meta_pkl_is_the_tokenizer_of_our_meta_json(script, tmp_path):
         'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
     (folder / 'meta.json').unlink()
     theirs = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
-    assert theirs == ours and same_tokenizer({'kind': 'char', 'chars': chars}, ours), 'older checkpoints too'
-    assert not same_tokenizer({'kind': 'char', 'chars': chars[::-1]}, ours)
+    assert theirs == ours
 
 
 def test_a_text_starts_with_what_the_vocabulary_has():
