@@ -5,7 +5,8 @@ Train a GPT, on a laptop or on a cluster. The knobs below are the manual; python
     $ python train.py config/train_gpt2.py                                    # one GPU
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight GPUs of one machine
 
-Several machines, Slurm, FSDP: docs/cluster.md. An estimate first: python plan.py config/train_gpt2.py
+A first run may want another dataset, out_dir, batch_size, block_size, n_layer, n_head, n_embd, learning_rate,
+max_iters. Several machines, Slurm, FSDP: docs/cluster.md. An estimate first: python plan.py config/train_gpt2.py
 """
 
 from typing import Literal
@@ -53,7 +54,7 @@ qk_norm: bool = None  # normalize queries and keys
 tie: bool = None  # one matrix for the embedding and the head
 softcap: float = None  # tanh bound on the logits; 0: none
 # optimizer
-learning_rate = 6e-4  # peak. The next three are for some of the parameters; None: this one
+learning_rate = 6e-4  # peak lr. The next three are for some of the parameters; None: this one
 matrix_lr: float = None  # for the matrices inside the blocks. None with muon: 0.02
 embedding_lr: float = None  # for the embeddings, including a tied head
 head_lr: float = None  # for an untied head

@@ -37,4 +37,4 @@ warmup_iters = 0
 eval_interval = 200
 eval_iters = 50
 log_interval = 50
-sample_interval = 1200  # and at the end: samples.md, and three in report.md
+sample_interval = 1200  # and at the end: samples.md, and those of three in report.md

@@ -29,7 +29,6 @@ COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 
            'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds',
            'sample_seconds')
 
-
 REPORT_EVERY = 60  # seconds, at most: drawing takes a second
 
 
@@ -330,8 +329,7 @@ class RunRecord:
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'knobs': run.knobs, 'given': list(run.given),
-            'outcome': None, 'sessions': [*earlier, self.session]}
+            'knobs': run.knobs, 'outcome': None, 'sessions': [*earlier, self.session]}
         self.write()
 
     def log(self, row):

@@ -5,17 +5,16 @@ import collections
 import csv
 import itertools
 import os
-import textwrap
 
 import numpy as np
 
 from support.console import format_duration
 from support.files import read_json, replacing, write_whole
 
-# columns of an iteration, made with its update; all others but `iter` belong to an evaluation if they have
-# numbers only where there was one
-OF_ITERATIONS = ('progress', 'loss', 'loss_smooth', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch',
-                 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds')
+# columns that the table of evaluations leaves out, or has in another form
+NOT_IN_TABLE = ('iter', 'progress', 'loss', 'loss_smooth', 'perplexity', 'lr', 'grad_norm', 'tokens',
+                'tokens_total', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds',
+                'eval_seconds', 'save_seconds', 'sample_seconds')
 # column: (label, the best of several). Others go by their own name
 METRICS = {
     'iter': ('iteration', None),
@@ -27,11 +26,9 @@ METRICS = {
     'hellaswag': ('HellaSwag accuracy', max),
     'core': ('CORE', max),
 }
-# knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
-         'device', 'backend', 'ddp_timeout'}
 COLORS = ('#2b5c8a', '#c2572b', '#3f7f4f', '#7a4a93', '#b8860b', '#4d4d4d', '#1f8a8a', '#a83e5b')
 ROWS = 12  # of the table of evaluations, at most
+FEW = 100  # values are drawn as points
 NO_END = 'running, or killed'
 
 
@@ -58,12 +55,6 @@ def label_of(column):
     return METRICS.get(column, (column, None))[0]
 
 
-def is_evaluation(log, name):
-    """Whether a column is measured now and then, instead of at each logged iteration."""
-    between = np.isnan(log['train_loss']) & np.isnan(log['eval_seconds'])
-    return name != 'iter' and name not in OF_ITERATIONS and np.isnan(log[name][between]).all()
-
-
 def points(log, x, y):
     """The rows that have both, as an array of (x, y)."""
     both = np.stack((log[x], log[y]), axis=1)
@@ -77,39 +68,13 @@ def smooth(curve):
 
 
 def remark(log):
-    """What a person should not overlook: whether the run diverged or overfits. A dataset without
-    validation is judged by its training loss."""
-    word = 'validation' if len(values(log, 'val_loss')) else 'training'
-    train = points(log, 'iter', 'train_loss')
-    evaluations = points(log, 'iter', 'val_loss') if word == 'validation' else train
-    if not len(evaluations):
-        return None
-    at = evaluations[:, 1].argmin()
-    (it, best), (end, latest) = evaluations[at], evaluations[-1]
-    text = f"The {word} loss rose from {best:.4f} at iteration {it:,.0f} to {latest:.4f} at {end:,.0f}"
-    train = dict(train)
-    if it in train and end in train and train[end] >= train[it]:
-        # it does not even know the text that it was trained on
-        if latest > 1.05 * best:
-            return f"{text}: the run diverged. Use a smaller learning rate or a longer warmup."
-    elif latest > 1.01 * best and at < len(evaluations) - 2:
-        return (f"{text}: the model overfits. The best weights are in ckpt_best.pt; more text, `--dropout` "
-                "or a smaller model would help.")
-
-
-def groups(runs):
-    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, or by a folder where these are many. Runs that knobs do not tell apart are each by themselves."""
-    records = [read_json(os.path.join(run, 'run.json')) for run in runs]
-    knobs = [record.get('knobs', {}) for record in records]
-    given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
-    differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs) or len(runs) == 1:
-        return {run: [run] for run in runs}
-    differ, found = [name for name in differ if name != 'seed'], {}
-    for run, k in zip(runs, knobs):
-        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ) or 'all seeds', []).append(run)
-    return found if len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
+    """What a person should not overlook: that the validation loss rose, and what it may mean."""
+    losses = values(log, 'val_loss')
+    if len(losses) and losses[-1] > 1.02 * losses.min():
+        return (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. The best weights are "
+                "in ckpt_best.pt. If the training loss fell meanwhile, the model overfits: more text, "
+                "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
+                "rate or a longer warmup.")
 
 
 def best_and_last(logs, y):
@@ -143,9 +108,9 @@ def comparison(logs, y):
 
 
 def draw(logs, path, x='tokens', y='loss', title=None):
-    """The curves of {name: [log, ...]} as a PNG: each logged value pale, a running mean over it, evaluations
-    as points. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without matplotlib,
-    ValueError where there is nothing to draw."""
+    """The curves of {name: [log, ...]} as a PNG, a color for each name: a few values as points, many pale below
+    a running mean. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without
+    matplotlib, ValueError where there is nothing to draw."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -173,18 +138,16 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
 
 def draw_run(ax, log, x, y, label, color):
-    """A line, and points for evaluations. Returns the values that must be in sight: not those of the
-    beginning, whose fall would flatten all the rest."""
-    marks, shown = points(log, x, 'val_loss' if y == 'loss' else y), []
-    alone = is_evaluation(log, y)
-    if alone or y == 'loss':
-        ax.plot(*marks.T, 'o-' if alone else 'o--', color=color, markersize=3, label=label if alone else None)
-        shown += late(marks[:, 1])
-    if not alone:
-        xs, ys = points(log, x, y).T
-        ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
-        ax.plot(xs, smooth(ys), color=color, linewidth=1.6, label=label)
-        shown += late(smooth(ys))
+    """The curve of y, and with the loss, dashed, that of the validation. Returns the values that must be in
+    sight: not those of the beginning, whose fall would flatten all the rest."""
+    shown = []
+    for name, line, label in ((y, '-', label), ('val_loss', '--', None))[:2 if y == 'loss' else 1]:
+        xs, ys = points(log, x, name).T
+        if len(xs) > FEW:
+            ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
+            ys = smooth(ys)
+        ax.plot(xs, ys, line, marker='' if len(xs) > FEW else 'o', markersize=3, color=color, label=label)
+        shown += late(ys)
     return shown
 
 
@@ -210,7 +173,7 @@ def write(out_dir):
     lines = [f"# {name}\n", *summary(run, log), '', shown]
     if note := remark(log):
         lines += [note, '']
-    lines += [*samples_side_by_side(os.path.join(out_dir, 'samples.md')),
+    lines += [*samples(os.path.join(out_dir, 'samples.md')),
               *evaluations(log, run.get('tokens_per_iter', 0)),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
@@ -232,41 +195,29 @@ def summary(run, log):
                f"{losses[-1, 1]:.4f}.")
 
 
-def samples_side_by_side(path):
-    """The first text of up to three sections of samples.md, as columns: how the model learned to write."""
-    if not os.path.exists(path):
-        return
-    with open(path, encoding='utf-8', errors='replace') as f:
-        sections = f.read().split('\n## after ')[1:]
-    if len(sections) > 3:
-        sections = [sections[0], sections[len(sections) // 2], sections[-1]]
-    columns = []
-    for section in sections:
-        head, *lines = section.replace('```text\n', '').split('\n```')[0].expandtabs(4).splitlines()
-        parts = [part for line in lines for part in textwrap.wrap(line, 34) or ['']]
-        columns.append([f"after {head}", *parts])
-    if columns:
-        yield "## Samples\n\n```text"
-        for row in itertools.zip_longest(*columns, fillvalue=''):
-            yield '  '.join(f"{part:34}" for part in row).rstrip()
-        yield "```\n"
+def samples(path):
+    """The first, the middle and the last section of samples.md: how the model learned to write."""
+    if os.path.exists(path):
+        with open(path, encoding='utf-8', errors='replace') as f:
+            sections = f.read().split('\n## after ')[1:]
+        n = len(sections)
+        for i in sorted({0, n // 2, n - 1} if n else ()):
+            yield f"## Samples after {sections[i]}"
 
 
 def evaluations(log, tokens_per_iter):
-    """The table of evaluations in the loop, thinned if it is long."""
-    columns = [name for name in list(log) if len(values(log, name)) and is_evaluation(log, name)
-               and name != 'perplexity' and not name.endswith('_seconds')]
-    rows = np.flatnonzero(np.any([np.isfinite(log[name]) for name in columns], axis=0))
+    """The table of the latest evaluations in the loop."""
+    columns = [name for name in list(log) if len(values(log, name)) and name not in NOT_IN_TABLE]
+    rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
         return
     yield "## Evaluations\n"
     yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
     if len(rows) > ROWS:
-        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
-        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
+        yield f"The latest of {len(rows):,}; all of them are in log.csv.\n"
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
-    for i in rows:
+    for i in rows[-ROWS:]:
         it, seconds = log['iter'][i], format_duration(log['seconds'][i])
         measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
         yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"
@@ -287,16 +238,12 @@ def eval_results(found):
 
 
 def settings(run, log):
-    """The plan, speed and time, and each start with its command."""
+    """The plan, the speed, and each start with its command."""
     yield from ["## Settings\n", "```text", *run.get('plan', [])]
     if len(values(log, 'memory_gb')):
         yield (f"speed     {np.median(values(log, 'tokens_per_second')):,.0f} tokens/s in the median, "
                f"{values(log, 'memory_gb')[-1]:.2f} GB of memory at most")
-    times = []
-    for word, name in (('training', 'seconds'), ('evaluating', 'eval_seconds'), ('saving', 'save_seconds'),
-                       ('sampling', 'sample_seconds')):
-        times.append(f"{format_duration(max(values(log, name), default=0))} {word}")
-    yield f"time      {', '.join(times)}\n```\n\n```sh"
+    yield "```\n\n```sh"
     for s in run.get('sessions', []):
         yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
         yield s['command']
