@@ -6,7 +6,8 @@ Train a GPT, on a laptop or on a cluster. The knobs below are the manual; python
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight GPUs of one machine
 
 A first run may want another dataset, out_dir, batch_size, block_size, n_layer, n_head, n_embd, learning_rate,
-max_iters. Several machines, Slurm, FSDP: docs/cluster.md. An estimate first: python plan.py config/train_gpt2.py
+max_iters. Several machines, Slurm, FSDP: docs/cluster.md.
+An estimate first: python plan.py config/train_gpt2.py
 """
 
 from typing import Literal

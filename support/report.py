@@ -108,8 +108,8 @@ def comparison(logs, y):
 
 
 def draw(logs, path, x='tokens', y='loss', title=None):
-    """The curves of {name: [log, ...]} as a PNG, a color for each name: a few values as points, many pale below
-    a running mean. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without
+    """The curves of {name: [log, ...]} as a PNG, a color for each name: a few values as points, many pale
+    below a running mean. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without
     matplotlib, ValueError where there is nothing to draw."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

@@ -129,7 +129,8 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(tmp_path):
         text = (folder / 'report.md').read_text()  # no word about its end: the report is made from what is there
         assert '**Running, or killed** after 200 of 200 iterations, 200,000 tokens' in text
         assert all(note.removeprefix('note: ') in text for note in notes)
-    assert len(notes) == 1 and 'rose from 2.0000 to 3.2000' in notes[0] and 'overfits' not in (tmp_path / 'falls' / 'report.md').read_text()
+    assert len(notes) == 1 and 'rose from 2.0000 to 3.2000' in notes[0]
+    assert 'overfits' not in (tmp_path / 'falls' / 'report.md').read_text()
 
 
 def test_a_long_table_of_evaluations_shows_the_latest_and_says_so(tmp_path):
