@@ -106,12 +106,10 @@ class Tokens:
         starts = sample_starts(seed, numbers, self.n, block_size)
         return self.with_targets(self.windows(starts, block_size + 1))
 
-    def eval_batch(self, rows, block_size):
-        """The same for `rows` of evaluate.windows(); y is -1 where a target is not counted."""
-        x, y, *doc_ids = self.with_targets(self.windows(rows[:, 0], block_size + 1))
-        begin, done, end = rows.T[:, :, None]  # each (rows, 1)
-        position = begin + np.arange(1, block_size + 1)
-        return x, np.where((done < position) & (position <= end), y, -1), *doc_ids
+    def eval_batch(self, starts, block_size):
+        """The same for windows that begin at `starts`; y is -1 behind the end of the text."""
+        x, y, *doc_ids = self.with_targets(self.windows(starts, block_size + 1))
+        return x, np.where(starts[:, None] + np.arange(1, block_size + 1) < self.n, y, -1), *doc_ids
 
     def with_targets(self, ids):
         x, y = ids[:, :-1], ids[:, 1:]  # the target is the next token

@@ -3,7 +3,7 @@ How good is a model? Its loss, perplexity and bits per byte over a text, and its
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
-    $ torchrun --standalone --nproc_per_node=8 eval.py --out_dir=out --tasks=hellaswag,core --max_per_task=500
+    $ torchrun --standalone --nproc_per_node=8 eval.py --out_dir=out --tasks=hellaswag,core:500
 
 The loss is in nats per token, and depends on what a token is. Bits per byte do not: use them to compare
 models with different tokenizers.
@@ -20,11 +20,8 @@ dataset: str = None  # the text: data/<dataset>. None: what the model was traine
 data_dir: str = None  # the folder with the datasets and the tasks' files. None: data/ beside this file
 split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': only the tasks
 eval_tokens: int = None  # evaluate so many tokens, in windows spread evenly. None: the whole split
-block_size: int = None  # the context length. None: what the model was trained with
-stride: int = None  # tokens from window to window; less gives each token more context. None: block_size
 tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name; or
-# FILE.jsonl with tasks of your own: docs/evaluation.md
-max_per_task: int = None  # examples per task, always the same ones. None: all
+# FILE.jsonl with tasks of your own: docs/evaluation.md. 'core:500': with 500 examples of each task
 to: str = None  # the folder for eval.json. None: the checkpoint's
 sample_tokens = 100  # length of a text that the model writes; 0: none
 batch_size = 8  # windows per batch and process; the batches of tasks have as many tokens
@@ -50,14 +47,13 @@ from support.conversations import open_dataset
 from support.errors import explain_lost_data
 from support.evaluate import ngram_bits_per_byte, text_loss, windows
 from support.files import read_json, write_json
-from support.tasks import accuracy, core_metric, load_tasks, percent, score
+from support.tasks import evaluate_tasks, load_tasks
 from support.tokenizer import empty_prompt, make_tokenizer, same_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # the knobs are checked, as far as that needs no checkpoint
 
-problems = out_of_range(knobs, above_zero='eval_tokens block_size stride max_per_task batch_size ddp_timeout',
-                        from_zero='sample_tokens')
+problems = out_of_range(knobs, above_zero='eval_tokens batch_size ddp_timeout', from_zero='sample_tokens')
 if split == 'none' and not tasks:
     problems.append("nothing to do (split=none and no tasks). use --split=val, --tasks=hellaswag, or both")
 if problems:
@@ -77,16 +73,7 @@ if to is None and os.path.isfile(path):
     to = os.path.dirname(path) or '.'
 state = load.read(path)
 config = load.model_config(GPT, state)
-if block_size is None:
-    block_size = config.block_size
-if config.positions == 'learned' and block_size > config.block_size:
-    problems.append(f"block_size={block_size}, but the model has learned only {config.block_size} positions. "
-                    f"use --block_size={config.block_size} or less")
-if stride is not None and stride > block_size:
-    problems.append(f"stride={stride} would skip tokens, as a window has {block_size}. use "
-                    f"--stride={block_size} or less")
-if problems:
-    fail(*problems)
+block_size = config.block_size
 # a nanoGPT checkpoint has no tokenizer: its dataset has
 tokenizer_state = load.tokenizer_state(state, None if state.get('tokenizer') else dataset, data_dir)
 
@@ -113,13 +100,13 @@ if split != 'none':
 
 sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: the tokenizer is not on this machine
 tokenizer = None if sizes is None and not tasks else make_tokenizer(tokenizer_state)
-loaded = load_tasks(tasks, data_dir or DATA_DIR, tokenizer, block_size, max_per_task, max_per_task)
+loaded = load_tasks(tasks, data_dir or DATA_DIR, tokenizer, block_size)
 
 # -----------------------------------------------------------------------------
 # the model
 
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
-model = load.build(GPT, state, block_size=block_size).to(device).eval()
+model = load.build(GPT, state).to(device).eval()
 cpu.faster(model)
 iter_num = state['iter_num']
 state = None  # frees its memory
@@ -129,7 +116,6 @@ where = f"{device}, {dtype}"
 if dist.is_distributed:
     where += f", {dist.world_size} processes"
 dist.print(f"{path}, {age}: {config.arch}, {n_params:,} parameters, {block_size} positions; {where}")
-how = {'block_size': block_size, 'dtype': dtype}  # each number was found
 result = {'checkpoint': os.path.basename(path), 'iter': iter_num}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if any(before.get(key) != value for key, value in result.items()):
@@ -158,17 +144,18 @@ def save():
 
 
 def evaluate_text():
-    most = max(1, eval_tokens // (stride or block_size)) if eval_tokens else None
-    rows = windows(tokens.n_targets(block_size), block_size, stride, most)
-    size = min(batch_size, len(rows))  # no more than there is
+    most = max(1, eval_tokens // block_size) if eval_tokens else None
+    starts = windows(tokens.n_targets(block_size), block_size, most)
+    size = min(batch_size, len(starts))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
-    found = text_loss(model, tokens, rows, block_size, size, dist, autocast, sizes, tick=dist.progress(name))
+    found = text_loss(model, tokens, starts, block_size, size, dist, autocast, sizes,
+                      tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
             say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
                 "--dtype=float32, else an older checkpoint")
         sys.exit(3)
-    result['texts'][name] = {**found, **how, 'stride': stride or block_size}
+    result['texts'][name] = {**found, 'dtype': dtype}
     bpb = "bits per byte unknown, as the tokenizer is not on this machine"
     amount = f"{found['tokens']:,} tokens"
     if sizes is not None:
@@ -213,20 +200,12 @@ if split != 'none':
         save()  # the tasks may take hours
 
 # -----------------------------------------------------------------------------
-# a table of the tasks, and CORE
+# the tasks, and CORE
 
-if loaded:
-    dist.print(f"\n{'task':32} {'shots':>5} {'examples':>9}  {'accuracy':16} {'chance':>6} {'centered':>8}")
-for task in [task for of_one_name in loaded.values() for task in of_one_name]:
-    r = accuracy(task, score(model, task, batch_size * block_size, dist, autocast))
-    result['tasks'][task.name] = {**r, **how}
-    note = f"  ({r['truncated']:,} too long for {block_size} positions)" if r['truncated'] else ''
-    dist.print(f"{task.name:32} {r['shots']:5} {r['questions']:9,}  {percent(r):16} "
-               f"{100 * r['chance']:5.1f}% {r['centered']:8.4f}{note}")
-if 'core' in loaded:
-    found = [result['tasks'][task.name] for task in loaded['core']]
-    result['core'] = core_metric(found)
-    dist.print(f"CORE {result['core']:.4f}, the mean of {len(found)} centered accuracies")
+metrics, found = evaluate_tasks(loaded, model, batch_size * block_size, dist, autocast)
+result['tasks'].update({name: {**numbers, 'dtype': dtype} for name, numbers in found.items()})
+if 'core' in metrics:
+    result['core'] = metrics['core']
 if written := save():
     dist.print(f"written to {written}")
 dist.close()

@@ -145,9 +145,9 @@ class Conversations(Tokens):
     def batch(self, seed, numbers, block_size):
         return self.packed(self.windows_at(seed, numbers, block_size))
 
-    def eval_batch(self, rows, block_size):
+    def eval_batch(self, starts, block_size):
         self.pack(block_size)
-        return self.packed(rows[:, 0] // block_size)
+        return self.packed(starts // block_size)
 
     def windows_at(self, seed, numbers, block_size):
         """The windows of the training samples `numbers`: each epoch takes all of them, in a fresh order."""

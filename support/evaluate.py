@@ -13,19 +13,12 @@ import torch
 from support.tokenizer import token_bytes
 
 
-def windows(n_targets, block_size, stride=None, most=None):
-    """Windows over a text with n_targets targets (its ids from the second one on), at most so many, evenly
-    spread: an array (n, 3) of rows (begin, done, end). The model reads from id `begin` on; the targets
-    done + 1 to `end` are counted. With a stride below block_size (the default) windows overlap, and each
-    target has more context."""
-    stride = stride or block_size
-    n = 1 + max(0, math.ceil((n_targets - block_size) / stride))
+def windows(n_targets, block_size, most=None):
+    """Where windows begin that lie side by side over a text with n_targets targets (its ids from the second
+    one on): at most so many of them, evenly spread."""
+    n = max(1, math.ceil(n_targets / block_size))
     count = min(n, most or n)
-    number = np.arange(count) * n // count
-    end = np.minimum(block_size + number * stride, n_targets)
-    done = np.where(number == 0, 0, block_size + (number - 1) * stride)
-    begin = np.maximum(0, done - (block_size - stride))
-    return np.stack((begin, done, end), axis=1)
+    return np.arange(count) * n // count * block_size
 
 
 @contextlib.contextmanager
@@ -72,11 +65,11 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
     with eval_mode(model):
         for b, counts in rounds(math.ceil(n / batch_size), dist, is_stopping, tick):
             at = slice(b * batch_size, (b + 1) * batch_size)
-            rows = windows[at]
+            starts = windows[at]
             # the last batch is filled up: a compiled model sees one shape only, and the same strides
-            batch = tokens.eval_batch(np.resize(rows, (batch_size, 3)), block_size)
+            batch = tokens.eval_batch(np.resize(starts, batch_size), block_size)
             x, y, *doc_ids = (torch.from_numpy(part).to(device).contiguous() for part in batch)
-            y[len(rows):] = -1  # not counted, as what belongs to another window
+            y[len(starts):] = -1  # not counted
             with autocast:
                 nats = model(x, y, *doc_ids, reduction='none', return_logits=False)[1]
                 nats = nats.float().view(y.shape)  # (B, T)
@@ -84,7 +77,7 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
                 counted = y >= 0
                 size = sizes[y.clamp(min=0)] * counted
                 parts = nats.sum(1), (nats * (size > 0)).sum(1), counted.sum(1), size.sum(1)
-                sums[:, at] = torch.stack(parts)[:, :len(rows)]
+                sums[:, at] = torch.stack(parts)[:, :len(starts)]
     dist.all_reduce_sum(sums)
     nats, text_nats, count, size = sums.cpu().double()
     loss, loss_error = ratio_of_sums(nats, count)
@@ -108,16 +101,20 @@ def ngram_bits_per_byte(text, seen, longest=5):
     p, grams, seen_grams = 1 / 256, text, seen  # a gram: a byte and, in the higher bits, those before it
     for n in range(longest + 1):
         kinds, counts = np.unique(seen_grams[n:], return_counts=True)
-        contexts, starts = np.unique(kinds >> 8, return_index=True)
-        totals, different = np.add.reduceat(counts, starts), np.diff(starts, append=len(kinds))
-        at = np.searchsorted(contexts, grams >> 8) % len(contexts)
-        found = np.searchsorted(kinds, grams) % len(kinds)
-        count = np.where(kinds[found] == grams, counts[found], 0)
-        mixed = (count + different[at] * p) / (totals[at] + different[at])
-        p = np.where((contexts[at] == grams >> 8) & (np.arange(len(text)) >= n), mixed, p)
+        contexts, starts, different = np.unique(kinds >> 8, return_index=True, return_counts=True)
+        count = look_up(grams, kinds, counts)
+        total = look_up(grams >> 8, contexts, np.add.reduceat(counts, starts))
+        different = np.maximum(1, look_up(grams >> 8, contexts, different))
+        p = (count + different * p) / (total + different)
         grams = grams | np.roll(text, n + 1) << 8 * (n + 1)
         seen_grams = seen_grams | np.roll(seen, n + 1) << 8 * (n + 1)
-    return -np.log2(p).mean()
+    return -np.log2(p[longest:]).mean()  # nothing stands before the first ones
+
+
+def look_up(wanted, keys, values):
+    """The values of the `wanted` keys, 0 for those that are not there. keys are sorted."""
+    at = np.searchsorted(keys, wanted) % len(keys)
+    return np.where(keys[at] == wanted, values[at], 0)
 
 
 # -----------------------------------------------------------------------------
@@ -141,10 +138,11 @@ def parse_eval_iters(eval_iters):
 
 def parse_interval(interval):
     """(interval, growth): 100 -> (100, 1.0), '100x1.5' -> (100, 1.5). ValueError for anything else."""
-    found = re.fullmatch(r'(\d+)(?:x(\d+(?:\.\d+)?))?', str(interval))
-    if not found or (found[2] and not 1 <= float(found[2]) < 1e6):
+    gap, _, growth = str(interval).partition('x')
+    gap, growth = int(gap), float(growth or 1)
+    if gap < 0 or not 1 <= growth < 1e6:
         raise ValueError(interval)
-    return int(found[1]), float(found[2] or 1)
+    return gap, growth
 
 
 def next_end(it, interval):
@@ -206,8 +204,8 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}
     for split, tokens in data.splits.items():
-        rows = windows(tokens.n_targets(block_size), block_size, most=n_windows)
-        found[split] = text_loss(model, tokens, rows, block_size, batch_size, dist, autocast, sizes,
+        starts = windows(tokens.n_targets(block_size), block_size, n_windows)
+        found[split] = text_loss(model, tokens, starts, block_size, batch_size, dist, autocast, sizes,
                                  stop.asks_to_stop, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     judged = found.get('val', found['train'])

@@ -18,15 +18,12 @@ the end-of-text token, where there is one, some solved examples (shots), then on
 In a FILE.jsonl of one's own the lines say of which kind they are: one of these three, or
 
     {"kind": "generate", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "answer": "5"}
-    {"kind": "generate", "prompt": "2 + 3 =", "answer": "5"}
 
-The model answers greedily; an answer is right if it is `answer`, but for spaces at its ends. A prompt is
-continued as plain text up to the end of its line.
+The model answers greedily; an answer is right if it is `answer`, but for spaces at its ends.
 """
 
 import csv
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -43,23 +40,18 @@ from support.chat import chat_format
 from support.compiling import varying_shapes
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
-from support.tokenizer import empty_prompt
-
-
 
 @dataclasses.dataclass
 class Task:
     name: str
     path: str  # of its examples, one JSON object per line
-    remedy: str  # if they are missing or damaged
     kind: str = None  # see the top of this file. None: as the examples say
     chance: float = None  # the accuracy of guessing
     shots: int = 0  # solved examples in the prompt
     delimiter: str = ' '  # between context and answer
-    # filled by load_task()
+    # filled by read_examples()
     tokenizer: object = None
-    # per example: the number of the right alternative; or the text, and whether that is a line
-    answers: list = dataclasses.field(default_factory=list)
+    answers: list = dataclasses.field(default_factory=list)  # per example: the right alternative, or text
     rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
     truncated: int = 0  # examples that are too long for the model
 
@@ -68,35 +60,33 @@ class Task:
 # reading
 
 
-def load_tasks(text, folder, tokenizer, block_size, limit, limit_hellaswag):
-    """{name: [Task, ...]} of 'hellaswag,core:100'. A number behind a name is how many examples of each task
-    are used, otherwise that is `limit`; None: all."""
+def load_tasks(text, folder, tokenizer, block_size):
+    """{name: [Task, ...]} of 'hellaswag,core:100', tokenized. A number behind a name is how many examples of
+    each task are used, always the same ones; otherwise all are."""
     tasks = {}
     for named in filter(None, map(str.strip, text.split(','))):
         name, n = re.fullmatch(r'(.+?)(?::(\d+))?', named).groups()
-        n = int(n) if n else limit_hellaswag if name == 'hellaswag' else limit
-        parts = bundle(folder) if name == 'core' else [name]
-        tasks[name] = [load_task(part, folder, tokenizer, block_size, n) for part in parts]
+        tasks[name] = find_tasks(name, folder)
+        for task in tasks[name]:
+            read_examples(task, tokenizer, block_size, int(n) if n else None)
     return tasks
 
 
-def find_task(name, folder):
-    """The task `name`, its examples not read yet."""
+def find_tasks(name, folder):
+    """The tasks that `name` stands for, their examples not read yet."""
     if name == 'hellaswag':
-        remedy = f"python prepare.py hellaswag; --data_dir names another folder than {folder}"
-        return Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), remedy, name, 0.25)
+        return [Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), name, 0.25)]
     if name.endswith('.jsonl'):
-        return Task(os.path.basename(name), os.path.expanduser(name), "see docs/evaluation.md")
-    tasks = bundle(folder)
-    if name not in tasks:
+        return [Task(os.path.basename(name), os.path.expanduser(name))]
+    tasks = bundle(os.path.join(folder, 'eval_bundle'))
+    if name != 'core' and name not in tasks:
         fail(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {', '.join(tasks)}")
-    return tasks[name]
+    return list(tasks.values()) if name == 'core' else [tasks[name]]
 
 
-def bundle(folder):
-    """{name: Task} of the tasks in eval_bundle/core.yaml, their examples not read yet."""
-    root, tasks = os.path.join(folder, 'eval_bundle'), {}
-    remedy = f"python prepare.py core; --data_dir names another folder than {folder}"
+def bundle(root):
+    """{name: Task} of the tasks in root/core.yaml."""
+    tasks = {}
     try:
         import yaml
         with open(os.path.join(root, 'core.yaml'), encoding='utf-8') as f:
@@ -107,32 +97,33 @@ def bundle(folder):
             label = entry['label']
             name = 'hellaswag_10shot' if label == 'hellaswag' else label
             path = os.path.join(root, 'eval_data', entry['dataset_uri'])
-            tasks[name] = Task(name, path, remedy, entry['icl_task_type'], chance[label],
+            tasks[name] = Task(name, path, entry['icl_task_type'], chance[label],
                                int(entry['num_fewshot'][0]), entry.get('continuation_delimiter', ' '))
     except Exception as e:  # a file may say anything
-        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). "
-             f"{remedy}. it needs pip install pyyaml")
+        fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). get it "
+             "with python prepare.py core, or name another folder with --data_dir. it needs pip install "
+             "pyyaml")
     return tasks
 
 
-def load_task(name, folder, tokenizer, block_size, max_examples=None):
-    """The task `name` from the files in `folder`, tokenized; at most max_examples, always the same ones."""
-    task, number = find_task(name, folder), 0
-    task.tokenizer = tokenizer
+def read_examples(task, tokenizer, block_size, limit=None):
+    """Fill the task from its file."""
+    task.tokenizer, number = tokenizer, 0
     try:
         with open(task.path, encoding='utf-8') as f:
             lines = [(number, line) for number, line in enumerate(f, 1) if line.strip()]
         # nanochat's seeds, here and below: the same examples and prompts
         random.Random(1337).shuffle(lines)
         examples = []
-        for number, line in lines[:max_examples]:
+        for number, line in lines[:limit]:
             examples.append(json.loads(line))
-        for i, (number, _) in enumerate(lines[:max_examples]):
+        for i, (number, _) in enumerate(lines[:limit]):
             add_example(task, examples, i, block_size)
         assert examples, 'it is empty'
     except Exception as e:  # a file may say anything
-        fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). {task.remedy}")
-    return task
+        fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). correct it (see "
+             "docs/evaluation.md), get it with python prepare.py hellaswag or core, or name another folder "
+             "with --data_dir")
 
 
 def add_example(task, examples, i, block_size):
@@ -144,11 +135,8 @@ def add_example(task, examples, i, block_size):
     rows = render(task, example, shots)
     if task.chance is None:  # one's own
         task.chance = 1 / len(rows) if len(rows) > 1 else 0.0
-    if task.kind == 'generate':
-        task.answers.append((example['answer'].strip(), 'prompt' in example))
-    else:
-        task.answers.append(answer_of(example))
-        assert 0 <= answer_of(example) < len(rows), 'no such answer'
+    task.answers.append(answer_of(task, example))
+    assert task.kind == 'generate' or 0 <= task.answers[i] < len(rows), 'no such answer'
     task.truncated += max(len(ids) for ids, _ in rows) > block_size
     for ids, start in rows:
         cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
@@ -156,8 +144,10 @@ def add_example(task, examples, i, block_size):
         task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
 
 
-def answer_of(example):
-    """The number of an example's correct alternative."""
+def answer_of(task, example):
+    """The number of an example's correct alternative; of a question the text."""
+    if task.kind == 'generate':
+        return example['answer'].strip()
     return example.get('gold', example.get('label', 0))
 
 
@@ -172,19 +162,16 @@ def render(task, example, shots):
     def encode(text):
         return tokenizer.encode(text).tolist()
 
-    if task.kind == 'generate' and 'messages' in example:
+    if task.kind == 'generate':
         form = chat_format(tokenizer)
         if form is None:
             raise ValueError("it is a conversation, and the tokenizer has no roles for one")
         return [(form.render(example['messages'], answer=True)[0].tolist(), 0)]
-    if task.kind == 'generate':
-        return [(tokenizer.encode_prompt(example['prompt']) or empty_prompt(tokenizer), 0)]
     if task.kind == 'hellaswag':
         context = encode(example['ctx'])
         return [(context + encode(' ' + ending), len(context)) for ending in example['endings']]
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    solved = [texts(task, shot)[answer_of(shot)] + '\n\n' for shot in shots]
-    prompt = ''.join(solved)
+    prompt = ''.join(texts(task, shot)[answer_of(task, shot)] + '\n\n' for shot in shots)
     rows = [first + encode(prompt + text) for text in texts(task, example)]
     longest = min(map(len, rows)) - 1  # every answer keeps at least one token
     if task.kind == 'schema':
@@ -214,37 +201,27 @@ def texts(task, example):
 
 def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
     """For each of task.rows: the nats of its answer, its number of tokens, and how many of them are the most
-    likely ones (`generate`: whether the answer is right, three times); (rows, 3) in float64, the same in all
-    processes."""
+    likely ones; (rows, 3) in float64, the same in all processes."""
     scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
-    batches = make_batches(task.rows, batch_tokens, of_one_length=task.kind == 'generate')
-    score_some = score_answers if task.kind == 'generate' else score_batch
+    generates = task.kind == 'generate'
+    # the longest come first, so that too little memory shows at once
+    left, batches = sorted(range(len(task.rows)), key=lambda i: -len(task.rows[i][1])), []
+    while left:
+        n = 1 if generates else max(1, batch_tokens // len(task.rows[left[0]][1]))
+        batches.append(left[:n])
+        left = left[n:]
     with eval_mode(model), varying_shapes():
         for b, counts in rounds(len(batches), dist, is_stopping, dist.progress(task.name)):
+            rows = [task.rows[i] for i in batches[b]]
             with autocast:
-                found = score_some(model, task, [task.rows[i] for i in batches[b]])
+                found = score_answer(model, task, rows[0]) if generates else score_batch(model, rows)
             if counts:
                 scores[batches[b]] = found
     dist.all_reduce_sum(scores)
     return scores.cpu().double()
 
 
-def make_batches(rows, batch_tokens, of_one_length):
-    """The numbers of the rows in batches of at most batch_tokens tokens (or one row) and of similar lengths.
-    The longest come first, so that too little memory shows at once."""
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i][1]))
-    batches = []
-    while order:
-        longest = len(rows[order[0]][1])
-        batch = order[:max(1, batch_tokens // longest)]
-        if of_one_length:
-            batch = [i for i in batch if len(rows[i][1]) == longest]
-        batches.append(batch)
-        order = order[len(batch):]
-    return batches
-
-
-def score_batch(model, task, rows):
+def score_batch(model, rows):
     """The scores of some rows, the longest of them first, (B, 3)."""
     device = model.lm_head.weight.device
     ids = np.zeros((len(rows), len(rows[0][1])), dtype=np.int64)
@@ -262,34 +239,25 @@ def score_batch(model, task, rows):
     return torch.stack((nats.sum(1), in_answer.sum(1), likeliest.sum(1)), dim=1)
 
 
-def score_answers(model, task, rows):
-    """Whether what the model generates after prompts of one length is the answer, (B, 1). It ends at a stop
-    id, after a plain prompt also with the line, and 8 tokens behind what the answer takes: the same in every
-    batch."""
-    tokenizer, form = task.tokenizer, chat_format(task.tokenizer)
-    stop = form.stop_ids if form else list(tokenizer.stop_ids or ())
-    answers = [task.answers[example] for example, _, _ in rows]
-    lengths = [len(tokenizer.encode(answer)) + 8 for answer, _ in answers]
-    idx = torch.from_numpy(np.stack([ids for _, ids, _ in rows])).long().to(model.lm_head.weight.device)
-    out = model.generate(idx, max(lengths), temperature=0, vocab_size=tokenizer.n_vocab, stop=stop or None)
-    right = []
-    for row, length, (answer, is_plain) in zip(out[:, idx.size(1):].tolist(), lengths, answers):
-        text = tokenizer.decode(list(itertools.takewhile(lambda id: id not in stop, row[:length])))
-        if is_plain:
-            text = text.partition('\n')[0]
-        right.append([float(text.strip() == answer)])
-    return torch.tensor(right, device=idx.device)
+def score_answer(model, task, row):
+    """The scores of a question, whose answer counts as one token: the most likely one, if what the model
+    generates is right. It may take 8 tokens more than the answer, for spaces and the end of the turn."""
+    (example, ids, _), tokenizer = row, task.tokenizer
+    answer, stop = task.answers[example], chat_format(tokenizer).stop_ids
+    idx = torch.from_numpy(ids)[None].long().to(model.lm_head.weight.device)  # (1, T)
+    out = model.generate(idx, len(tokenizer.encode(answer)) + 8, temperature=0, vocab_size=tokenizer.n_vocab,
+                         stop=stop or None)
+    said = tokenizer.decode([id for id in out[0, idx.size(1):].tolist() if id not in stop])
+    return torch.tensor([0.0, 1.0, said.strip() == answer], device=idx.device)
 
 
 def which_are_correct(task, scores):
     """For each example whether it is, an array."""
     nats, count, likeliest = scores.numpy().T
-    if task.kind == 'generate':
-        return nats > 0
+    if task.kind in ('language_modeling', 'generate'):
+        return likeliest == count
     examples = [example for example, _, _ in task.rows]
     starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
-    if task.kind == 'language_modeling':
-        return likeliest[starts] == count[starts]
     chosen = [np.argmin(alternatives) for alternatives in np.split(nats / count, starts[1:])]
     return np.array(chosen) == task.answers
 
@@ -304,36 +272,31 @@ def accuracy(task, scores):
             'truncated': task.truncated}
 
 
-def core_metric(results):
-    """The mean of the centered accuracies."""
-    return sum(result['centered'] for result in results) / len(results)
-
-
-def percent(result):
-    return f"{100 * result['accuracy']:.2f} ± {100 * result['error']:.2f} %"
+def evaluate_tasks(tasks, model, batch_tokens, dist, autocast, is_stopping=lambda: False, at=''):
+    """({name: accuracy or CORE}, {task: what accuracy() says}) of load_tasks(), told on the console behind
+    `at`."""
+    metrics, results = {}, {}
+    for name, parts in tasks.items():
+        for task in parts:
+            scores = score(model, task, batch_tokens, dist, autocast, is_stopping)
+            r = results[task.name] = accuracy(task, scores)
+            dist.print(f"{at}{task.name} {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % of "
+                       f"{r['questions']:,} examples (chance: {100 * r['chance']:.0f} %)")
+        metrics[name] = r['accuracy']
+        if name == 'core':
+            metrics[name] = sum(results[task.name]['centered'] for task in parts) / len(parts)
+            dist.print(f"{at}CORE {metrics[name]:.4f}, the mean of {len(parts)} centered accuracies")
+    return metrics, results
 
 
 def tasks_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the files read now: a function of the iteration that returns {'hellaswag':
-    accuracy, 'core': CORE, ...}. Of HellaSwag all examples are used, of others 500 unless told otherwise."""
+    accuracy, 'core': CORE, ...}."""
     k, block_size = run.knobs, model.config.block_size
-    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), block_size, 500, None)
+    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), block_size)
 
-    def evaluate_tasks(it):
-        metrics = {}
-        for name, parts in tasks.items():
-            found = []
-            for task in parts:
-                scores = score(model, task, k['batch_size'] * block_size, dist, autocast, stop.asks_to_stop)
-                found.append(accuracy(task, scores))
-            if name == 'core':
-                metrics[name] = core_metric(found)
-                dist.print(f"step {it}: CORE {metrics[name]:.4f} over {len(found)} tasks (chance: 0)")
-            else:
-                r, = found
-                metrics[name] = r['accuracy']
-                dist.print(f"step {it}: {name} {percent(r)} of {r['questions']:,} examples (chance: "
-                           f"{100 * r['chance']:.0f} %)")
-        return metrics
+    def evaluate(it):
+        return evaluate_tasks(tasks, model, k['batch_size'] * block_size, dist, autocast, stop.asks_to_stop,
+                              f"step {it}: ")[0]
 
-    return evaluate_tasks
+    return evaluate

@@ -70,10 +70,10 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     folder, _, _ = place
     log, out = logged(finished), (finished / 'stdout').read_text()
     assert f"step 7: hellaswag {100 * log['hellaswag'][7]:.2f} \u00b1" in out
-    assert f"step 7: CORE {log['core'][7]:.4f} over 4 tasks" in out
+    assert f"step 7: CORE {log['core'][7]:.4f}, the mean of 4" in out
     copy = shutil.copytree(finished, tmp_path / 'copy')
-    result = script('eval.py', f'--out_dir={copy}', '--split=none', '--tasks=hellaswag,core',
-                    '--max_per_task=5', f"--data_dir={folder / 'data'}", '--device=cpu', '--dtype=float32')
+    result = script('eval.py', f'--out_dir={copy}', '--split=none', '--tasks=hellaswag,core:5',
+                    f"--data_dir={folder / 'data'}", '--device=cpu', '--dtype=float32')
     found = json.loads((copy / 'eval.json').read_text())
     assert found['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out

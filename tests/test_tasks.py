@@ -15,6 +15,7 @@ import torch
 
 from model import GPT, GPTConfig
 from support import hf_export, tasks
+from support.chat import with_chat_tokens
 from support.tokenizer import make_tokenizer
 
 
@@ -154,7 +155,8 @@ def by_transformers(task, theirs, encode, first, block_size, limit):
 
 
 def compare(folder, name, net, theirs, tokenizer, batch_tokens, limit=None):
-    task = tasks.load_task(name, str(folder), tokenizer, net.config.block_size, limit)
+    named = f'{name}:{limit}' if limit else name
+    (task,), = tasks.load_tasks(named, str(folder), tokenizer, net.config.block_size).values()
     scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     encode = lambda text: tokenizer.encode(text).tolist()
@@ -196,31 +198,25 @@ def test_the_same_on_real_examples_and_prompts_that_are_too_long(test_data, gpt2
         assert found['truncated'] > 0 or not found['shots'], name
 
 
-def test_an_answer_counts_alike_in_every_batch(tmp_path, monkeypatch):
-    net, tokenizer = make_net('llama'), make_tokenizer(BYTES)
-    sentence = 'nobody at all, says the answer'
-    said = {  # prompt: what is generated, the right answer
-        '5+1=': ('6\nthen more\x00', '6'), '5+2=': (' 7 \x00 and more', '7'), '5+3=': ('8 and more\n', '8'),
-        'who=': (sentence, sentence), 'why=': ('x' * 50, sentence), '5+4=': ('9' * 90, '9' * 5)}
+def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path, monkeypatch):
+    net, tokenizer = make_net('llama', 261), make_tokenizer(with_chat_tokens(BYTES))
+    said = {'6': '6', '7': ' 7 ', '8': '8 and more', '99999': '9' * 90}  # by the right answer
 
-    def generate(idx, n, **kwargs):
-        answers = [said[tokenizer.decode(row)][0].ljust(200) for row in idx.tolist()]
-        new = [[256 if c == '\x00' else ord(c) for c in answer[:n]] for answer in answers]
-        return torch.cat((idx, torch.tensor(new)), dim=1)
+    def generate(idx, n, stop, **kwargs):
+        question = tokenizer.decode(idx[0].tolist())
+        answer = next(text for answer, text in said.items() if f'Say {answer}<' in question)
+        return torch.cat((idx, torch.tensor([[*answer.encode(), stop[0]][:n]])), dim=1)
     monkeypatch.setattr(net, 'generate', generate)
     path = tmp_path / 'x.jsonl'
-    examples = [{'kind': 'generate', 'prompt': prompt, 'answer': answer}
-                for prompt, (_, answer) in said.items()]
-    path.write_text('\n'.join(map(json.dumps, examples)))
-    task = tasks.load_task(str(path), '', tokenizer, 256)
-    for batch_tokens in (1, 8, 1000):
-        right = tasks.which_are_correct(task, tasks.score(net, task, batch_tokens, ONE, PLAIN))
-        counted = {tokenizer.decode(ids) for (_, ids, _), ok in zip(task.rows, right) if ok}
-        assert counted == {'5+1=', '5+2=', 'who='}
+    path.write_text('\n'.join(json.dumps({'kind': 'generate', 'answer': answer, 'messages': [
+        {'role': 'user', 'content': f'Say {answer}'}]}) for answer in said))
+    (task,), = tasks.load_tasks(str(path), '', tokenizer, 256).values()
+    right = tasks.which_are_correct(task, tasks.score(net, task, 1000, ONE, PLAIN))
+    assert {task.answers[i] for i in right.nonzero()[0]} == {'6', '7'}
 
 
 def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
-    task = tasks.load_task('choice', str(folder), make_tokenizer(BYTES), 256)
+    task, = tasks.load_tasks('choice', str(folder), make_tokenizer(BYTES), 256)['choice']
     scores = torch.ones(len(task.rows), 3, dtype=torch.float64)
     for i, (example, _, _) in enumerate(task.rows):
         if i % 4 == (task.answers[example] + (example > 0)) % 4:  # only the first example is correct
@@ -244,14 +240,6 @@ def test_what_is_missing_or_broken_is_one_line(folder, capsys, name, path, conte
     elif path:
         (folder / 'eval_bundle' / path).unlink()
     with pytest.raises(SystemExit) as e:
-        tasks.load_task(name, str(folder), make_tokenizer(BYTES), 256)
+        tasks.load_tasks(name, str(folder), make_tokenizer(BYTES), 256)
     err = capsys.readouterr().err
     assert e.value.code == 2 and err.startswith('error: ') and err.count('\n') == 1 and words in err
-
-
-def test_a_number_of_examples_stands_behind_a_task(monkeypatch):
-    monkeypatch.setattr(tasks, 'bundle', lambda folder: ['sums'])
-    monkeypatch.setattr(tasks, 'load_task', lambda name, folder, tokenizer, block_size, limit: (name, limit))
-    found = tasks.load_tasks('core:7, hellaswag,C:\\x.jsonl,a:1:2', '', None, 8, 500, None)
-    assert found == {'core': [('sums', 7)], 'hellaswag': [('hellaswag', None)],
-                     'C:\\x.jsonl': [('C:\\x.jsonl', 500)], 'a:1': [('a:1', 2)]}
