@@ -82,8 +82,7 @@ where = 'cuda' if elsewhere else device
 if run.data is not NoData:
     data = setup.dataset_line(run)
 found, fits = plan_memory.lines(run, memory, peak)
-show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *setup.notes(run),
-      *found])
+show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *found])
 if measure:
     if not fits:  # a trial could take the machine down
         fail("measure: it would not fit, so it was not tried")

@@ -58,15 +58,10 @@ def hook(kind, error, traceback):
 
 
 def first_line(error):
-    """The first line of an error's text, without what only a developer of torch can use, and with its
-    parentheses closed."""
+    """The first line of an error's text, without what only a developer of torch can use."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if found := re.search(r'[Tt]ried to allocate ([\d.]+ \w+)', text):
-        return f"tried to allocate {found[1]}"
     text = re.sub(r'^\[\S+\] ', '', text)  # the line of the source that gloo's messages begin with
-    if len(text) > 160:
-        text = text[:160].rsplit(' ', 1)[0] + ' ...'
-    return text + ')' * (text.count('(') - text.count(')'))
+    return text[:160]
 
 
 def end(status):

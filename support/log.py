@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 
-import numpy
 import torch
 
 from configurator import fail, say, warn
@@ -323,8 +322,8 @@ class RunRecord:
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
             'command': shlex.join([os.path.basename(sys.executable), *sys.argv]),
-            'machine': platform.node(), 'system': platform.platform(), 'cpus': os.cpu_count(),
-            'python': platform.python_version(), 'numpy': numpy.__version__, 'commit': code_version()}
+            'machine': platform.node(), 'system': platform.platform(),
+            'python': platform.python_version(), 'commit': code_version()}
         self.content = {
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,

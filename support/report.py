@@ -95,12 +95,11 @@ def iterations(log):
 def comparison(logs, y):
     """Lines for the console about {name: [log, ...]}."""
     length = max(map(len, logs))
-    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'iterations':>10}  {'tokens':>15}  {'time':>8}"
+    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
     for name, of_one in logs.items():
         best, last = best_and_last(of_one, y)
         tokens, seconds = (max(values(of_one[0], column), default=0) for column in ('tokens', 'seconds'))
-        yield (f"{name:{length}}  {best:>17}  {last:>17}  {iterations(of_one[0]):10,}  {tokens:15,.0f}  "
-               f"{format_duration(seconds):>8}")
+        yield f"{name:{length}}  {best:>17}  {last:>17}  {tokens:15,.0f}  {format_duration(seconds):>8}"
 
 
 # -----------------------------------------------------------------------------

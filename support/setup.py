@@ -23,7 +23,6 @@ from support.evaluate import parse_amount, parse_eval_iters, parse_interval
 from support.parallel import shard_problems
 from support.samples import parse_style
 
-MANY_EPOCHS = 20  # from 16 times over the same text on little is gained (arXiv 2305.16264)
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
@@ -136,7 +135,11 @@ def resolve(knobs, given, dist):
         resume.tell_what_changed(run)
     explain_out_of_memory()
     run.overview = overview(run, why)
-    dist.print('\n'.join(wrap(run.overview, indent=10) + wrap([*notes(run)])))
+    dist.print('\n'.join(wrap(run.overview, indent=10)))
+    n = run.start_iter
+    if run.resuming and n >= run.knobs['max_iters'] and not run.knobs['eval_only']:
+        dist.print(f"this run is done: {n:,} of {run.knobs['max_iters']:,} iterations. to train on: "
+                   f"--max_iters={2 * max(1, n)}")
     return run
 
 
@@ -354,7 +357,9 @@ def shape_lines(run):
            f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "
            f"process{'es' if n > 1 else ''}")
     tokens = k.max_iters * run.tokens_per_iter
-    times = f" = {epochs(run):.2f} epochs" if run.samples_per_epoch else ''
+    times = ''
+    if run.samples_per_epoch:  # plan.py needs no data
+        times = f" = {tokens // k.block_size / run.samples_per_epoch:.2f} epochs"
     yield (f"budget    {k.max_iters:,} iterations = {tokens:,} tokens{times} = "
            f"{tokens / run.n_params:.1f} tokens per parameter" + (f" ({k.budget})" if k.budget else ''))
     lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())
@@ -364,26 +369,3 @@ def shape_lines(run):
     if k.lr_schedule != 'constant':
         line += f", {k.min_lr:g} at iteration {k.lr_decay_iters:,}"
     yield line
-
-
-def epochs(run):
-    samples = run.knobs['max_iters'] * run.tokens_per_iter // run.knobs['block_size']
-    return samples / run.samples_per_epoch if run.samples_per_epoch else 0  # plan.py needs no data
-
-
-def notes(run):
-    """Lines about what is allowed but probably not meant."""
-    k = run.k
-    if k.eval_only:
-        return
-    if run.resuming and run.start_iter >= k.max_iters:
-        yield (f"this run is done: {run.start_iter:,} of {k.max_iters:,} iterations. to train on: "
-               f"--max_iters={2 * max(1, run.start_iter)}")
-    elif 0 < k.max_iters <= k.warmup_iters:
-        yield (f"note: all of the {k.max_iters:,} iterations are warmup (warmup_iters={k.warmup_iters}). for "
-               f"a run of this length: --warmup_iters={k.max_iters // 20} --lr_decay_iters={k.max_iters}")
-    if epochs(run) > MANY_EPOCHS and not k.overfit_batch:
-        tokens = MANY_EPOCHS * run.samples_per_epoch * k.block_size
-        yield (f"note: that is {epochs(run):,.0f} times over the same text, and the validation loss may rise "
-               f"long before the end. use --max_iters={max(1, tokens // run.tokens_per_iter)} --dropout=0.2, "
-               "a smaller network (config/mybook.py), or more text")

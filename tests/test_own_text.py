@@ -314,15 +314,6 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
     assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] <= 2 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
 
 
-def test_many_times_over_the_same_text_is_told_with_the_remedy(script, tiny):
-    result = script('train.py', *tiny, '--max_iters=40000', '--max_minutes=0.001')
-    note, = [line for line in result.out.splitlines() if 'times over the same text' in line]
-    fewer = int(re.search(r'--max_iters=(\d+) --dropout=0.2', note)[1])
-    assert 4 * 64_281 < fewer * 64 <= 20 * 64_281
-    result = script('train.py', *tiny, f'--max_iters={fewer}', '--max_minutes=0.001', '--overwrite')
-    assert 'times over' not in result.out
-
-
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
     result = script('prepare.py', str(tmp_path / 'book.txt'), f"--data_dir={tmp_path / 'data'}")

@@ -160,8 +160,8 @@ def test_the_report_lives_while_the_run_does_with_samples_of_its_beginning_middl
 def test_seeds_are_one_row_with_mean_and_spread(script, tmp_path):
     a, b, c = (make_run(tmp_path / str(i), val=lambda it: i) for i in (1, 2, 4))
     out = script('plot.py', f'{a},{b}', c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == f'{a},{b} 1.5000 ± 0.7071 1.5000 ± 0.7071 200 200,000 0m20s'.split()
-    assert out[2].split() == f'{c} 4.0000 4.0000 200 200,000 0m20s'.split()
+    assert out[1].split() == f'{a},{b} 1.5000 ± 0.7071 1.5000 ± 0.7071 200,000 0m20s'.split()
+    assert out[2].split() == f'{c} 4.0000 4.0000 200,000 0m20s'.split()
 
 
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])

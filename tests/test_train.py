@@ -242,13 +242,6 @@ def test_the_learning_rate_follows_the_schedule(works, tiny):
     assert set(lrs('--decay_lr=False')) == {1}, "as in nanoGPT: no decay, and no warmup either"
 
 
-def test_a_schedule_that_never_leaves_the_warmup_is_told(works, tiny):
-    tiny = [flag for flag in tiny if not flag.startswith(('--warmup', '--max'))]
-    told = works('plan.py', 'config/train_gpt2.py', *tiny, '--max_iters=20').out
-    assert re.search('note: all of the .* are warmup .*: --warmup_iters=1 --lr_decay_iters=20\n', told), told
-    assert 'are warmup' not in works('plan.py', *tiny, '--max_iters=6', '--warmup_iters=5').out
-
-
 def nanogpt_checkpoint(path, vocab_size):
     """A checkpoint as nanoGPT writes it: six keys, the compiled model's names, a loss that is a tensor."""
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
