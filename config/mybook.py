@@ -94,8 +94,8 @@ _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if max_iters == 600_000:  # no flag
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
-        if teacher:  # its forward pass is a third of a step; more steps than without one pay
-            _best, _fit = 1.5 * _best, _fit * 3 / 4
+        if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
+            _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
         elif _fit > 2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
         max_iters = int(min(_best, _fit))

@@ -3,7 +3,7 @@
 # into .venv, makes a dataset with a tokenizer that fits its size, trains for
 # five minutes (config/mybook.py), and samples. Where more minutes would not pay
 # for a network, as it learns its text by heart, another one of the same shape
-# learns from the text and from what the one before predicts, which is better
+# learns from the text and from what those before predict, which is better
 # than either; in longer runs up to three such.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz; in
 #                                     any encoding
@@ -84,7 +84,7 @@ left() {  # of all the minutes, and a fifth as a reserve
 begin=$SECONDS status=0 time_is_up=143
 while true; do
   teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
-  if ((teachers)); then teach=("--teacher=$out_dir/teachers/$teachers"); fi
+  if ((teachers)); then teach=("--teacher=$(printf '%s\n' "$out_dir"/teachers/* | paste -sd, -)"); fi
   python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
     --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} \
     ${train[@]+"${train[@]}"} || status=$?
@@ -99,7 +99,7 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-echo "done: the network in $out_dir, after $teachers that each taught the next," \
+echo "done: the network in $out_dir, taught by $teachers before it," \
   "$((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte"

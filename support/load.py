@@ -193,22 +193,26 @@ def build(cls, ckpt, dropout=0.0, **changes):
     return model
 
 
-def distill(model, teacher, tokenizer, device):
-    """Makes `model` learn what the run `teacher` (see find) predicts, beside the text's own next tokens, 7 to
-    3: https://arxiv.org/abs/1503.02531. The loss has the value of the text's, as without a teacher."""
-    ckpt = read(find(teacher))
-    if not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
-        fail(f"the teacher {teacher} has another tokenizer than the dataset. name a run on the same dataset")
-    expert = build(type(model), ckpt).to(device).eval()
-    cpu.faster(expert)
-    alone = model.forward
+def distill(model, teachers, tokenizer, device):
+    """Makes `model` learn what the runs `teachers` (see find), with commas between them, predict in the mean,
+    beside the text's own next tokens, 7 to 3: https://arxiv.org/abs/1503.02531. The loss has the value of the
+    text's, as without a teacher."""
+    experts, alone = [], model.forward
+    for teacher in teachers.split(','):
+        ckpt = read(find(teacher))
+        if not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
+            fail(f"the teacher {teacher} has another tokenizer than the dataset. name a run on the same "
+                 "dataset")
+        experts.append(build(type(model), ckpt).to(device).eval())
+        cpu.faster(experts[-1])
 
     def forward(idx, targets=None, doc_ids=None, **options):
         if targets is None or not model.training:
             return alone(idx, targets, doc_ids, **options)
         logits, loss = alone(idx, targets, doc_ids)
         with torch.no_grad():
-            wanted = expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
+            wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
+                         for expert in experts) / len(experts)
         counts = targets >= 0
         distance = torch.nn.functional.cross_entropy(logits[counts].float(), wanted[counts])
         learned = 0.3 * loss + 0.7 * distance

@@ -282,8 +282,8 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
         ['prepare.py', 'my book', f'--input={tmp_path}/my book.txt', '--input=/x/b.epub', '--encoding=auto',
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
         [*train, out_dir, '--seed=1337', '--init_from=auto', '--n_layer=4'],
-        *[[*train, out_dir, f'--seed={1337 + i}', '--init_from=auto', f'--teacher={out_dir[10:]}/teachers/{i}',
-           '--n_layer=4'] for i in (1, 2, 3)],
+        *[[*train, out_dir, f'--seed={1337 + n}', '--init_from=auto', '--teacher='
+           + ','.join(f'{out_dir[10:]}/teachers/{i}' for i in range(1, n + 1)), '--n_layer=4'] for n in (1, 2, 3)],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
