@@ -189,7 +189,7 @@ def by_other_means():
 def write_sample():
     """A text, so that the numbers have a face."""
     prompts = [('', empty_prompt(tokenizer))]
-    (_, text), = samples.write(model, tokenizer, prompts, sample_tokens, iter_num, 1337, dist, autocast)
+    (_, text), = samples.write(model, tokenizer, prompts, sample_tokens, iter_num, 1337, autocast)
     result['sample'] = text
     dist.print('\n| '.join(['it writes', *escape_control_characters(text).split('\n')]))
 

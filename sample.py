@@ -62,13 +62,9 @@ if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_to
                             from_zero='temperature seed'):
     fail(*problems)
 
-from_stdin = prompts is None and (start == '-' or (chat and 'start' not in given))
-at_terminal = from_stdin and sys.stdin.isatty()  # a person writes one prompt, reads, writes the next one
-if at_terminal:
-    texts = []
-elif prompts or (chat and from_stdin):
-    texts = prompts_in(prompts or '-')
-elif from_stdin:
+if prompts:
+    texts = prompts_in(prompts)
+elif start == '-':
     texts = [read_text('-').removesuffix('\n')]  # the one that echo adds
 else:
     texts = [read_text(start[5:]) if start.startswith('FILE:') else start]
@@ -87,26 +83,20 @@ stop_ids, stop_text = [], stop
 if stop == END_OF_TEXT and tokenizer.stop_ids:
     stop_ids, stop_text = tokenizer.stop_ids, None
 
-
-def new_samples(text):
-    """num_samples samples that begin with `text`."""
-    try:
-        return [begin(text, tokenizer, stop_ids, stop_text) for _ in range(num_samples)]
-    except ValueError as e:
-        fail(f"a prompt cannot be encoded: {e}. use --{'prompts' if prompts else 'start'} with other ones")
-
-
-samples = [] if chat else [sample for text in texts for sample in new_samples(text)]
+try:
+    samples = [begin(text, tokenizer, stop_ids, stop_text) for text in texts for _ in range(num_samples)]
+except ValueError as e:
+    fail(f"a prompt cannot be encoded: {e}. use --{'prompts' if prompts else 'start'} with other ones")
 if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
     fail(f"a prompt has ids beyond the {model.config.vocab_size} of the model: it was trained with another "
          "tokenizer. name its dataset with --dataset=NAME")
-n_texts = 1 if chat else min(len(samples) or num_samples, batch_size)  # at once
+n_texts = 1 if chat else min(len(samples), batch_size)  # at once
 cpu.to_inference(model, device, dtype, n_texts=n_texts, compiling=compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
 # compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)
 n_steps = len(samples) / batch_size * max_new_tokens
-if compiling and (compile != 'auto' or at_terminal or n_steps > 10_000):
+if compiling and (compile != 'auto' or n_steps > 10_000):
     idx = torch.zeros(n_texts, 1, dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
                          mode='reduce-overhead', dynamic=False)
@@ -185,16 +175,8 @@ def write(samples):
 
 if chat:
     session = Session(model, tokenizer, max_new_tokens, lambda ids, on_token: generate([ids], on_token))
-    talk(session) if at_terminal else answer_file(session, texts)
+    answer_file(session, texts) if prompts or 'start' in given else talk(session)
     sys.exit()
 write(samples)
-while at_terminal:
-    print('> ', end='', flush=True)
-    try:
-        write(new_samples(input()))
-    except EOFError:  # Ctrl-D
-        break
-    except SystemExit:  # the line cannot be encoded: fail() has said so
-        continue
 if interrupted:
     sys.exit(128 + signal.SIGINT)

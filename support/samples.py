@@ -1,11 +1,10 @@
 """
 Text while it is generated: whole characters only, and nothing of the text to stop at. A conversation that is
-held (sample.py --chat). And what a model writes while it is trained: samples.md, a section each time. The
-processes share the prompts, and each prompt has its own random numbers: the texts do not depend on the number
-of processes, nor on what was drawn before, and training is left alone.
+held (sample.py --chat). And what a model writes while it is trained: samples.md, a section each time. Each
+prompt has its own random numbers, in every process the same: the texts do not depend on what was drawn
+before, and training is left alone.
 """
 
-import contextlib
 import os
 import re
 
@@ -15,8 +14,7 @@ from configurator import escape_control_characters, fail, out_of_range, warn
 from dataset import SAMPLES, hash_seed
 from support.chat import chat_format
 from support.compiling import varying_shapes
-from support.console import width
-from support.evaluate import eval_mode, next_end, rounds
+from support.evaluate import Interrupted, eval_mode, next_end
 from support.files import write_whole
 from support.tokenizer import empty_prompt
 
@@ -85,7 +83,7 @@ def read_text(path):
 def prompts_in(path):
     """The prompts in a file: its lines but the empty ones; \\n is a new line inside a prompt."""
     prompts = [line.replace('\\n', '\n') for line in read_text(path).split('\n') if line.strip()]
-    if not prompts and path != '-':  # a conversation that ends before it begins is none
+    if not prompts:
         fail(f"no prompt in the file ({path}): it is empty. write one per line")
     return prompts
 
@@ -109,57 +107,47 @@ def begin(text, tokenizer, stop_ids=(), stop_text=None):
 
 def parse_style(sample_tokens):
     """{tokens, temperature, top_k, top_p, prompts} of 200 or '64 temperature=1 top_p=0.8 prompts=1'; what is
-    not given is as in sample.py, prompts None: all. ValueError for anything else."""
-    style = {'temperature': 0.8, 'top_k': 200, 'top_p': None, 'prompts': None}
-    number, *others = str(sample_tokens).split()
-    style['tokens'] = int(number)
-    for other in others:
-        name, value = other.split('=')
+    not given is as in sample.py, and all prompts are used. ValueError for anything else."""
+    style = {'tokens': 200, 'temperature': 0.8, 'top_k': 200, 'top_p': 1.0, 'prompts': 10**6}
+    for part in f"tokens={sample_tokens}".split():
+        name, value = part.split('=')
         if name not in style:
             raise ValueError(name)
-        style[name] = float(value) if name in ('temperature', 'top_p') else int(value)
+        style[name] = type(style[name])(value)
     problems = out_of_range(style, above_zero='tokens top_k top_p prompts', from_zero='temperature')
-    if problems or style['tokens'] > 10**6 or (style['top_p'] or 0) > 1:
+    if problems or style['tokens'] > 10**6 or style['top_p'] > 1:
         raise ValueError(sample_tokens)
     return style
 
 
 def choose(prompts, n, it, seed):
-    """n of the prompts at random, others at each iteration; None: all."""
-    if n is None:
-        return prompts
+    """n of the prompts at random, others at each iteration, or all of them, in their order."""
     generator = torch.Generator().manual_seed(hash_seed(seed, SAMPLES, it))
-    return [prompts[i] for i in torch.randperm(len(prompts), generator=generator)[:n].tolist()]
+    chosen = torch.randperm(len(prompts), generator=generator)[:n].tolist()
+    return [prompts[i] for i in sorted(chosen)]
 
 
-def write(model, tokenizer, prompts, sample_tokens, it, seed, dist, autocast, is_stopping=lambda: False):
-    """[(prompt, continuation)], the same in all processes. prompts: [(text, its ids)]."""
-    device, style = model.lm_head.weight.device, parse_style(sample_tokens)
+def write(model, tokenizer, prompts, sample_tokens, it, seed, autocast, is_stopping=lambda: False):
+    """[(prompt, continuation)], of which each process finds the same. prompts: [(text, its ids)]."""
+    device, style, written = model.lm_head.weight.device, parse_style(sample_tokens), []
     n_tokens, prompts = style.pop('tokens'), choose(prompts, style.pop('prompts'), it, seed)
-    new = torch.zeros(len(prompts), n_tokens, dtype=torch.int64, device=device)
-    with eval_mode(model), varying_shapes():
-        for i, counts in rounds(len(prompts), dist, is_stopping):
-            ids = torch.tensor([prompts[i][1]], device=device)
+    with eval_mode(model), varying_shapes(), autocast:
+        for i, (text, ids) in enumerate(prompts):
+            if is_stopping():
+                raise Interrupted
             generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))
-            row = -1  # nothing, if the logits are not finite
-            with autocast, contextlib.suppress(FloatingPointError):
-                row = model.generate(ids, n_tokens, **style, vocab_size=tokenizer.n_vocab,
-                                     generator=generator)[0, ids.size(1):]
-            if counts:
-                new[i] = row
-    dist.all_reduce_sum(new)
-    return [(text, continuation(tokenizer, ids, row)) for (text, ids), row in zip(prompts, new.tolist())]
-
-
-def continuation(tokenizer, ids, new):
-    """The text of the ids `new` that follow `ids`, up to a token that ends a text."""
-    if -1 in new:
-        return '(nothing: its logits are not finite)'
-    sample = Sample(ids, 0, tokenizer, tokenizer.stop_ids or ())
-    for id in new:
-        sample.add(id)
-    sample.finish()
-    return sample.text[sample.begin:]
+            sample = Sample(ids, 0, tokenizer, tokenizer.stop_ids or ())
+            try:
+                out = model.generate(torch.tensor([ids], device=device), n_tokens, **style,
+                                     vocab_size=tokenizer.n_vocab, generator=generator)
+            except FloatingPointError as e:
+                written.append((text, f"(nothing: {e})"))
+                continue
+            for id in out[0, len(ids):].tolist():
+                sample.add(id)
+            sample.finish()
+            written.append((text, sample.text[sample.begin:]))
+    return written
 
 
 def append(out_dir, it, texts):
@@ -183,15 +171,6 @@ def append(out_dir, it, texts):
     write_whole(path, content.encode('utf-8', 'surrogateescape'))
 
 
-def tell(it, text, following, dist):
-    """The beginning of a sample on the console: a line of it; on a terminal some lines as they are."""
-    then = f" (next at step {following})" if following > it else ''
-    if not dist.on_terminal:
-        return dist.print(f"step {it}: it writes {text[:100]!r}{then}")
-    lines = escape_control_characters(text).expandtabs().split('\n')[:8]
-    dist.print(f"step {it}: it writes{then}\n" + '\n'.join(f'| {line[:width() - 2]}' for line in lines))
-
-
 def samples_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the prompts read now: a function of the iteration that adds a section to
     samples.md and returns {}, as nothing is measured."""
@@ -203,14 +182,16 @@ def samples_in_loop(run, model, dist, autocast, stop):
         fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
     def sample(it):
-        texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], dist, autocast,
+        texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], autocast,
                       stop.asks_to_stop)
         if dist.is_main and not k['eval_only']:
             try:
                 append(k['out_dir'], it, texts)
             except OSError as e:  # a full disk must not end a run
                 warn(f"samples.md could not be written ({e.strerror}), the run continues")
-        tell(it, ''.join(texts[0]), min(next_end(it + 1, k['sample_interval']), k['max_iters']), dist)
+        following = min(next_end(it + 1, k['sample_interval']), k['max_iters'])
+        then = f" (next at step {following})" if following > it else ''
+        dist.print(f"step {it}: it writes {''.join(texts[0])[:100]!r}{then}")
         return {}
 
     return sample
@@ -219,7 +200,7 @@ def samples_in_loop(run, model, dist, autocast, stop):
 # -----------------------------------------------------------------------------
 # a conversation at a terminal, or one answer to each prompt
 
-HELP = "/system TEXT sets what stands before the conversation, /reset begins a new one, Ctrl-D ends"
+HELP = "/system TEXT begins a new conversation, before which TEXT stands, if there is any; Ctrl-D ends"
 
 
 class Session:
@@ -279,13 +260,9 @@ def talk(session):
         except (EOFError, KeyboardInterrupt):
             print()
             return
-        command, _, text = line.partition(' ')
-        if command in ('/reset', '/system'):
-            session.turns = []
-        if command == '/system':
-            session.system = [{'role': 'system', 'content': text}] if text else []
-        elif command.startswith('/') and command != '/reset':
-            print(HELP)
+        if line.startswith('/system'):
+            text = line.removeprefix('/system').strip()
+            session.system, session.turns = [{'role': 'system', 'content': text}] if text else [], []
         elif line:
             try:
                 session.answer(line, lambda text: print(escape_control_characters(text), end='', flush=True))

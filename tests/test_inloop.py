@@ -163,8 +163,9 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(works, place, tmp
             samples.parse_style(bad)
     drawn = [samples.choose(list(range(9)), 2, it, 1337) for it in range(20)]
     assert all(len(set(two)) == 2 for two in drawn) and len({two[0] for two in drawn}) > 4
-    style = {'tokens': 64, 'temperature': 1, 'top_k': 200, 'top_p': 0.8, 'prompts': None}
-    assert samples.parse_style('64 temperature=1 top_p=0.8') == style
+    assert samples.choose([3, 1, 2], 9, 5, 1337) == [3, 1, 2]
+    style = samples.parse_style('64 temperature=1 top_p=0.8')
+    assert [style[name] for name in ('tokens', 'temperature', 'top_k', 'top_p')] == [64, 1, 200, 0.8]
 
 
 def test_gaps_grow_and_depend_on_the_iteration_alone():
@@ -181,7 +182,7 @@ def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
     compiled, state = net._compiled_call_impl, torch.get_rng_state()
 
     def write(it, **kwargs):
-        return samples.write(net, make_tokenizer(BYTES), [('', [256])] * 3, 8, it, 1337, ONE, PLAIN, **kwargs)
+        return samples.write(net, make_tokenizer(BYTES), [('', [256])] * 3, 8, it, 1337, PLAIN, **kwargs)
     texts = write(5)
     assert not calls and net._compiled_call_impl is compiled and net.training
     assert torch.equal(state, torch.get_rng_state())

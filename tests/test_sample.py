@@ -4,7 +4,6 @@ import contextlib
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import tempfile
@@ -20,7 +19,6 @@ from warm import Process
 from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support import samples as in_loop
-from support.parallel import Distributed
 from support.tokenizer import make_tokenizer
 
 
@@ -97,8 +95,7 @@ def test_ids_of_the_padding_are_never_produced_and_end_of_text_stops(script, tmp
 
 @pytest.mark.parametrize('args, words', [
     ('--temperature=nan', 'finite'), ('--start=\u00e9', '\u00e9'), ('--start=FILE:/nowhere', '/nowhere'),
-    ('--prompts=latin', 'UTF-8'), ('--prompts=odd', '\u00e9'), ('--init_from=nowhere.pt', 'nowhere.pt'),
-    ('--prompt=x', '--start')])
+    ('--prompts=latin', 'UTF-8'), ('--prompts=odd', '\u00e9'), ('--init_from=nowhere.pt', 'nowhere.pt')])
 def test_bad_requests_are_one_line(script, trained, tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'latin').write_bytes(b'caf\xe9')
@@ -117,8 +114,8 @@ def test_logits_that_are_not_finite_are_one_line_and_status_3(script, run_folder
         assert result.status == 3 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
         assert 'not finite (in float32)' in result.err
     model, tokenizer = load(str(tmp_path))
-    texts = in_loop.write(model, tokenizer, [('', [0])] * 3, 4, 1, 1, Distributed('cpu'), contextlib.nullcontext())
-    assert [text for _, text in texts] == ['(nothing: its logits are not finite)'] * 3, 'a run goes on'
+    texts = in_loop.write(model, tokenizer, [('', [0])], 4, 1, 1, contextlib.nullcontext())
+    assert 'not finite' in texts[0][1], 'a run goes on'
 
 
 def test_it_does_not_guess_a_tokenizer(script, tmp_path):
@@ -245,26 +242,10 @@ def test_a_prompt_may_come_from_standard_input(script, reciter):
     assert result.err.count('\n') == 1
 
 
-def test_at_a_terminal_lines_are_answered_ctrl_c_ends_an_answer_and_ctrl_d_the_script(reciter):
+def test_a_terminal_is_told_no_control_characters(reciter):
     fd, theirs = pty.openpty()
-    process = Process('sample.py', *reciter, '--num_samples=1', '--start=-', '--max_new_tokens=100000000', terminal=theirs)
-    os.close(theirs)
-    seen = b''
-
-    def until(words, n=1):
-        nonlocal seen
-        end = time.time() + 60
-        while seen.count(words) < n:
-            assert time.time() < end and select.select([fd], [], [], 60)[0], seen[-300:]
-            seen += os.read(fd, 65536)
-    for n in (1, 2):
-        until(b'> ', n)
-        os.write(fd, b'x a\n')
-        until('x a\u00e9\u4e16\U0001f600\\x1b[b'.encode(), n)
-        process.interrupt()
-        until(b'---------------', n)
-    until(b'> ', 3)
-    assert b'\x1b' not in seen, 'control characters are escaped'
-    os.write(fd, b'\x04')
-    assert process.wait() == (128 + signal.SIGINT, ''), 'as the last answer ended'
-    os.close(fd)
+    process = Process('sample.py', *reciter, '--num_samples=1', '--start=a', '--max_new_tokens=20', terminal=theirs)
+    assert process.wait()[0] == 0
+    seen = os.read(fd, 65536)
+    assert 'a\u00e9\u4e16\U0001f600\\x1b[b'.encode() in seen and b'\x1b' not in seen
+    os.close(fd), os.close(theirs)
