@@ -38,7 +38,7 @@ val_fraction: float = None  # part of the documents (chosen by a hash) that goes
 max_tokens: int = None  # stop when train.bin has that many, and read no further
 shard_tokens = 500_000_000  # a longer split is written as files of that many tokens (1 GB)
 workers: int = None  # processes that encode. None: one per core
-overwrite = False  # True: replace a dataset that was made with another tokenizer
+overwrite = False  # True: replace a dataset that was made in another way
 show = False  # print what is in the dataset, and check it
 chat = False  # True: --input has conversations, in .jsonl or .parquet; see data/README.md
 bad_rows: Literal['stop', 'skip'] = 'stop'  # with --chat: rows that are no conversation
@@ -57,9 +57,9 @@ import time
 
 from support import encode_text, hub_datasets, read_text
 from support.chat import chat_format, with_chat_tokens
-from support.choose_tokenizer import check_replacement, choose_tokenizer
+from support.choose_tokenizer import choose_tokenizer
 from support.conversations import read_conversations, write_splits
-from support.dataset_meta import DATA_DIR, KNOWN, folder_of, show_dataset, write_meta_pkl
+from support.dataset_meta import DATA_DIR, KNOWN, bin_files, folder_of, show_dataset, write_meta_pkl
 from support.console import make_output_last
 from support.files import read_json
 from support.hub_datasets import BENCHMARKS, TINYSHAKESPEARE, fetch, fetch_benchmark
@@ -95,26 +95,31 @@ as_nanogpt = name in AS_NANOGPT
 folder = folder_of(name, data_dir)
 unfinished = os.path.join(folder, 'unfinished')
 command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
-# what decides the bytes: a run that was interrupted is continued with the same ones only
+# what decides the bytes: a run that was interrupted is continued, and a dataset made again, with these only
 settings = dict(name=name, input=input, tokenizer=tokenizer, text_key=text_key, encoding=encoding,
                 encoding_errors=encoding_errors, val_fraction=val_fraction, max_tokens=max_tokens,
-                shard_tokens=shard_tokens)
+                shard_tokens=shard_tokens, chat=chat, bad_rows=bad_rows)
 
 # -----------------------------------------------------------------------------
 # from files to ids, from ids to the dataset
 
 
 def encode_files():
-    """Text becomes ids in unfinished/, whose files take their places when all of them are written. Returns
-    what meta.json says."""
+    """Text becomes ids in unfinished/, up to max_tokens of train. Returns what meta.json says."""
     files, source = find_files()
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
     if not draft.resume():
-        tok = choose_tokenizer(tokenizer, files, documents)
-        if not overwrite and not as_nanogpt:
-            check_replacement(folder, tok)
-        draft.start(tok)
-    return complete(draft, encode(draft), source)
+        draft.start(choose_tokenizer(tokenizer, files, documents))
+    with contextlib.closing(encode(draft)) as results:  # ends its workers
+        for encoded, place in results:
+            draft.add(encoded, place, max_tokens)
+            if draft.place[0] == len(files):
+                break
+    divide(draft, val_fraction)
+    meta = {**draft.finish(), 'source': source}
+    if name == 'shakespeare_char':  # nanoGPT's script writes it too
+        write_meta_pkl(os.path.join(unfinished, 'meta.pkl'), meta['tokenizer']['chars'])
+    return meta
 
 
 def encode(draft):
@@ -125,23 +130,6 @@ def encode(draft):
     portions = encode_text.portions(documents(draft.files, draft.place), split_at, split_of, draft.place)
     # bytes and characters are encoded faster than they are sent to another process
     return encode_text.encode_in_order(portions, 1 if split_at == 'anywhere' else workers, draft.encoder)
-
-
-def complete(draft, results, source):
-    """Write all ids into the draft, up to max_tokens of train, and move the files into place."""
-    if not draft.complete:
-        with contextlib.closing(results):  # ends its workers
-            for encoded, place in results:
-                draft.add(encoded, place, max_tokens)
-                if draft.complete:
-                    break
-        draft.complete = True
-    divide(draft, val_fraction)
-    meta = {**draft.finish(), 'source': source, 'command': command}
-    if name == 'shakespeare_char':  # nanoGPT's script writes it too
-        write_meta_pkl(os.path.join(unfinished, 'meta.pkl'), meta['tokenizer']['chars'])
-    move_into_place(folder, unfinished, meta, settings)
-    return meta
 
 
 # -----------------------------------------------------------------------------
@@ -171,7 +159,7 @@ def documents(files, start=(0, 0)):
             text = f.read().decode('utf-8', encoding_errors)
         cut = int(len(text) * (1 - val_fraction))
         parts = enumerate((text[:cut], text[cut:]))
-        return ((0, i, iter([part])) for i, part in parts if i >= start[1])
+        return ((0, i, iter([part])) for i, part in parts if (0, i) >= tuple(start[:2]))
     to = os.path.join(unfinished, 'download')
     return read_text.documents(files, text_key, encoding, encoding_errors, to, start)
 
@@ -187,8 +175,6 @@ def make_conversations():
     """A dataset of conversations, for a model that answers. Returns what meta.json says."""
     # the tokenizer of the model which is to be finetuned: there is no text here whose size could choose one
     tok = make_tokenizer(with_chat_tokens(choose_tokenizer(tokenizer or 'gpt2', [], documents).state()))
-    if not overwrite:
-        check_replacement(folder, tok)
     rows = ((f'{file.path}:{number + 1}', row) for file in read_text.find_files(sources)
             for number, row in read_text.rows(file.path, strict=False))
     talks = ((split_of(0, json.dumps([[*message.values()] for message in talk], ensure_ascii=False)), talk)
@@ -199,10 +185,8 @@ def make_conversations():
     if 'train' not in splits:
         fail(f"no conversation in {', '.join(sources)} to train on. give it more of them, or a smaller "
              "--val_fraction")
-    meta = {**write_tokenizer(unfinished, tok, dtype), 'splits': splits, 'chat': chat_format(tok).template,
-            'source': ', '.join(sources), 'command': command}
-    move_into_place(folder, unfinished, meta, {'chat': command})
-    return meta
+    return {**write_tokenizer(unfinished, tok, dtype), 'splits': splits, 'chat': chat_format(tok).template,
+            'source': ', '.join(sources)}
 
 
 # -----------------------------------------------------------------------------
@@ -227,24 +211,24 @@ def check_knobs():
 
 
 def make_dataset():
-    """Make it, by text or by conversations. Returns what meta.json says."""
-    before = read_json(os.path.join(folder, 'meta.json'))
-    if 'splits' in before and before.get('command') != command:
-        print(f"note: {folder} holds a dataset ({before.get('command', 'made elsewhere')}); it is replaced "
-              "once the new one is complete")
-    if chat:
-        return make_conversations()
-    if 'places' in before and before.get('made_with') == settings:  # killed while files took their places
-        move_into_place(folder, unfinished, before['then'], settings, before['places'])
-        return before['then']
-    return encode_files()
+    """Make it, by text or by conversations, and move it into place. Returns what meta.json says."""
+    meta = read_json(os.path.join(folder, 'meta.json'))
+    same = meta.get('made_with') == settings
+    if not same and not overwrite and bin_files(folder, 'train'):
+        fail(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}). give this one "
+             "another name, or replace that one with --overwrite")
+    if not (same and meta.pop('unfinished', False)):  # else killed while files took their places
+        meta = make_conversations() if chat else encode_files()
+        meta |= {'command': command, 'made_with': settings}
+    move_into_place(folder, unfinished, meta)
+    return meta
 
 
 def print_summary(meta, seconds):
     for split, entry in meta['splits'].items():
         files = f"{split}_*.bin ({len(entry['shards'])} files)" if 'shards' in entry else f"{split}.bin"
-        print(f"{os.path.join(folder, files)}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, "
-              f"{entry['bytes']:,} bytes of text")
+        counts = [f"{entry[what]:,} {what}" for what in ('tokens', 'documents', 'bytes') if entry[what]]
+        print(f"{os.path.join(folder, files)}: {', '.join(counts)} of text")
     where = f" --data_dir={shlex.quote(data_dir)}" if data_dir else ''
     train = f"--dataset={shlex.quote(name)}{where}"
     if chat:

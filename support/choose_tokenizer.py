@@ -6,7 +6,6 @@ import os
 from configurator import fail
 from support.dataset_meta import bin_files, read_meta, read_tokenizer_state
 from support.encode_text import after_letter, are_ids, cut_up
-from support.files import read_json
 from support.hf_tokenizer import bytes_to_unicode, oniguruma
 from support.huggingface import read_tokenizer
 from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
@@ -108,18 +107,3 @@ def sample(documents, files):
             left -= len(text)
             if left <= 0:
                 break
-
-
-def check_replacement(folder, tokenizer):
-    """Fail if `folder` holds a dataset whose ids mean something else, which a run may need, or one that was
-    made elsewhere and perhaps cannot be made again."""
-    path = os.path.join(folder, 'meta.json')
-    ours = os.path.exists(path)
-    if not bin_files(folder, 'train') or ours and 'tokenizer' not in read_json(path):
-        return  # nothing, or damaged, or not finished
-    states = read_meta(folder)['tokenizer'], tokenizer.state()
-    old, new = (state.get('name', state['kind']) for state in states)
-    if old != new or not ours:
-        made = f"with another tokenizer ({old}, not {new})" if ours else "that prepare.py did not make"
-        fail(f"{folder} holds a dataset {made}. give this one another name, or the same --tokenizer={old}, "
-             "or replace that one with --overwrite")

@@ -115,16 +115,9 @@ class Encoder:
         self.begin = tokenizer.end_of_text if mark_documents else None
         self.token_bytes = tokenizer.token_bytes()
 
-    def count_documents(self, ids, unknown=0):
-        """How many documents begin in an array of ids; `unknown` if no id tells."""
-        return unknown if self.begin is None else int((ids == self.begin).sum())
-
-    def count_bytes(self, ids):
-        return int(self.token_bytes[ids].sum())
-
     def encode(self, portion):
-        """{split: (ids, documents)} of a portion."""
-        ids, documents = {'train': [], 'val': []}, collections.Counter()
+        """{split: ids} of a portion."""
+        ids = {'train': [], 'val': []}
         for split, begins, text in portion:
             if begins and self.begin is not None:
                 ids[split].append(np.array([self.begin]))
@@ -132,8 +125,7 @@ class Encoder:
                 ids[split].append(self.tokenizer.encode(text))
             except ValueError as e:  # a vocabulary that lacks a character
                 fail(f"{e}. use --tokenizer=byte, or another that has every character")
-            documents[split] += begins
-        return {split: (np.concatenate(some, dtype=self.dtype, casting='unsafe'), documents[split])
+        return {split: np.concatenate(some, dtype=self.dtype, casting='unsafe')
                 for split, some in ids.items() if some}
 
 
@@ -197,13 +189,12 @@ def are_ids(files):
 def read_npy(files, encoder, start):
     """What encode_in_order() yields, from files of ids: those with val in their name are the validation
     split."""
-    for i, file in enumerate(files[start[0]:], start[0]):
+    for i, file in enumerate(files):
         with explain_errors(file.path):
             ids, n = np.load(file.path, mmap_mode='r'), encoder.tokenizer.n_vocab
             if ids.ndim != 1 or ids.dtype.kind not in 'ui' or not 0 <= ids.min() <= ids.max() < n:
-                raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary, but "
-                                 f"{ids.dtype} {ids.shape} up to {ids.max()}")
+                raise ValueError(f"it is no row of token ids below {n}, the size of the vocabulary")
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
-        for at in range(start[2] if i == start[0] else 0, len(ids), IDS):
-            block = ids[at:at + IDS].astype(encoder.dtype)
-            yield {split: (block, 0)}, (i, 0, at + len(block))
+        for at in range(0, len(ids), IDS):
+            if (i, 0, at) >= tuple(start):
+                yield {split: ids[at:at + IDS].astype(encoder.dtype)}, (i, 0, at + IDS)

@@ -5,6 +5,7 @@ places at the end.
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -30,10 +31,10 @@ class Split:
     """The files of one split in the folder unfinished/, each of shard_tokens ids, the last one of what
     remains."""
 
-    def __init__(self, folder, name, encoder, shard_tokens, tokens=0, bytes=0, documents=0):
+    def __init__(self, folder, name, encoder, shard_tokens, tokens=0):
         """The first `tokens` ids in the files of an earlier run are kept; EOFError if there are fewer."""
         self.folder, self.name, self.encoder, self.shard_tokens = folder, name, encoder, shard_tokens
-        self.tokens, self.bytes, self.documents = tokens, bytes, documents
+        self.tokens = tokens
         for i in itertools.count():
             kept = max(0, min(shard_tokens, tokens - i * shard_tokens)) * encoder.dtype.itemsize
             there = os.path.exists(self.path(i))
@@ -49,10 +50,8 @@ class Split:
     def paths(self):
         return [self.path(i) for i in range(-(-self.tokens // self.shard_tokens))]
 
-    def write(self, ids, documents):
-        """Append an array of ids, in which that many documents begin if no id tells."""
-        self.documents += self.encoder.count_documents(ids, documents)
-        self.bytes += self.encoder.count_bytes(ids)
+    def write(self, ids):
+        """Append an array of ids."""
         while len(ids):
             i, done = divmod(self.tokens, self.shard_tokens)
             part, ids = ids[:self.shard_tokens - done], ids[self.shard_tokens - done:]
@@ -65,17 +64,18 @@ class Split:
             with open(path, 'ab') as f:
                 os.fsync(f.fileno())
 
-    def state(self):
-        return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
-
     def entry(self):
-        """What meta.json says of the split."""
-        width, shards = self.encoder.dtype.itemsize, []
+        """What meta.json says of the split: its files are read again for that."""
+        n_bytes, documents, shards = 0, 0, []
         for path in self.paths():
-            shards.append({'file': os.path.basename(path), 'tokens': os.path.getsize(path) // width,
-                           'sha256': sha256_of(path)})
+            n = 0
+            for ids in read_ids([path], self.encoder.dtype):
+                n += len(ids)
+                n_bytes += int(self.encoder.token_bytes[ids].sum())
+                documents += int((ids == self.encoder.begin).sum())
+            shards.append({'file': os.path.basename(path), 'tokens': n, 'sha256': sha256_of(path)})
         last = {'shards': shards} if len(shards) > 1 else {'sha256': shards[0]['sha256']}
-        return {**self.state(), **last}
+        return {'tokens': self.tokens, 'bytes': n_bytes, 'documents': documents or None, **last}
 
 
 class Draft:
@@ -88,7 +88,6 @@ class Draft:
         self.mark_documents = mark_documents
         self.splits = {}
         self.place = 0, 0, 0  # file, document, characters: what comes before is in the splits
-        self.complete = False  # nothing more is to be read
         self.saved_at = time.time()
 
     def start(self, tokenizer):
@@ -107,8 +106,8 @@ class Draft:
                 raise ValueError
             self.meta = saved['meta']
             self.encoder = Encoder(make_tokenizer(read_files(self.folder, self.meta)), self.mark_documents)
-            self.splits = {name: self.split(name, **state) for name, state in saved['splits'].items()}
-            self.place, self.complete = saved['place'], saved['whole']
+            self.splits = {name: self.split(name, tokens) for name, tokens in saved['splits'].items()}
+            self.place = saved['place']
         except Exception:  # a file may say anything
             if saved:
                 print(f"note: an earlier run with other settings or files left {self.folder}, or it is "
@@ -117,8 +116,8 @@ class Draft:
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True
 
-    def split(self, name, **state):
-        return Split(self.folder, name, self.encoder, self.settings['shard_tokens'], **state)
+    def split(self, name, tokens=0):
+        return Split(self.folder, name, self.encoder, self.settings['shard_tokens'], tokens)
 
     def tokens(self):
         return sum(split.tokens for split in self.splits.values())
@@ -130,14 +129,13 @@ class Draft:
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
     def add(self, encoded, place, max_tokens=None):
-        """Append {split: (ids, documents)}, read up to `place`. The draft is complete once train has
-        max_tokens."""
-        for name, (ids, documents) in encoded.items():
-            split = self.splits[name]
-            if name == 'train' and max_tokens and split.tokens + len(ids) >= max_tokens:
-                self.complete, ids = True, ids[:max_tokens - split.tokens]
-            split.write(ids, documents)
-        self.place = place
+        """Append {split: ids}, read up to `place`: the end of all files once train has max_tokens."""
+        train = self.splits['train']
+        if max_tokens and 'train' in encoded:
+            encoded['train'] = encoded['train'][:max_tokens - train.tokens]
+        for name, ids in encoded.items():
+            self.splits[name].write(ids)
+        self.place = (len(self.files), 0, 0) if train.tokens == max_tokens else place
         if time.time() > self.saved_at + SAVE_EVERY:
             self.save()
             print(f"{self.tokens():,} tokens, file {place[0] + 1:,} of {len(self.files):,}", flush=True)
@@ -148,8 +146,7 @@ class Draft:
         sync_folder(self.folder)
         progress = {
             'made_with': self.settings, 'read': self.read_so_far(self.place), 'place': self.place,
-            'whole': self.complete, 'meta': self.meta,
-            'splits': {name: split.state() for name, split in self.splits.items()},
+            'meta': self.meta, 'splits': {name: split.tokens for name, split in self.splits.items()},
         }
         write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
         self.saved_at = time.time()
@@ -182,15 +179,10 @@ def move_end(draft, source, target, n):
     """Move the last n ids of a split to the other one: first they are written there and that is saved,
     only then they are removed here."""
     for ids in read_ids(source.paths(), draft.encoder.dtype, source.tokens - n):
-        target.write(ids, 0)
-        source.documents -= draft.encoder.count_documents(ids)
-        source.bytes -= draft.encoder.count_bytes(ids)
+        target.write(ids)
     source.tokens -= n
-    if source.tokens == 0:
-        target.documents += source.documents
-        source.documents = 0
     draft.save()
-    draft.split(source.name, **source.state())  # as a run that was interrupted here would do
+    draft.split(source.name, source.tokens)  # as a run that was interrupted here would do
 
 
 # -----------------------------------------------------------------------------
@@ -215,25 +207,20 @@ def only_writer(folder):
             lock_file.close()
 
 
-def move_into_place(folder, unfinished, meta, settings, places=None):
+def move_into_place(folder, unfinished, meta):
     """Move the files of `unfinished` to their places in `folder`. meta.json says that a folder is
-    complete, so meanwhile it says the opposite, and what is to be done: after a kill at any point the
-    next run does the rest. places: {name in unfinished/: name here}, as the run that was killed has them."""
-    if places is None:
-        names, places = {*os.listdir(unfinished)} - {'progress.json', 'download'}, {}
-        for name in names:
-            several = name.replace('_000000', '_000001') in names
-            places[name] = name if several else name.replace('_000000', '')  # train.bin or val.bin
+    complete, so meanwhile it says the opposite: after a kill at any point the next run does the rest."""
     path = os.path.join(folder, 'meta.json')
-    waiting = {'unfinished': True, 'command': meta['command'], 'made_with': settings, 'then': meta,
-               'places': places}
-    write_whole(path, json.dumps(waiting).encode())
-    for source, target in places.items():
-        if os.path.exists(os.path.join(unfinished, source)):
-            os.replace(os.path.join(unfinished, source), os.path.join(folder, target))
+    write_whole(path, json.dumps({**meta, 'unfinished': True}).encode())
+    ids = {part.get('file', split + '.bin') for split, entry in meta['splits'].items()
+           for part in entry.get('shards', [entry])}
+    for source in glob.glob(os.path.join(glob.escape(unfinished), '*.*')):
+        name = os.path.basename(source)
+        whole = name.replace('_000000', '')  # train.bin or val.bin, if it is the only one
+        if name != 'progress.json':
+            os.replace(source, os.path.join(folder, whole if whole in ids else name))
     for file in os.listdir(folder):  # of the dataset that was here before
-        ours = re.fullmatch(r'(train|val)((_\d{6})?\.bin|\.mask|\.starts)', file)
-        if ours and file not in places.values():
+        if re.fullmatch(r'(train|val)(_\d{6})?\.bin', file) and file not in ids:
             os.remove(os.path.join(folder, file))
     shutil.rmtree(unfinished, ignore_errors=True)
     write_whole(path, json.dumps(meta, indent=1).encode())

@@ -172,7 +172,7 @@ def test_a_failed_second_run_leaves_the_first_ones_files(prepare, tmp_path, book
     (tmp_path / 'latin.txt').write_bytes(b'caf\xe9\n')
     assert prepare('mine', book).status == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / 'data' / 'mine').iterdir()}
-    is_refused(prepare('mine', tmp_path / 'latin.txt'))
+    is_refused(prepare('mine', tmp_path / 'latin.txt', '--overwrite'), 'cp1252')
     assert {path.name: path.read_bytes() for path in (tmp_path / 'data' / 'mine').iterdir()} == before
 
 

@@ -87,7 +87,7 @@ def test_killed_at_every_change_of_the_disk(tmp_path, run, name):
     (tmp_path / 'in').mkdir()
     (tmp_path / 'in' / 'a.txt').write_text(TEXT * (35 if name == 'several' else 1))
     args = [name, f"--input={tmp_path / 'in' / 'a.txt'}", '--val_fraction=0.3',
-            f'--shard_tokens={len(TEXT) // 2}']
+            f'--shard_tokens={len(TEXT) // 2}', '--overwrite']
     if name == 'several':
         lines = (json.dumps({'text': f'document {i} ' + TEXT[97 * i:99 * i]}) + '\n' for i in range(300))
         (tmp_path / 'in' / 'b.jsonl').write_text(''.join(lines))
@@ -228,7 +228,7 @@ def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
         folder.mkdir()
         draft = Draft(str(folder), dict(shard_tokens=1000), files)
         draft.start(make_tokenizer({'kind': 'char', 'chars': 'abc'}))
-        draft.add({'train': (np.arange(1500, dtype='<u2') % 3, 0)}, (0, 0, 1500))
+        draft.add({'train': np.arange(1500, dtype='<u2') % 3}, (0, 0, 1500))
         draft.save()
         if damaged:
             (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-1])
@@ -238,7 +238,7 @@ def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
         assert ('starting anew' in out.out) == ('bin' in str(damaged)) and not out.err
 
 
-@pytest.mark.parametrize('content', ['{', '{"command": 5, "splits": {}, "places": 3}'])
+@pytest.mark.parametrize('content', ['{', '{"command": 5, "splits": {}, "unfinished": 3}'])
 def test_an_odd_meta_json_is_no_obstacle(prepare, tmp_path, content):
     folder = tmp_path / 'data' / 'mine'
     (folder / 'unfinished' / 'a folder').mkdir(parents=True)
@@ -246,6 +246,6 @@ def test_an_odd_meta_json_is_no_obstacle(prepare, tmp_path, content):
     (folder / 'train.bin').write_bytes(b'12')
     (tmp_path / 'book.txt').write_text(TEXT)
     is_refused(prepare('mine', '--show'))
-    result = prepare('mine', tmp_path / 'book.txt')
+    result = prepare('mine', tmp_path / 'book.txt', '--overwrite')
     assert result.status == 0 and looks_finished(folder), result.err
     assert not (folder / 'unfinished').exists()
