@@ -76,11 +76,9 @@ def write_checkpoint(out_dir, state, links, keep):
             verify_records(f.name)  # what cannot be read back must not replace what can
         files.sync_folder(out_dir)  # its name has to reach the disk before older files go
     except (OSError, RuntimeError, Damaged) as e:
-        # torch hides the system's error behind its own
-        error = e.__context__ if isinstance(e, RuntimeError) else e
-        if not isinstance(error, (OSError, Damaged)):
-            raise
-        raise NotSaved(f"{path} could not be written ({getattr(error, 'strerror', None) or error})") from e
+        if isinstance(e, RuntimeError) and e.__context__:  # torch hides the system's error behind its own
+            e = e.__context__
+        raise NotSaved(f"{path} could not be written ({getattr(e, 'strerror', None) or e})") from e
     # nothing below makes the new one worse. Older ones go before a link, which may be a copy and want
     # their room
     for file in numbered(out_dir)[:-keep] if keep else ():
@@ -114,43 +112,6 @@ def link(path, name):
     except OSError:
         with files.replacing(name) as copy, open(path, 'rb') as f:
             shutil.copyfileobj(f, copy)
-
-
-class Writer:
-    """Calls write_checkpoint() for one checkpoint after another; finish() tells how it ended. With in_thread
-    nobody waits for it before: the states have to be copies."""
-
-    def __init__(self, stop, in_thread):
-        self.stop, self.in_thread, self.job = stop, in_thread, None
-
-    def start(self, *args):
-        pool = futures.ThreadPoolExecutor(1, CHECKPOINT_WRITER)
-        self.job = pool.submit(self.save, *args)
-        pool.shutdown(wait=not self.in_thread)  # its thread ends with this job
-
-    def save(self, *args):
-        t0 = time.monotonic()
-        try:
-            write_checkpoint(*args)
-        except NotSaved as e:
-            self.stop.saved(again_in=60)
-            warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
-                 "were")
-            return False
-        except OSError as e:
-            warn("the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one "
-                 f"({e.strerror}). the run continues")
-        if self.in_thread:  # else it is part of an iteration's time
-            self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
-        return True
-
-    def is_busy(self):
-        """Whether it still writes; waits for up to a second."""
-        return bool(self.job and futures.wait([self.job], timeout=1).not_done)
-
-    def finish(self):
-        """Whether the last checkpoint that was begun is saved; waits for it."""
-        return self.job.result() if self.job else True
 
 
 # -----------------------------------------------------------------------------
@@ -207,10 +168,10 @@ class Saver:
         self.clock, self.guard, self.stop, self.dist = clock, guard, stop, dist
         self.writes = not run.knobs['eval_only']
         self.is_async = dist.device.type == 'cuda'  # there it is written by a thread, beside the training
-        self.writer = Writer(stop, in_thread=self.is_async)
+        self.job = futures.Future()  # the checkpoint that was begun last, with whether it could be written
+        self.job.set_result(True)
         self.best_val_loss = self.best_on_disk = run.best_val_loss
         self.whole = True  # whether the newest checkpoint could be written
-        self.postponed = None  # the iteration of a checkpoint that could not be made when it was due
         explain_lost_data(self.rescue)
         if dist.is_main and self.writes:
             self.lock = run.lock or lock(self.out_dir)
@@ -221,7 +182,7 @@ class Saver:
     def due(self, it, request):
         interval = self.knobs['save_interval']
         regular = bool(interval) and it % interval == 0
-        return self.writes and (regular or request is not None or it == self.postponed)
+        return self.writes and (regular or request is not None)
 
     def save(self, it, metrics, last):
         """Save if it is time for it. To be called by all processes."""
@@ -243,7 +204,6 @@ class Saver:
             return
         doubtful = self.guard.is_counting() and not improved
         if doubtful and not asked:  # it would take the place of a good one
-            self.postponed = it + self.guard.max_in_a_row  # by then these updates are over, or the run
             return
         self.guard.check_weights()
         if self.stop.gave_up:
@@ -264,7 +224,26 @@ class Saver:
             links = ['ckpt.pt'] if is_newest or improved or not os.path.exists(ckpt_pt) else []
             links += ['ckpt_best.pt'] if improved else []
             keep = 0 if doubtful else self.knobs['keep_checkpoints']
-            self.writer.start(self.out_dir, state, links, keep)
+            pool = futures.ThreadPoolExecutor(1, CHECKPOINT_WRITER)
+            self.job = pool.submit(self.try_to_write, state, links, keep)
+            pool.shutdown(wait=False)  # its thread ends with this job
+
+    def try_to_write(self, state, links, keep):
+        """Whether the checkpoint could be written; if not, a warning says why."""
+        t0 = time.monotonic()
+        try:
+            write_checkpoint(self.out_dir, state, links, keep)
+        except NotSaved as e:
+            self.stop.saved(again_in=60)
+            warn(f"{e}. the run continues, and tries again in a minute; the older checkpoints are as they "
+                 "were")
+            return False
+        except OSError as e:
+            warn("the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one "
+                 f"({e.strerror}). the run continues")
+        if self.is_async:  # else it is part of an iteration's time
+            self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
+        return True
 
     def rescue(self):
         """As the data is lost: save the state after the last update, if this process can do so without the
@@ -277,7 +256,7 @@ class Saver:
         if it == run.start_iter:
             return f". {again}"
         try:
-            self.writer.finish()  # one that a thread is writing
+            self.job.result()  # one that is being written
             write_checkpoint(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
         except OSError as e:
             return f". {e}. {again}"
@@ -286,9 +265,9 @@ class Saver:
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""
         # the others ask again and again, as a large one may take longer than ddp_timeout
-        while self.dist.all_reduce_max(self.writer.is_busy()):
+        while self.dist.all_reduce_max(len(futures.wait([self.job], timeout=1).not_done)):
             pass
-        self.whole = not self.dist.all_reduce_max(not self.writer.finish())
+        self.whole = not self.dist.all_reduce_max(not self.job.result())
         if self.whole:
             self.best_on_disk = self.best_val_loss
         self.best_val_loss = self.best_on_disk

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,10 +77,9 @@ def test_without_hard_links_and_with_little_room_older_ones_go_first(tmp_path, m
         no_room()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, 'copyfileobj', half_copied)
-        writer = checkpoint.Writer(None, in_thread=False)
+        saver = SimpleNamespace(out_dir=str(tmp_path), is_async=False)
         for it in (2, 3):
-            writer.start(str(tmp_path), some_state(it), ['ckpt.pt', 'ckpt_best.pt'], 1)
-            assert writer.finish()
+            assert checkpoint.Saver.try_to_write(saver, some_state(it), ['ckpt.pt', 'ckpt_best.pt'], 1)
     assert seen[0] == ['ckpt.pt', 'ckpt.pt.tmp', 'ckpt_00000002.pt']
     assert names(tmp_path) == ['ckpt.pt', 'ckpt_00000003.pt']
     assert 'ckpt.pt or ckpt_best.pt is still an older one (No space' in capsys.readouterr().err
@@ -136,18 +136,6 @@ def test_samples_that_somebody_wrote_into_stay(tmp_path):
     samples.append(str(tmp_path), 20, [('', 'a text')])
     section = b'## after 20 iterations\n\n```text\na text\n```\n\n'
     assert path.read_bytes() == b'# Samples\n\n' + mine + section
-
-
-GARBLED = {
-    'run.json': [b'\xff\xfe', b'[' * 100_000,
-                 b'{"sessions": [5, {"from_iter": "x", "command": 5}], "dataset": {"splits": {"train": 5}}}',
-                 b'{"plan": 5, "knobs": 5, "max_iters": "x", "tokens_per_iter": []}'],
-    'eval.json': [b'{', b'{"texts": {"x": 5}, "tasks": [1]}', b'{"iter": "x", "tasks": {"a": {}}}'],
-    'log.csv': [b'\xff\xfe', b'x,y\n1,2\n', b'loss,iter\n0,2.5\n',
-                b'iter,loss\n' + b'9' * 400 + b',1\n5,1e999\n',
-                b'iter,tokens,seconds,val_loss\n1,inf,nan,2\n2,1e999,x,3\n', b'iter,loss\0\n1,2\n'],
-    'samples.md': [b'## after 99999999999999999999999 iterations\n'],
-}
 
 
 # -----------------------------------------------------------------------------

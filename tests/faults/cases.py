@@ -265,7 +265,7 @@ def saving_by_a_thread():
 
     def init(self, *args):
         real_init(self, *args)
-        self.is_async, self.writer = True, checkpoint.Writer(self.stop, True)
+        self.is_async = True
 
     def save(*args):
         time.sleep(0.02)
