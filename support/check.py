@@ -4,14 +4,11 @@ Does train.py still keep its promises after an edit? Takes about a minute on a l
     $ python -m support.check [config files and flags, as for train.py]
 
 Runs train.py as it is a few times, with a tiny network, on made-up text and a CPU, and says of each promise
-whether it holds: processes that draw different batches and together give the losses of one, a resume with the
-same bits, a learning rate that follows its schedule, the same text with and without a cache of keys and
-values. Ends with status 1 if one does not.
+whether it holds: a resume with the same bits, processes that draw different batches and together give the
+losses of one, the same text with and without a cache of keys and values. Ends with status 1 if one does not.
 """
 
-import math
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -25,40 +22,35 @@ from support import load
 from support.report import read_log
 
 REPO = Path(__file__).resolve().parents[1]
-N, WARMUP, LR = 8, 2, 1e-2  # iterations, learning rate
 TINY = ('--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=2 --dropout=0.1 --token_noise=0.1 '
-        f'--gradient_accumulation_steps=4 --lr_decay_iters={N} --warmup_iters={WARMUP} --learning_rate={LR} '
-        '--min_lr=0 --lr_schedule=cosine --eval_interval=4 --eval_iters=2 --log_interval=1 --device=cpu '
-        '--dtype=float32 --compile=False --dataset=check').split()
+        '--gradient_accumulation_steps=4 --max_iters=8 --lr_decay_iters=8 --warmup_iters=2 '
+        '--learning_rate=1e-2 --eval_interval=4 --eval_iters=2 --log_interval=1 --device=cpu --dtype=float32 '
+        '--compile=False --dataset=check').split()
 
 
 def make_text(folder):
-    """A dataset of a few thousand ids, each likely after the one before."""
+    """A dataset of a few thousand ids."""
     folder.mkdir()
-    ids = np.cumsum(random.Random(1).choices((1, 2, 5), k=20_000)) % 60
-    ids[:18_000].astype('<u2').tofile(folder / 'train.bin')
-    ids[18_000:].astype('<u2').tofile(folder / 'val.bin')
+    for name, size in (('train', 18_000), ('val', 2_000)):
+        np.random.default_rng(1).integers(60, size=size, dtype='uint16').tofile(folder / f'{name}.bin')
     (folder / 'meta.json').write_text('{"vocab_size": 60}')
 
 
 def train(flags, place, name, *more, processes=1):
-    """The folder of a run of train.py; RuntimeError with what it said if it fails."""
+    """The folder of a run of train.py; what goes wrong there is seen on the console."""
     launcher = []
     if processes > 1:
         launcher = f'-m torch.distributed.run --standalone --nproc_per_node={processes}'.split()
-    done = subprocess.run([sys.executable, *launcher, REPO / 'train.py', *flags, *TINY, f'--data_dir={place}',
-                           f'--out_dir={place / name}', *more],
-                          env={**os.environ, 'OMP_NUM_THREADS': '1'}, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ['it says nothing']
-        raise RuntimeError(next((line for line in lines if line.startswith('error: ')), lines[-1]))
+    subprocess.run([sys.executable, *launcher, REPO / 'train.py', *flags, *TINY, f'--data_dir={place}',
+                    f'--out_dir={place / name}', *more],
+                   env={**os.environ, 'OMP_NUM_THREADS': '1'}, stdout=subprocess.DEVNULL, check=True)
     return place / name
 
 
 def resume_differs(flags, place):
     """What a resume does otherwise than a run that goes through, or None."""
     train(flags, place, 'halves', '--max_iters=4')
-    halves = train(flags, place, 'halves', '--init_from=resume', f'--max_iters={N}')
+    halves = train(flags, place, 'halves', '--init_from=resume')
     a, b = (load.read(str(out / 'ckpt.pt'))['model'] for out in (place / 'one', halves))
     other = [name for name in a if not torch.equal(a[name], b[name])]
     if other:
@@ -68,21 +60,11 @@ def resume_differs(flags, place):
 
 def processes_differ(flags, place):
     """What two processes do otherwise than one, or None."""
-    two = train(flags, place, 'two', f'--max_iters={N}', processes=2)
+    two = train(flags, place, 'two', processes=2)
     apart = np.nanmax(np.abs(read_log(place / 'one')['loss'] - read_log(two)['loss']))
     if not apart < 1e-3:
         return (f"losses differ by {apart:.2g}. is the loss divided by the micro-batches of all processes, "
                 "are batch and dropout drawn by the number of the micro-batch?")
-
-
-def rate_differs(flags, place):
-    """Where the learning rate leaves the schedule, or None."""
-    rates = read_log(place / 'one')['lr']
-    for it, rate in enumerate(rates[:N]):
-        fall = 0.5 * (1 + math.cos(math.pi * (it - WARMUP) / (N - WARMUP)))
-        want = LR * (it + 1) / (WARMUP + 1) if it < WARMUP else LR * fall
-        if abs(rate - want) > 1e-6:
-            return f"{rate:.3g} at iteration {it}, a warmup of {WARMUP} and a cosine give {want:.3g}"
 
 
 def cache_differs(flags, place):
@@ -104,7 +86,6 @@ def cache_differs(flags, place):
 
 PROMISES = {'a resume gives the same bits': resume_differs,
             'two processes draw different batches and give the losses of one': processes_differ,
-            'the learning rate follows its schedule': rate_differs,
             'a sample with the cache is one without': cache_differs}
 
 
@@ -113,12 +94,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix='check-') as folder:
         place = Path(folder)
         make_text(place / 'check')
-        train(flags, place, 'one', f'--max_iters={N}')
+        train(flags, place, 'one')
         for promise, differs in PROMISES.items():
             try:
                 found = differs(flags, place)
-            except RuntimeError as e:
-                found = f"train.py ends: {e}"
+            except subprocess.CalledProcessError:
+                found = 'train.py ends, see above'
             broken = broken or bool(found)
             print(f"BROKEN {promise}: {found}" if found else f"ok     {promise}", flush=True)
     sys.exit(broken)
