@@ -131,8 +131,7 @@ class Distributed:
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
         self.sharded = shard != 1
         if self.sharded:
-            mesh = make_mesh(self.device, shard or self.world_size, self.world_size)
-            model = fully_shard_model(model, mesh, dtype, self.device)
+            model = fully_shard_model(model, shard or self.world_size, self.world_size, dtype, self.device)
         return model.to(self.device)
 
     def wrap(self, model):
@@ -179,8 +178,8 @@ class Distributed:
 
     def synchronize(self):
         """Wait until the device has done its work, so that a clock read next tells the truth."""
-        if self.device.type in ('cuda', 'mps'):
-            getattr(torch, self.device.type).synchronize()
+        if self.device.type != 'cpu':
+            torch.accelerator.synchronize()
 
     def close(self):
         """Leave the other processes, once all have come here."""
@@ -197,7 +196,7 @@ class Distributed:
 # FSDP: weights, gradients and optimizer state sharded over processes. https://arxiv.org/abs/2304.11277
 
 
-def shard_problems(shard, world_size, device, dtype='auto'):
+def shard_problems(shard, world_size, dtype='auto'):
     """Problems with the knob `shard`, a number of processes that share one copy of the model (0: all)."""
     if shard == 1:
         return []
@@ -206,28 +205,23 @@ def shard_problems(shard, world_size, device, dtype='auto'):
         problems.append(f"shard={shard} with one process: there is nobody to share with. launch with "
                         "torchrun --nproc_per_node=N, or leave it out")
     elif shard and world_size % shard:
-        sizes = [str(size) for size in range(2, min(world_size, 1024) + 1) if world_size % size == 0]
         problems.append(f"shard={shard} does not divide {world_size} processes into equal groups. use "
-                        f"--shard={', '.join(['0 (all)', *sizes])}")
+                        f"--shard=0 (all of them) or a divisor of {world_size}")
     if dtype == 'float16':
         problems.append("dtype=float16 with shard: the gradient scaler is not known to work there. use "
                         "--dtype=bfloat16 or float32")
     return problems
 
 
-def make_mesh(device, shard, world_size):
-    """The processes as FSDP sees them. With fewer sharers than processes, neighbours in rank share, as the
-    GPUs of one machine (hybrid)."""
-    from torch.distributed.device_mesh import init_device_mesh
-    if shard == world_size:
-        return init_device_mesh(device.type, (world_size,))
-    return init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=('replicate', 'shard'))
-
-
-def fully_shard_model(model, mesh, dtype, device):
+def fully_shard_model(model, shard, world_size, dtype, device):
     """`model`, whole on the CPU, in place: before it computes, each block is gathered in `dtype`, and freed
-    afterwards."""
+    afterwards. With fewer sharers than processes, neighbours in rank share, as the GPUs of one machine
+    (hybrid)."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    mesh = init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=('replicate', 'shard'))
+    if shard == world_size:
+        mesh = mesh['shard']
     # on a CPU LayerNorm wants its gains in float32
     exact = dtype == 'float32' or (device.type == 'cpu' and model.config.norm == 'layernorm')
     low = None if exact else getattr(torch, dtype)

@@ -45,7 +45,7 @@ def inherit_knobs(run, kinds):
     never = {'init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE}
     if 'environment' not in run.ckpt:  # nanoGPT's: its dtype was chosen for another device
         never.add('dtype')
-    if shard_problems(saved.get('shard', 1), run.dist.world_size, run.dist.device):
+    if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
     # some say the same thing: with --budget given, the run's max_iters is void
     for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):

@@ -314,7 +314,7 @@ def settle_system(run):
     knobs['device'] = str(device)
     knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], device)
     knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], device)
-    stop_if(shard_problems(knobs['shard'], n, device, knobs['dtype']))
+    stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
     chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size')}
     run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
