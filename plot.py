@@ -2,8 +2,7 @@
 Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU.
 
     $ python plot.py out-quickstart                                       # curves.png
-    $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # side by side
-    $ python plot.py out-a1,out-a2,out-a3 out-b1,out-b2,out-b3            # three seeds of each
+    $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # named by the knobs that differ
     $ python plot.py out-quickstart --report=True                         # its report.md and loss.png
 """
 
@@ -12,11 +11,11 @@ import os
 from typing import Literal
 
 from configurator import configure, fail
-from support.report import comparison, draw, read_log, write
+from support.report import comparison, draw, groups, read_log, write
 from support.console import make_output_last
 
 # -----------------------------------------------------------------------------
-runs: list | str = []  # their folders; plain words. A,B: in one color, with mean and spread
+runs: list | str = []  # their folders; plain words
 x: Literal['tokens', 'iter', 'time'] = 'tokens'  # time: of training, without evaluating and saving
 y = 'loss'  # 'loss' (and val_loss beside it), 'bpb', or any column of log.csv, your own ones too
 to = 'curves.png'  # where the picture goes
@@ -29,18 +28,17 @@ make_output_last()
 problems = []
 if not runs:
     problems.append("no runs. name their folders: python plot.py out")
-folders = [folder for name in runs for folder in name.split(',')]
-for run in folders:
+for run in runs:
     if not os.path.isfile(os.path.join(run, 'log.csv')):
         problems.append(f"no log.csv in {run}. name the folder of a run that train.py made")
 if problems:
     fail(*problems)
 try:
     if report:
-        for run in folders:
+        for run in runs:
             print('\n'.join(write(run)))
     else:
-        logs = {name: [read_log(run) for run in name.split(',')] for name in runs}
+        logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
         draw(logs, to, x, y, title)
         print('\n'.join([*comparison(logs, y), f"written: {to}"]))
 except ImportError:

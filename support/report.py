@@ -5,6 +5,7 @@ import collections
 import csv
 import itertools
 import os
+import textwrap
 
 import numpy as np
 
@@ -26,6 +27,9 @@ METRICS = {
     'hellaswag': ('HellaSwag accuracy', max),
     'core': ('CORE', max),
 }
+# knobs that do not tell what a run is
+ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
+         'device', 'backend', 'ddp_timeout'}
 COLORS = ('#2b5c8a', '#c2572b', '#3f7f4f', '#7a4a93', '#b8860b', '#4d4d4d', '#1f8a8a', '#a83e5b')
 ROWS = 12  # of the table of evaluations, at most
 FEW = 100  # values are drawn as points
@@ -75,6 +79,21 @@ def remark(log):
                 "in ckpt_best.pt. If the training loss fell meanwhile, the model overfits: more text, "
                 "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
                 "rate or a longer warmup.")
+
+
+def groups(runs):
+    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
+    differ, or by a folder where these are many. Runs that knobs do not tell apart are each by themselves."""
+    records = [read_json(os.path.join(run, 'run.json')) for run in runs]
+    knobs = [record.get('knobs', {}) for record in records]
+    given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
+    differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
+    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs) or len(runs) == 1:
+        return {run: [run] for run in runs}
+    differ, found = [name for name in differ if name != 'seed'], {}
+    for run, k in zip(runs, knobs):
+        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ) or 'all seeds', []).append(run)
+    return found if len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
 
 
 def best_and_last(logs, y):
@@ -172,7 +191,7 @@ def write(out_dir):
     lines = [f"# {name}\n", *summary(run, log), '', shown]
     if note := remark(log):
         lines += [note, '']
-    lines += [*samples(os.path.join(out_dir, 'samples.md')),
+    lines += [*samples_side_by_side(os.path.join(out_dir, 'samples.md')),
               *evaluations(log, run.get('tokens_per_iter', 0)),
               *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
@@ -194,18 +213,28 @@ def summary(run, log):
                f"{losses[-1, 1]:.4f}.")
 
 
-def samples(path):
-    """The first, the middle and the last section of samples.md: how the model learned to write."""
-    if os.path.exists(path):
-        with open(path, encoding='utf-8', errors='replace') as f:
-            sections = f.read().split('\n## after ')[1:]
-        n = len(sections)
-        for i in sorted({0, n // 2, n - 1} if n else ()):
-            yield f"## Samples after {sections[i]}"
+def samples_side_by_side(path):
+    """The first text of up to three sections of samples.md, as columns: how the model learned to write."""
+    if not os.path.exists(path):
+        return
+    with open(path, encoding='utf-8', errors='replace') as f:
+        sections = f.read().split('\n## after ')[1:]
+    if len(sections) > 3:
+        sections = [sections[0], sections[len(sections) // 2], sections[-1]]
+    columns = []
+    for section in sections:
+        head, *lines = section.replace('```text\n', '').split('\n```')[0].expandtabs(4).splitlines()
+        parts = [part for line in lines for part in textwrap.wrap(line, 34) or ['']]
+        columns.append([f"after {head}", *parts])
+    if columns:
+        yield "## Samples\n\n```text"
+        for row in itertools.zip_longest(*columns, fillvalue=''):
+            yield '  '.join(f"{part:34}" for part in row).rstrip()
+        yield "```\n"
 
 
 def evaluations(log, tokens_per_iter):
-    """The table of the latest evaluations in the loop."""
+    """The table of evaluations in the loop, thinned if it is long."""
     columns = [name for name in list(log) if len(values(log, name)) and name not in NOT_IN_TABLE]
     rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
@@ -213,10 +242,11 @@ def evaluations(log, tokens_per_iter):
     yield "## Evaluations\n"
     yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
     if len(rows) > ROWS:
-        yield f"The latest of {len(rows):,}; all of them are in log.csv.\n"
+        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
+        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
-    for i in rows[-ROWS:]:
+    for i in rows:
         it, seconds = log['iter'][i], format_duration(log['seconds'][i])
         measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
         yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"

@@ -101,7 +101,7 @@ def falling(i):
     return 1 + 3 / (1 + i / 10)
 
 
-def make_run(folder, n=200, loss=falling, val=lambda i: 0.1 + falling(i), **columns):
+def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), **columns):
     """A run's folder without a run; `columns` are further ones: (iterations between, function of the iteration)."""
     folder.mkdir()
     log = []
@@ -118,7 +118,8 @@ def make_run(folder, n=200, loss=falling, val=lambda i: 0.1 + falling(i), **colu
         writer = csv.DictWriter(f, log[0])
         writer.writeheader()
         writer.writerows(log)
-    write_json(str(folder / 'run.json'), {'outcome': None, 'max_iters': n, 'tokens_per_iter': 1000})
+    knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
+    write_json(str(folder / 'run.json'), {'knobs': knobs, 'outcome': None, 'max_iters': n, 'tokens_per_iter': 1000})
     return folder
 
 
@@ -133,16 +134,18 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(tmp_path):
     assert 'overfits' not in (tmp_path / 'falls' / 'report.md').read_text()
 
 
-def test_a_long_table_of_evaluations_shows_the_latest_and_says_so(tmp_path):
+def test_a_long_table_of_evaluations_is_thinned_and_says_so(tmp_path):
     run = make_run(tmp_path / 'run', n=300, rhymes=(20, lambda i: i / 1000))
     report.write(run)
     table = (run / 'report.md').read_text().split('## Evaluations\n')[1].split('\n## ')[0].splitlines()
-    assert table[3] == 'The latest of 16; all of them are in log.csv.' and len(table) == 7 + 12 + 1
+    assert table[3] == '12 of 16; all of them are in log.csv.' and len(table) == 7 + 12 + 1
     assert table[5].startswith('| iteration | tokens | training loss | validation loss | rhymes | training time |')
-    assert table[-2].startswith('| 300 | 300,000 | ') and table[-2].endswith(' | 0.3000 | 0m30s |')
+    assert table[8] == '| 20 | 20,000 | 2.0000 | 2.1000 | 0.0200 | 0m02s |'
+    assert table[-2].startswith('| 300 | 300,000 | ')
 
 
-def test_the_report_lives_while_the_run_does_with_samples_of_its_beginning_middle_and_end(script, tiny, tmp_path, monkeypatch):
+def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, tiny, tmp_path,
+                                                                       monkeypatch):
     monkeypatch.setattr(log, 'REPORT_EVERY', 0)
     pages, write = [], report.write
 
@@ -154,14 +157,22 @@ def test_the_report_lives_while_the_run_does_with_samples_of_its_beginning_middl
     assert script('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30').status == 0
     made = [re.search(r'\*\*(.*)\*\* after (\d) of 6', page).groups() for page in pages]
     assert made == [('Running, or killed', '1'), ('Running, or killed', '4'), ('Running, or killed', '6'), ('Done', '6')]
-    assert re.findall(r'(?m)^## Samples after (\d) iterations$', pages[-1]) == ['2', '4', '6']
+    assert re.search(r'(?m)^after 2 iterations +after 4 iterations +after 6 iterations$', pages[-1])
 
 
-def test_seeds_are_one_row_with_mean_and_spread(script, tmp_path):
-    a, b, c = (make_run(tmp_path / str(i), val=lambda it: i) for i in (1, 2, 4))
-    out = script('plot.py', f'{a},{b}', c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == f'{a},{b} 1.5000 ± 0.7071 1.5000 ± 0.7071 200,000 0m20s'.split()
-    assert out[2].split() == f'{c} 4.0000 4.0000 200,000 0m20s'.split()
+def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
+    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
+    c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
+    assert report.groups([a, b]) == {'all seeds': [a, b]}
+    assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
+    assert report.groups([a]) == {a: [a]}
+    e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))
+    assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
+    d = make_run(tmp_path / 'd')
+    assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
+    out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
+    assert out[1].split() == 'n_layer 2 1.2429 ± 0.0000 1.2429 ± 0.0000 200,000 0m20s'.split()
+    assert out[2].split() == 'n_layer 4 2.0000 2.0000 200,000 0m20s'.split()
 
 
 @pytest.mark.parametrize('x, y', [('tokens', 'loss'), ('time', 'val_loss'), ('iter', 'own')])
@@ -172,7 +183,7 @@ def test_each_run_has_its_curve_in_its_color(script, tmp_path, x, y):
     for k in range(3):
         def loss(i):
             return k - 1 + falling(i)
-        runs.append(make_run(tmp_path / f'run{k}', loss=loss, val=loss, own=(1, lambda i: k)))
+        runs.append(make_run(tmp_path / f'run{k}', {'n_layer': k}, loss=loss, val=loss, own=(1, lambda i: k)))
     result = script('plot.py', *runs, f'--x={x}', f'--y={y}', f"--to={tmp_path / 'curves.png'}")
     assert result.status == 0, result.err
     pixels = matplotlib.image.imread(tmp_path / 'curves.png')[:, :, :3]
