@@ -1,18 +1,15 @@
 """What a run says about itself: its first loss, one batch, a goal that is reached, the live line."""
 
-import math
 import os
 import re
 import struct
-from types import SimpleNamespace
 
 import pytest
 import torch
 import warm
 from conftest import NO_PICTURES, saved
 
-from model import GPT, GPTConfig
-from support.log import Logger
+from model import GPT
 
 
 def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
@@ -31,23 +28,8 @@ def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
     assert 'the first loss is' not in result.out, 'these weights are not random'
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
-def test_the_first_loss_of_a_wide_network_is_within_what_is_expected(arch):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(block_size=32, arch=arch, n_embd=1024, n_head=8, n_layer=1, vocab_size=1000))
-    idx = torch.randint(1000, (4, 32), generator=torch.Generator().manual_seed(1))
-    said = []
-    logger = SimpleNamespace(knobs={'n_embd': 1024}, run=SimpleNamespace(data=SimpleNamespace(meta={'vocab_size': 1000})),
-                             dist=SimpleNamespace(print=said.append))
-    for loss in (model(idx, idx.roll(1))[1].item(), math.nan, 30.0, 1.0):
-        Logger.check_first_loss(logger, loss)
-    assert len(said) == 2 and '30.00' in said[0] and 'causal' in said[1]
-
-
-def test_one_batch_is_learned_by_heart(script, tiny):
-    result = script('train.py', *tiny, '--overfit_batch', '--max_iters=200', '--eval_interval=0', '--log_interval=10')
-    assert result.losses()[190] < 0.3
-    # the same batch each time: without learning, the same loss
+def test_one_batch_may_be_trained_on_again_and_again(script, tiny):
+    # without learning, the same loss
     still = ['--learning_rate=0', '--min_lr=0', '--max_iters=4', '--overwrite']
     result = script('train.py', *tiny, '--overfit_batch', *still)
     assert len(set(result.losses().values())) == 1
