@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import pickle
-import re
 import runpy
 import subprocess
 import zipfile
