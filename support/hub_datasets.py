@@ -141,7 +141,7 @@ def find_files(spec):
 
 def choose_files(info, config, split):
     """The readable files of a configuration and a split ('' for the default ones), and the names of the
-    data set's configurations. The card describes both; without it the names of folders and files have to
+    configurations that the data set's card describes. Without it the names of folders and files have to
     tell."""
     every = sorted(file.rfilename for file in info.siblings)
     names = [name for name in every if name.endswith('.parquet')]
@@ -154,12 +154,11 @@ def choose_files(info, config, split):
     if patterns:
         return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)], set(described)
 
-    folders = {name.partition('/')[0] for name in names if '/' in name}
-    folder = config or ('default' if 'default' in folders else '')
-    names = [name for name in names if not folder or name.startswith(folder + '/')]
-    if split or any(contains_word(name, 'train|validation|valid|test') for name in names):
-        names = [name for name in names if contains_word(name, re.escape(split or 'train'))]
-    return names, set(described) or folders
+    for asked, usual in ((config, 'default'), (split, 'train')):
+        word = rf'(^|[/_.-]){re.escape(asked or usual)}([/_.-]|$)'
+        found = [name for name in names if re.search(word, name)]
+        names = found if asked or found else names
+    return names, set(described)
 
 
 def patterns_of(data_files, split):
@@ -170,10 +169,6 @@ def patterns_of(data_files, split):
 
     entries = [entry if isinstance(entry, dict) else {'path': entry} for entry in listed(data_files)]
     return [path for entry in entries if entry.get('split', split) == split for path in listed(entry['path'])]
-
-
-def contains_word(name, words):
-    return re.search(rf'(^|[/_.-])({words})([/_.-]|$)', name)
 
 
 # -----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import os
 import posixpath
 import re
 import sysconfig
-import tokenize
 import urllib.parse
 import xml.etree.ElementTree as ET
 import zipfile
@@ -31,17 +30,9 @@ from support.errors import first_line
 from support.hub_datasets import File, local_paths
 
 PIECE = 1 << 20  # characters read at a time
-READABLE = r'\.(txt|md|jsonl|html?|xhtml)(\.gz|\.zst)?$|\.(parquet|epub)$|(^|[/\\])[^./\\]+\.(gz|zst)$'
+READABLE = r'\.(txt|md|jsonl|html?|xhtml)(\.gz|\.zst)?$|\.(parquet|epub|npy)$|(^|[/\\])[^./\\]+\.(gz|zst)$'
 NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|azw3?|png|jpe?g|gif|webp|'
                 r'mp[34])(\.gz|\.zst)?$|\.(parquet|epub)\.')
-# what to do about other files, by their kind
-OFFICE = "save it as plain text: soffice --convert-to txt:Text FILE"
-REMEDIES = {
-    'csv': "make .jsonl of it: python -c \"import csv, json; [print(json.dumps(row)) for row in "
-           "csv.DictReader(open('FILE'))]\" > new.jsonl, then name its column with --text_key",
-    'pdf': "extract its text: pdftotext FILE",
-    'rtf': OFFICE, 'doc': OFFICE, 'docx': OFFICE, 'odt': OFFICE,
-}
 
 
 # -----------------------------------------------------------------------------
@@ -70,32 +61,28 @@ def find_files(sources):
     """The files of `sources` in their order: each a path, a folder, a pattern, or several with commas."""
     paths, skipped = [], []
     for source in sources:
-        whole = os.path.exists(os.path.expanduser(source)) or glob.glob(os.path.expanduser(source))
-        for part in [source] if whole else source.split(','):
-            found, others = find(os.path.expanduser(part.strip()))
-            paths += found
+        for part in [source] if matches(source) else source.split(','):
+            found = [path for path in matches(part) if os.path.isfile(path)]
+            inside = [path for folder in matches(part) for path in walk(folder)]
+            chosen = [path for path in found if not re.search(NOT_READABLE, path, re.I)]
+            chosen += [path for path in inside if re.search(READABLE, path, re.I)]
+            others = {*found, *inside} - {*chosen}
+            if not chosen:
+                there = kinds(others) or 'nothing there'
+                fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {part} ({there}). save your text as "
+                     "one of them and name it with --input; a pattern reads other kinds as plain text: "
+                     "--input='FOLDER/*.tex'")
+            paths += chosen
             skipped += others
     if skipped:
         print(f"reading {len(paths):,} files, skipped {len(skipped)}: {kinds(skipped)}")
     return [stat(path) for path in dict.fromkeys(paths)]
 
 
-def find(source):
-    """(files to read, files of other kinds) of a path, folder or pattern, sorted by name."""
-    if os.path.isdir(source):
-        every = list(walk(source))
-        paths = [path for path in every if re.search(READABLE, path, re.I)]
-        paths = paths or [path for path in every if kind_of(path) == 'npy']
-    else:
-        every = [source] if os.path.exists(source) else sorted(glob.glob(source, recursive=True))
-        every = [path for path in every if not os.path.isdir(path)]
-        paths = [path for path in every if not re.search(NOT_READABLE, path, re.I)]
-    if not paths:
-        kind, there = kind_of(every[0]) if every else '', kinds(every) or 'nothing there'
-        remedy = REMEDIES.get(kind, "convert it, or name your text with --input")
-        fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({there}). {remedy}; a pattern "
-             "reads other kinds as plain text: --input='FOLDER/*.tex'")
-    return paths, [path for path in every if path not in paths]
+def matches(source):
+    """The files and folders that a path or a pattern means, sorted by name."""
+    source = os.path.expanduser(source.strip())
+    return [source] if os.path.exists(source) else sorted(glob.glob(source, recursive=True))
 
 
 def kinds(paths):
@@ -161,6 +148,13 @@ def marked(start):
     return next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
 
 
+def open_text(path, encoding, errors):
+    """A file as text. A mark decides its encoding, which is not part of the text."""
+    content = open_bytes(path)
+    found = marked(content.peek(4)) or (likely_encoding_of(path) if encoding == 'auto' else encoding)
+    return io.TextIOWrapper(content, found, errors)
+
+
 def likely_encoding(content, at=0):
     """A guess at the encoding of `content`, bytes that are not UTF-8, by those around position `at`."""
     try:
@@ -173,13 +167,10 @@ def likely_encoding(content, at=0):
     return found.encoding.replace('_', '-') if found else 'cp1252'
 
 
-def choose_encoding(path, encoding, start):
-    """The encoding to read a file in that begins with the bytes `start`. A mark decides, which is not part of
-    the text; 'auto' is UTF-8 or, if the file is not, a guess that is told."""
-    if marked(start) or encoding != 'auto':
-        return marked(start) or encoding
+def likely_encoding_of(path):
+    """UTF-8 or, if the file is not, a guess that is told."""
     try:
-        with io.TextIOWrapper(open_bytes(path), 'utf-8') as f:
+        with open_text(path, 'utf-8', 'strict') as f:
             while f.read(PIECE):
                 pass
         return 'utf-8'
@@ -197,15 +188,13 @@ def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
     """Yield (file number, document number, pieces of text) for each document from `start`, a (file,
     document), on. Files of the Hub are downloaded into the folder `download_to` for a while."""
     for i, path in local_paths(files, start[0], download_to):
-        kind, skip = kind_of(path), start[1] if i == start[0] else 0
+        kind = kind_of(path)
         if kind in ('jsonl', 'parquet'):
             for number, row in rows(path, text_key, encoding, errors):
-                if number >= skip:
+                if (i, number) >= tuple(start[:2]):
                     yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}'))
-        elif skip:
-            pass  # it is one document
-        elif kind in ('py', 'html', 'htm', 'xhtml', 'epub'):
-            yield i, 0, slices(read_python(path) if kind == 'py' else read_page(path, kind))
+        elif kind in ('html', 'htm', 'xhtml', 'epub'):
+            yield i, 0, slices(read_page(path, encoding, errors))
         else:
             yield i, 0, read_pieces(path, encoding, errors)
 
@@ -243,19 +232,6 @@ def text_of(row, text_key, where):
     return (text or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
-def open_text(path, encoding, errors):
-    content = open_bytes(path)
-    return io.TextIOWrapper(content, choose_encoding(path, encoding, content.peek(4)), errors)
-
-
-def read_python(path):
-    try:
-        with tokenize.open(path) as f:  # follows the encoding that the file declares
-            return f.read()
-    except (SyntaxError, UnicodeDecodeError):
-        return ''  # the library has files that are wrong on purpose
-
-
 def read_pieces(path, encoding, errors):
     with explain_errors(path), open_text(path, encoding, errors) as f:
         while piece := f.read(PIECE):
@@ -278,15 +254,16 @@ BREAKS = {'\n\n': 'p|div|h[1-6]|blockquote|pre|ul|ol|dl|table|section|article|hr
           '\n': 'br|li|tr|dt|dd|figcaption', '\t': 'td|th'}
 
 
-def read_page(path, kind):
+def read_page(path, encoding, errors):
     """The text of a page or a book, its chapters in their order."""
     with explain_errors(path):
-        if kind == 'epub':
-            with zipfile.ZipFile(path) as book:
-                texts = [text_of_html(content) for content in chapters(book)]
-            return '\n'.join(text for text in texts if text)
-        with open_bytes(path) as f:
-            return text_of_html(f.read())
+        if kind_of(path) != 'epub':
+            with open_text(path, encoding, errors) as f:
+                return text_of_html(f.read())
+        with zipfile.ZipFile(path) as book:
+            texts = [text_of_html(content.decode(marked(content) or 'utf-8', errors))
+                     for content in chapters(book)]
+        return '\n'.join(text for text in texts if text)
 
 
 def chapters(book):
@@ -303,8 +280,8 @@ def chapters(book):
 
 
 def text_of_html(content):
-    """The text of a page's bytes, a paragraph per <p>."""
-    parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', decode_page(content))
+    """The text of a page, a paragraph per <p>."""
+    parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', content)
     parts[::2] = (re.sub(r'[ \t\r\n\f]+', ' ', part) for part in parts[::2])  # as a browser shows it
     text = re.sub(r'(?s)<!--.*?-->|<!\[CDATA\[|\]\]>', '', ''.join(parts))
     text = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', text)
@@ -316,12 +293,3 @@ def text_of_html(content):
     text = '\n'.join(line.strip(' \t') for line in text.split('\n'))
     text = re.sub(r'\n{3,}', '\n\n', text).strip('\n')
     return text + '\n' if text else ''
-
-
-def decode_page(content):
-    """A page's bytes as a string, by its mark, its own word, as UTF-8, or by a guess."""
-    said = re.search(rb'(?:charset|encoding)\s*=\s*["\']?\s*([\w.:-]+)', content[:4096])
-    for encoding in (marked(content), 'utf-8', said and said[1].decode('ascii', 'replace')):
-        with contextlib.suppress(UnicodeDecodeError, LookupError, TypeError):  # TypeError: it says nothing
-            return content.decode(encoding)
-    return content.decode(likely_encoding(content[:1 << 16]), 'replace')

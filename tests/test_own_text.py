@@ -103,7 +103,7 @@ def test_a_page_becomes_its_text(prepare, tmp_path):
     (tmp_path / 'in' / 'b.htm.gz').write_bytes(gzip.compress(PAGE.encode()))
     latin = PAGE.replace('&eacute;', 'é').replace('<title>', '<meta charset="latin-1"><title>')
     (tmp_path / 'in' / 'c.html').write_bytes(latin.encode('latin-1'))
-    result = prepare('mine', tmp_path / 'in', '--val_fraction=0')
+    result = prepare('mine', tmp_path / 'in', '--val_fraction=0', '--encoding=auto')
     assert result.status == 0 and documents_in(tmp_path, 'mine') == [PAGE_TEXT] * 3, result.err
 
 
@@ -114,7 +114,7 @@ def test_a_book_is_read_in_its_order_or_refused_in_one_line(prepare, tmp_path):
     (tmp_path / 'cut.epub').write_bytes((tmp_path / 'locked.epub').read_bytes()[:5000])
     result = prepare('mine', tmp_path / 'fine.epub', '--val_fraction=0')
     assert result.status == 0 and documents_in(tmp_path, 'mine') == [PAGE_TEXT + '\nthe end\n'], result.err
-    for name, word in (('locked', 'protected'), ('empty', 'too little text'), ('cut', 'not a zip')):
+    for name, word in (('locked', 'not utf-8'), ('empty', 'too little text'), ('cut', 'not a zip')):
         is_refused(prepare('other', tmp_path / f'{name}.epub'), word)
 
 

@@ -91,7 +91,6 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
 
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
 NOISE = os.urandom(150_000).hex().encode()
-CSV = b'a,b\n1,2\n'
 BAD = {  # file: its content, words of the message
     'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', 'latin.txt', 'utf-8', 'caf', '--encoding=cp1252',
                   '--encoding_errors=replace'),
@@ -106,9 +105,8 @@ BAD = {  # file: its content, words of the message
     'deep.jsonl': (LINE * 5 + b'[' * 100_000 + b'\n', 'deep.jsonl:6'),
     'key.jsonl': (b'{"content": "x"}\n', 'key.jsonl:1', 'content', '--text_key'),
     'x.parquet': (b'PAR1', 'x.parquet', 'again'),
-    'book.pdf': (b'%PDF-1.4', 'book.pdf', 'pdftotext'),
-    'a.csv': (CSV, '--text_key'),
-    'a.docx': (CSV, 'soffice'),
+    'book.pdf': (b'%PDF-1.4', 'book.pdf', '1 .pdf'),
+    'a.csv': (b'a,b\n1,2\n', '--input'),
 }
 
 
