@@ -1,6 +1,5 @@
 """What a script writes to a terminal: as wide as that is, its last line tells how far a long job is."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -44,8 +43,11 @@ def exit_on_broken_pipe():
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-class Stream:
-    """Stands for the stream it has."""
+class Output:
+    """Takes the place of sys.stdout or sys.stderr. What is written goes above the live line, of which there
+    is one; that nobody can read it any more ends nothing. tqdm would need the same for the prints of others,
+    and an evaluation's line takes the place of the training's."""
+    shown = False  # whether there is a live line
 
     def __init__(self, stream):
         self.stream = stream
@@ -53,54 +55,32 @@ class Stream:
     def __getattr__(self, name):
         return getattr(self.stream, name)
 
-
-class Lasting(Stream):
-
     def write(self, text):
         try:
-            self.stream.write(text)
+            self.stream.write(CLEAR + text if Output.shown else text)
             self.stream.flush()
         except OSError as e:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             warn(f"standard output is gone ({e.strerror}), the work continues without it")
+        Output.shown = False
+
+    def show(self, text):
+        self.write(text[:width() - 1])
+        Output.shown = True
 
 
 def make_output_last():
     """For scripts whose work is not what they print: `| true`, `| head` and a full disk do not end them."""
-    sys.stdout = Lasting(sys.stdout)
-
-
-# -----------------------------------------------------------------------------
-# the last line of a terminal; everything that is printed goes above it. tqdm would need the same class for
-# the prints of others, and an evaluation's line takes the place of the training's
-
-
-class AboveLiveLine(Stream):
-    """Takes the place of sys.stdout and sys.stderr: what is written to either hides the live line, of which
-    there is one."""
-    shown = False
-
-    def write(self, text):
-        if AboveLiveLine.shown:
-            AboveLiveLine.shown = False
-            self.stream.write(CLEAR)
-            self.stream.flush()
-        return self.stream.write(text)
-
-    def show(self, text):
-        with contextlib.suppress(OSError):  # the next line printed will tell
-            self.stream.write(CLEAR + text[:width() - 1])
-            self.stream.flush()
-            AboveLiveLine.shown = True
+    sys.stdout = Output(sys.stdout)
 
 
 def progress(what, start=0):
     """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows the note
     and the time left on the last line of the terminal, five times a second at most."""
-    if not isinstance(sys.stdout, AboveLiveLine):
-        sys.stdout = AboveLiveLine(sys.stdout)
+    if not isinstance(sys.stdout, Output):
+        sys.stdout = Output(sys.stdout)
         if sys.stderr.isatty():
-            sys.stderr = AboveLiveLine(sys.stderr)
+            sys.stderr = Output(sys.stderr)
     begin = shown = time.monotonic()
 
     def tick(done, n, note=''):

@@ -328,7 +328,8 @@ class RunRecord:
             'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'knobs': run.knobs, 'outcome': None, 'sessions': [*earlier, self.session]}
+            'knobs': run.knobs, 'given': list(run.given), 'outcome': None,
+            'sessions': [*earlier, self.session]}
         self.write()
 
     def log(self, row):

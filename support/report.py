@@ -5,6 +5,7 @@ import collections
 import csv
 import itertools
 import os
+import re
 import textwrap
 
 import numpy as np
@@ -83,17 +84,18 @@ def remark(log):
 
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, or by a folder where these are many. Runs that knobs do not tell apart are each by themselves."""
+    differ, or by a folder where these are none or many. Runs that knobs do not tell apart are each by
+    themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     knobs = [record.get('knobs', {}) for record in records]
-    given = set().union(*(record.get('given', record.get('knobs', ())) for record in records)) - ASIDE
+    given = set().union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs) or len(runs) == 1:
+    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
         return {run: [run] for run in runs}
     differ, found = [name for name in differ if name != 'seed'], {}
     for run, k in zip(runs, knobs):
-        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ) or 'all seeds', []).append(run)
-    return found if len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
+        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ), []).append(run)
+    return found if 0 < len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
 
 
 def best_and_last(logs, y):
@@ -214,18 +216,16 @@ def summary(run, log):
 
 
 def samples_side_by_side(path):
-    """The first text of up to three sections of samples.md, as columns: how the model learned to write."""
+    """The first text of the first, the middle and the last section of samples.md, as columns: how the model
+    learned to write."""
     if not os.path.exists(path):
         return
     with open(path, encoding='utf-8', errors='replace') as f:
-        sections = f.read().split('\n## after ')[1:]
-    if len(sections) > 3:
-        sections = [sections[0], sections[len(sections) // 2], sections[-1]]
+        found = re.findall(r'(?ms)^## (after [^\n]*)$.*?^`+text\n(.*?)\n`+$', f.read())
     columns = []
-    for section in sections:
-        head, *lines = section.replace('```text\n', '').split('\n```')[0].expandtabs(4).splitlines()
-        parts = [part for line in lines for part in textwrap.wrap(line, 34) or ['']]
-        columns.append([f"after {head}", *parts])
+    for head, text in [found[i] for i in sorted({0, len(found) // 2, len(found) - 1}) if found]:
+        lines = [textwrap.wrap(line, 34) or [''] for line in text.expandtabs(4).splitlines()]
+        columns.append([head, *itertools.chain(*lines)])
     if columns:
         yield "## Samples\n\n```text"
         for row in itertools.zip_longest(*columns, fillvalue=''):

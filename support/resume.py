@@ -141,7 +141,7 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
     its own load_state_dict, all of it. The learning rate is set at every step anyway. Raises AssertionError
     and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
-    before = ckpt.get('optimizer_class', now if now in OURS else 'AdamW')
+    before = ckpt.get('optimizer_class', 'AdamW')
     params = [p for group in optimizer.param_groups for p in group['params']]
     n = sum(len(group['params']) for group in state['param_groups'])
     assert n == len(params), f"it has {n} parameters, not {len(params)}"

@@ -82,7 +82,8 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writeheader()
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
-    write_json(str(folder / 'run.json'), {'knobs': knobs, 'outcome': None, 'max_iters': n, 'tokens_per_iter': 1000})
+    write_json(str(folder / 'run.json'), {'knobs': knobs, 'given': list(knobs), 'outcome': None, 'max_iters': n,
+                                          'tokens_per_iter': 1000})
     return folder
 
 
@@ -126,7 +127,7 @@ def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, t
 def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
     a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
     c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
-    assert report.groups([a, b]) == {'all seeds': [a, b]}
+    assert report.groups([a, b]) == {a: [a, b]}
     assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
     assert report.groups([a]) == {a: [a]}
     e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))

@@ -92,7 +92,7 @@ def test_a_terminal_has_a_live_line_below_all_that_is_printed(script, tiny, tmp_
     flags = [*tiny, '--max_iters=100', '--eval_interval=0', '--log_interval=50']
     shown, lines = on_a_terminal(80, tmp_path / 'noisy.py', *flags)
     form = r'(training|evaluating \w+) +\d+% [\d,]+ of [\d,]+(, loss [\d.]+)?, \d+m\d\ds left'
-    live = re.findall(rf'\r\033\[K({form})(?=\r|$)', shown)
+    live = re.findall(rf'(?m)(?:\033\[K|^)({form})(?=\r|$)', shown)
     assert live and max(len(line) for line, *_ in live) < 80
     for i in range(100):
         assert lines.count(f'my own {i} line') == lines.count(f'and an error {i}') == 1, i
