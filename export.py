@@ -5,7 +5,7 @@ file for llama.cpp.
     $ python export.py --out_dir=out --to=out-hf
     $ python export.py --init_from=out/ckpt_best.pt --to=out-hf --dtype=bfloat16
     $ python export.py --out_dir=out --to=out-hf && hf upload OWNER/NAME out-hf
-    $ python export.py --out_dir=out --to=model.gguf --gguf_dtype=q8_0
+    $ python export.py --out_dir=out --to=model.gguf --dtype=q8_0
 
 The other way needs no export: --init_from=FOLDER_OR_NAME in train.py and sample.py reads such a folder, or a
 model on the Hub.
@@ -13,16 +13,14 @@ model on the Hub.
 
 from typing import Literal
 
-from configurator import configure, fail, out_of_range
+from configurator import configure, fail
 
 # -----------------------------------------------------------------------------
 # 'resume': the checkpoint in out_dir; or the path of a checkpoint; or a Hugging Face folder or name
 init_from = 'resume'
 out_dir = 'out'  # ignored if init_from is not 'resume'
 to: str = None  # the folder to write, which must not exist, or be empty; or a file NAME.gguf
-dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'  # of the weights in a folder
-gguf_dtype: Literal['f32', 'f16', 'bf16', 'q8_0'] = 'f16'  # of the matrices in a GGUF file
-shard_gb = 5.0  # the largest file of a folder, in 10^9 bytes
+dtype: Literal['float32', 'bfloat16', 'float16', 'q8_0'] = 'float32'  # of the weights; q8_0: in GGUF files
 # whose tokenizer to write. None: the checkpoint's own; one of nanoGPT's names the folder in data_dir
 dataset: str = None
 data_dir: str = None  # the folder of the datasets. None: data/ beside this file
@@ -39,16 +37,14 @@ from support.console import make_output_last
 
 make_output_last()
 
-problems = out_of_range(knobs, above_zero='shard_gb')
+problems = []
 is_gguf = bool(to) and to.endswith('.gguf')
 if not to:
     problems.append("nowhere to write. name a folder: --to=FOLDER, or a file: --to=NAME.gguf")
 elif os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
     problems.append(f"{to} is there already, and not empty. name another one with --to, or remove it")
-wrong = 'dtype' if is_gguf else 'gguf_dtype'
-if wrong in given:
-    problems.append(f"{wrong} is not that of --to={to}. dtype is for a folder, gguf_dtype for a file "
-                    "NAME.gguf")
+if dtype == 'q8_0' and not is_gguf:
+    problems.append("a folder cannot hold dtype=q8_0. use --dtype=bfloat16, or --to=NAME.gguf")
 if problems:
     fail(*problems)
 
@@ -69,8 +65,8 @@ n_params = sum(p.numel() for p in model.parameters())
 
 def write_folder(path):
     """Write a Hugging Face folder; returns its class in transformers."""
-    card = hf_export.model_card(name, ckpt, config, n_params, dtype)
-    kind = hf_export.write(path, weights, config, tokenizer_state, dtype, shard_gb, card)
+    card = hf_export.model_card(name, ckpt, n_params)
+    kind = hf_export.write(path, weights, config, tokenizer_state, dtype, card)
     back = huggingface.read(path)  # what was written must be what was meant
     for key, p in weights.items():
         p = p.to(getattr(torch, dtype))
@@ -102,7 +98,7 @@ try:
     with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
         path = os.path.join(temporary, name)  # complete before it gets its name
         if is_gguf:
-            kind = gguf.write(path, weights, config, tokenizer_state, gguf_dtype, name.removesuffix('.gguf'))
+            kind = gguf.write(path, weights, config, tokenizer_state, dtype, name.removesuffix('.gguf'))
         else:
             kind = write_folder(path)
         files = [path] if is_gguf else glob.glob(os.path.join(path, '*'))
@@ -117,10 +113,8 @@ except ImportError as e:
          "safetensors huggingface_hub gguf")
 except OSError as e:
     fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")
-if is_gguf and kind == 'gpt2' and config.mlp == 'gelu':
-    print(gguf.GELU_NOTE)
-print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {gguf_dtype if is_gguf else dtype}, "
-      f"{size / 1e6:.1f} MB; read back, {'the same' if is_gguf else 'identical'}")
+print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB"
+      + ('' if is_gguf else "; read back, identical"))
 answers = chat_format(make_tokenizer(tokenizer_state)) is not None  # a question, or a text to continue
 path = shlex.quote(to)
 if is_gguf:

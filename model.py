@@ -151,7 +151,7 @@ def part_problems(config):
     try:
         parse_rope_scaling(config.rope_scaling)
     except ValueError:
-        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none, linear:FACTOR or "
+        problems.append(f"no such rope_scaling ({config.rope_scaling}). use none or "
                         "llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE")
     return problems
 
@@ -167,9 +167,7 @@ def rope_table(config):
     exponents = torch.arange(0, D, 2, dtype=torch.float32) / D
     inv_freq = 1.0 / config.rope_theta ** exponents  # (D/2)
     scaling = parse_rope_scaling(config.rope_scaling)
-    if len(scaling) == 1:  # linear: squeeze the positions
-        inv_freq = inv_freq / scaling[0]
-    if len(scaling) == 4:  # llama3: only the low frequencies, with a smooth transition
+    if scaling:  # llama3: squeeze the positions of the low frequencies, with a smooth transition
         factor, low, high, original = scaling
         turns = original * inv_freq / (2 * math.pi)  # within the original block; low or fewer: slowed down
         keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -180,13 +178,13 @@ def rope_table(config):
 
 
 def parse_rope_scaling(text):
-    """'none' -> [], 'linear:4' -> [4.0], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; else ValueError."""
+    """'none' -> [], 'llama3:8:1:4:8192' -> [8.0, 1.0, 4.0, 8192.0]; else ValueError."""
     kind, *numbers = text.split(':')
     numbers = [float(number) for number in numbers]
-    length = {'none': 0, 'linear': 1, 'llama3': 4}.get(kind)
+    length = {'none': 0, 'llama3': 4}.get(kind)
     if len(numbers) != length or not all(0 < number < math.inf for number in numbers):
         raise ValueError(text)
-    if kind == 'llama3' and numbers[1] >= numbers[2]:
+    if numbers and numbers[1] >= numbers[2]:
         raise ValueError(text)
     return numbers
 

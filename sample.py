@@ -33,7 +33,7 @@ compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GP
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='out_dir')
 
-import collections
+import itertools
 import signal
 import sys
 import time
@@ -120,18 +120,20 @@ def on_interrupt(number, frame):
 # the latter does less bookkeeping: a tenth more tokens per second of a small model (dev/LOG.md)
 @(torch.no_grad if static else torch.inference_mode)()
 def generate(ids, on_token):
-    """Continue equally long lists of ids until on_token(the next ids, (B, 1)) is True, or Ctrl-C."""
+    """Continue equally long lists of ids until on_token(the next ids, (B, 1)) is True, or Ctrl-C. Returns how
+    many were drawn."""
     global interrupted
     interrupted = False
     signal.signal(signal.SIGINT, on_interrupt)
     try:
-        model.generate(torch.tensor(ids, device=device), max_new_tokens, temperature, top_k, top_p,
-                       tokenizer.n_vocab, stop_ids or None, generator, static=static,
-                       on_token=lambda new: on_token(new) or interrupted)
+        out = model.generate(torch.tensor(ids, device=device), max_new_tokens, temperature, top_k, top_p,
+                             tokenizer.n_vocab, stop_ids or None, generator, static=static,
+                             on_token=lambda new: on_token(new) or interrupted)
     except FloatingPointError as e:
         say(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint")
         sys.exit(3)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return out[:, len(ids[0]):].numel()
 
 
 def print_new(sample):
@@ -141,42 +143,31 @@ def print_new(sample):
     print(text, end='\n---------------\n' if sample.finished else '', flush=True)
 
 
-def write(samples):
-    """Generate and print the samples, in their order; a single one while it is generated. After Ctrl-C: what
-    there is of them."""
-    live, left = len(samples) == 1, sorted(samples, key=lambda sample: len(sample.ids))
-    made, t0 = collections.Counter(), time.perf_counter()
-    if live:
-        print_new(samples[0])  # the prompt
-    while left:
-        batch = [sample for sample in left[:batch_size] if len(sample.ids) == len(left[0].ids)]
-        left = left[len(batch):]
-
-        def on_token(ids):
-            made.update(tokens=len(batch), steps=1)
-            for sample, id in zip(batch, ids[:, 0].tolist()):
-                sample.add(id)
-            if live:
-                print_new(batch[0])
-            return all(sample.done for sample in batch)
-
-        generate([sample.ids for sample in batch], on_token)
-        for sample in batch:
-            sample.finish()
-        if interrupted:  # the others never began
-            left, samples = [], [sample for sample in samples if sample.finished]
-        while samples and samples[0].finished:
-            print_new(samples.pop(0))
-    if made and not interrupted:
-        speed, size = made['steps'] / (time.perf_counter() - t0), sum(p.nbytes for p in model.parameters())
-        say(f"{source}: {made['tokens']:,} tokens, {speed * made['tokens'] / made['steps']:,.0f} per second, "
-            f"{speed * size / 1e9:.1f} GB/s of weights read")
-
-
 if chat:
     session = Session(model, tokenizer, max_new_tokens, lambda ids, on_token: generate([ids], on_token))
     answer_file(session, texts) if prompts or 'start' in given else talk(session)
     sys.exit()
-write(samples)
+
+live = len(samples) == 1  # a single one is printed while it is generated
+if live:
+    print_new(samples[0])  # the prompt
+made, t0 = 0, time.perf_counter()
+while samples and not interrupted:  # after Ctrl-C: what there is of a batch
+    length = len(samples[0].ids)
+    batch = list(itertools.takewhile(lambda sample: len(sample.ids) == length, samples[:batch_size]))
+    samples = samples[len(batch):]
+
+    def on_token(ids):
+        for sample, id in zip(batch, ids[:, 0].tolist()):
+            sample.add(id)
+        if live:
+            print_new(batch[0])
+        return all(sample.done for sample in batch)
+
+    made += generate([sample.ids for sample in batch], on_token)
+    for sample in batch:
+        sample.finish()
+        print_new(sample)
 if interrupted:
     sys.exit(128 + signal.SIGINT)
+say(f"{source}: {made:,} tokens, {made / (time.perf_counter() - t0):,.0f} per second")

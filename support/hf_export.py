@@ -14,7 +14,7 @@ import torch
 
 from support.chat import ASSISTANT_END, chat_format
 from support.hf_tokenizer import bytes_to_unicode, oniguruma
-from support.huggingface import CLASSES, convert, preset_of, to_config, weight_names
+from support.huggingface import convert, preset_of, to_config, weight_names
 from support.tokenizer import END_OF_TEXT, make_tokenizer
 
 # Readers insist on an id that ends a text, and a vocabulary of characters has none. They are told the first
@@ -23,22 +23,20 @@ from support.tokenizer import END_OF_TEXT, make_tokenizer
 RARE = '\x00\x03\x04\x1a\x0c|~^`\\$@#&%*_=+<>{}[]'
 
 
-def write(folder, weights, config, tokenizer_state, dtype='float32', shard_gb=5.0, card=''):
-    """Write a model (our weights, its GPTConfig) and its tokenizer into `folder`, the weights in `dtype`, in
-    files of up to shard_gb * 10^9 bytes. card: the text of its README.md. Returns the name of its class in
-    transformers; ValueError if it has none."""
+def write(folder, weights, config, tokenizer_state, dtype='float32', card=''):
+    """Write a model (our weights, its GPTConfig) and its tokenizer into `folder`, the weights in `dtype`.
+    card: the text of its README.md. Returns the name of its class in transformers; ValueError if it has
+    none."""
     from huggingface_hub import save_torch_state_dict
     tokenizer = make_tokenizer(tokenizer_state)
     theirs = to_config(config, tokenizer, dtype)
     content, settings = to_tokenizer_json(tokenizer, config.block_size)
     texts = {'config.json': json.dumps(theirs, indent=2),
              'generation_config.json': json.dumps(generation_config(config, tokenizer), indent=2),
-             'tokenizer.json': content, 'tokenizer_config.json': settings}
-    if card:
-        texts['README.md'] = card
+             'tokenizer.json': content, 'tokenizer_config.json': settings, 'README.md': card}
     os.makedirs(folder, exist_ok=True)
     save_torch_state_dict(their_weights(weights, config, getattr(torch, dtype)), folder,
-                          max_shard_size=max(1, int(shard_gb * 1e9)), metadata={'format': 'pt'})
+                          metadata={'format': 'pt'})
     for name, text in texts.items():
         with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
             f.write(text.rstrip('\n') + '\n')
@@ -72,19 +70,12 @@ def generation_config(config, tokenizer):
     return out
 
 
-def model_card(name, ckpt, config, n_params, dtype):
-    """The text of README.md: what the model is, from what it was made, how to load it."""
-    loss = ckpt.get('evaluation', {}).get('metrics', {}).get('val_loss')
-    rows = {'architecture': f"{CLASSES[preset_of(config)]}, {config.n_layer} layers, {config.n_head} heads, "
-                            f"{config.n_embd} channels, {config.block_size:,} tokens of context",
-            'parameters': f"{n_params:,}, in {dtype}", 'dataset': ckpt['config'].get('dataset'),
-            'iterations': ckpt['iter_num'], 'validation loss': loss}
-    table = '\n'.join(f"| {key} | {value} |" for key, value in rows.items() if value)
+def model_card(name, ckpt, n_params):
+    """The text of README.md: from what the model was made, how to load it."""
+    loss = ckpt.get('evaluation', {}).get('metrics', {}).get('val_loss', 'unknown')
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
-tags:
-- flatgpt
 ---
 
 # {name}
@@ -93,7 +84,10 @@ A language model, not trained to avoid harm. License: not chosen yet; whoever pu
 
 | | |
 |---|---|
-{table}
+| parameters | {n_params:,} |
+| dataset | {ckpt['config'].get('dataset', 'unknown')} |
+| iterations | {ckpt['iter_num']:,} |
+| validation loss | {loss} |
 
 ```python
 from transformers import pipeline

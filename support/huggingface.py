@@ -63,7 +63,6 @@ ACTIVATIONS = {'gelu': 'gelu', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_new': 'ge
                'silu': 'swiglu'}  # theirs, ours; of two that are the same, the second is written
 ROPE_KEYS = {
     'default': [],
-    'linear': ['factor'],
     'llama3': ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'],
 }
 # fields that change the network without a trace in the weights, and the only value that we read

@@ -128,7 +128,7 @@ for flags, *words in (
         ('--n_embd=30 --n_head=4', 'n_embd=30', '32'), ('--arch=llama --n_kv_head=3', 'n_kv_head=3', '--n_kv_head=1'),
         ('--n_layer=9999', 'n_layer', 'below 1,024'),
         ('--matrix_optimizer=muon', 'muon', '--arch=llama'), ('--block_size=1e12', 'block_size'), 
-        ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=linear:nan --arch=llama', 'linear:FACTOR'),
+        ('--dropout=1', 'dropout'), ('--arch=gtp2', 'gtp2', 'llama'), ('--rope_scaling=llama3:nan:1:4:16 --arch=llama', 'llama3:FACTOR'),
         ('--warmup_iters=6', 'warmup_iters=6', 'lr_decay_iters=6', '--warmup_iters=0'),
         ('--init_from=scrath', 'no checkpoint in scrath', 'resume:PATH'), ('--init_from=gpt2-xl', 'gpt2-xl', 'go online', 'folder'),
         ('--lr_schedule=cosin', 'cosin', 'linear', 'constant'), ('--dtype=bf16', 'bf16', 'bfloat16'), ('--dtype=float16', 'float16', 'float32'),

@@ -129,10 +129,10 @@ def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(works, tiny, 
     args = saved(out)['model_args']
     assert args['arch'] == 'llama' and args['n_kv_head'] == 1 and args['positions'] == 'rope'
     # rotary positions are no weights: a new run may have more of them, and squeeze them
-    flags = [f"--init_from={out}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=linear:2']
+    flags = [f"--init_from={out}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=llama3:2:1:4:16']
     works('train.py', *tiny, *flags)
     args = saved(tmp_path / 'longer')['model_args']
-    assert args['block_size'] == 32 and args['rope_scaling'] == 'linear:2'
+    assert args['block_size'] == 32 and args['rope_scaling'] == 'llama3:2:1:4:16'
 
 
 @pytest.mark.parametrize('budget, iterations', [
