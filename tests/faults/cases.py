@@ -43,28 +43,17 @@ def stopped_and_resumed(quick):
 
 
 @case()
-def another_number_of_processes(quick):
-    """1 process to k, then 4, then 2, same global batch"""
-    out = train(sabotage=stop_at(9), expect=143).out
-    first = resume(out, sabotage=stop_at(21), ranks=4, expect=143).text()
-    assert 'processes 1 -> 4' in first, first
-    resume(out, ranks=2)
-    rows = zip(log_without_times(out), through()[1], strict=True)
-    apart = max(abs(float(a['loss']) - float(b['loss'])) for a, b in rows if a['loss'])
-    assert apart < 1e-5, apart
-    return f"same samples, losses within {apart:.0e}, and the resume says why not bit-exactly"
-
-
-@case()
 def what_an_exact_resume_depends_on(quick):
-    """resumed with two threads, another micro-batch, bfloat16"""
+    """resumed with two threads, another micro-batch, bfloat16, in two processes"""
     def two_threads():
         torch.set_num_threads(2)
 
     larger = ['--batch_size=4', '--total_batch_size=128']
-    for flags, sabotage, words in (([], two_threads, 'threads 1 -> 2'), (larger, None, 'batch_size 2 -> 4'),
-                                   (['--dtype=bfloat16'], None, 'dtype float32 -> bfloat16')):
-        text = resume(some_run(), *flags, sabotage=sabotage).text()
+    for flags, sabotage, ranks, words in (([], two_threads, 1, 'threads 1 -> 2'),
+                                          (larger, None, 1, 'batch_size 2 -> 4'),
+                                          (['--dtype=bfloat16'], None, 1, 'dtype float32 -> bfloat16'),
+                                          ([], None, 2, 'processes 1 -> 2')):
+        text = resume(some_run(), *flags, sabotage=sabotage, ranks=ranks).text()
         assert re.search(f'note: from here on not the bits of an uninterrupted run.*{words}', text), text
     assert 'not the bits' not in resume(some_run()).text()
     return "it says that it cannot be exact, and why"
@@ -122,35 +111,8 @@ def whole_ones(out):
     return paths
 
 
-@case()
-def read_while_it_is_saved(quick):
-    """ckpt.pt read again and again while a run saves after each update"""
-    child = Child(*RUN, '--max_iters=100000', '--eval_interval=0', '--log_interval=0')
-    path, seen, reads = child.out / 'ckpt.pt', {}, 0
-    end = time.time() + (3 if quick else 60)
-    while time.time() < end:
-        if not path.exists():
-            continue
-        state, reads = load.unpack(str(path)), reads + 1
-        steps = {own['step'].item() for own in state['optimizer']['state'].values() if 'step' in own}
-        assert steps == {float(state['iter_num'])}, (steps, state['iter_num'])
-        weights = b''.join(p.numpy().tobytes() for p in state['model'].values())
-        # the bits of an iteration are always the same ones
-        assert seen.setdefault(state['iter_num'], weights) == weights, state['iter_num']
-    child.stop()
-    assert len(seen) > 3, len(seen)
-    return f"{reads} reads of {len(seen)} checkpoints: each of one iteration, weights and moments"
-
-
 # -----------------------------------------------------------------------------
 # damaged files
-
-
-def resumes_from_the_one_before(out):
-    """The newest checkpoint of `out` is damaged, which a resume tells; it ends with the same bits."""
-    text = resume(out).text()
-    assert 'ckpt_00000030.pt is damaged' in text and 'after 29 iterations' in text, text
-    same_as_through(out)
 
 
 @case()
@@ -160,13 +122,15 @@ def truncated(quick):
     for length in (0, size - 1) if quick else (0, 1, 100, size // 2, size - 1):
         out = some_run()
         os.truncate(out / 'ckpt_00000030.pt', length)
-        resumes_from_the_one_before(out)
+        text = resume(out).text()
+        assert 'ckpt_00000030.pt is damaged' in text and 'after 29 iterations' in text, text
+        same_as_through(out)
     return "named, the one before taken, the same bits at the end"
 
 
 @case()
 def bits_flipped(quick):
-    """one bit flipped at 60 random places (quick: 3), and a page of zeros"""
+    """one bit flipped at 60 random places (quick: 3)"""
     found, n = 0, 3 if quick else 60
     for i in range(n):
         out = some_run()
@@ -175,11 +139,6 @@ def bits_flipped(quick):
         (out / 'ckpt_00000030.pt').write_bytes(content)
         found += 'ckpt_00000030.pt is ' in resume(out).text()
         same_as_through(out)
-    out = some_run()
-    with open(out / 'ckpt_00000030.pt', 'r+b') as f:
-        f.seek(8192)
-        f.write(bytes(4096))
-    resumes_from_the_one_before(out)
     return f"{found} of {n} found by checksum, the others lay between the records; the same bits each time"
 
 
@@ -210,49 +169,25 @@ def files_may_not_grow(quick):
     return "a warning each time, status 4 at the end, the older ones whole, resumed to the same bits"
 
 
-@case()
-def console_is_full(quick):
-    """standard output is /dev/full"""
-    def full():
-        sys.stdout = open('/dev/full', 'w')
-    child = train(sabotage=full)
-    assert 'standard output is gone (No space left on device)' in child.text()
-    same_as_through(child.out)
-    return "one warning, the run ends well"
-
-
 @case('namespaces')
 def disk_is_full(quick):
-    """a small tmpfs fills up while it trains, is emptied again, and stays full until the end"""
+    """a small tmpfs fills up while it trains, stays full until the end, and is emptied"""
     disk = Path(tempfile.mkdtemp(dir=SCRATCH))
     subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', disk], check=True)
-    fills_up(disk)
-    (disk / 'filler').unlink()
-    out = shutil.copytree(disk / 'out', SCRATCH / 'from_disk')
-    flags = [f"--max_iters={newest_state(out)['iter_num'] + 20}", '--lr_decay_iters=100000']
-    same_as_through(resume(out, *flags).out, *flags, log=False)
-    # room again: it continues
-    Child(*RUN, '--max_iters=100000', '--init_from=resume', out=disk / 'out').until('iter ').stop()
-    shutil.rmtree(disk / 'out')
-    subprocess.run(['mount', '-o', 'remount,size=700k', disk], check=True)
-    text = train(out=disk / 'out', expect=2).text()
-    assert 'too little space on the disk' in text and not (disk / 'out').exists(), text
-    subprocess.run(['umount', disk], check=True)
-    return ("No space left on device: a warning, the older ones whole, status 4, resumed to the same bits; "
-            "too small from the beginning: status 2")
-
-
-def fills_up(disk):
-    """A run whose disk has no room left from some iteration on, until it is stopped."""
     child = Child(*RUN, '--max_iters=100000', out=disk / 'out').until('iter 10:')
     with suppress(OSError), open(disk / 'filler', 'wb', buffering=0) as f:
         while True:
             f.write(bytes(4096))
     child.until('could not be written (No space left on device)')
-    assert whole_ones(disk / 'out')
-    seen = checkpoint.newest(str(disk / 'out'))
+    assert whole_ones(child.out)
+    seen = checkpoint.newest(str(child.out))
     child.signal(signal.SIGTERM)
-    assert child.wait() == 4 and checkpoint.newest(str(disk / 'out')) == seen, child.text()[-1000:]
+    assert child.wait() == 4 and checkpoint.newest(str(child.out)) == seen, child.text()[-1000:]
+    (disk / 'filler').unlink()
+    flags = [f"--max_iters={newest_state(child.out)['iter_num'] + 20}", '--lr_decay_iters=100000']
+    same_as_through(resume(child.out, *flags).out, *flags, log=False)
+    subprocess.run(['umount', disk], check=True)
+    return "No space left on device: a warning, the older ones whole, status 4, resumed to the same bits"
 
 
 # -----------------------------------------------------------------------------
@@ -437,12 +372,11 @@ def poison(bad, rank=None):
 
 @case()
 def a_loss_is_nan(quick):
-    """nan in the loss of one iteration, of three, on one process and on one of two"""
+    """nan in the loss of one iteration, on one process and on one of two"""
     child = train('--eval_interval=0', '--save_interval=10', '--max_iters=15', '--lr_decay_iters=32',
                   sabotage=poison({12}))
     note, = [line for line in child.text().splitlines() if 'was skipped' in line]
     assert 'the update of iteration 12 was skipped, its loss is nan, its gradient norm nan' in note, note
-    assert [row['loss'] == 'nan' for row in log_without_times(child.out)[11:14]] == [False, True, False]
     # without the sabotage that iteration is a good one: the same samples, weights, dropout and lr
     again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(f'{child.out}-replay'))
     assert again.wait() == 0, again.text()
@@ -452,9 +386,6 @@ def a_loss_is_nan(quick):
     assert found == normal
     a, b = (train('--eval_interval=0', f'--log_interval={n}', sabotage=poison({12})).out for n in (1, 9))
     assert fingerprint(a) == fingerprint(b), 'when it is looked at changes nothing'
-    text = train('--eval_interval=0', '--save_interval=100', '--log_interval=10',
-                 sabotage=poison({12, 13, 25})).text()
-    assert '(2 skipped since the last line, 0 in a row)' in text and 'iteration 25' in text, text
     two = train('--eval_interval=0', ranks=2, sabotage=poison({12, 13}, rank=1))
     assert 'iteration 12 was skipped' in two.text(), two.text()[-800:]
     return ("skipped on all processes alike, told with iteration, loss, norm and the line that replays it; "
@@ -463,16 +394,12 @@ def a_loss_is_nan(quick):
 
 @case()
 def every_loss_is_nan(quick):
-    """nan from iteration 22 on"""
-    for log_interval in (1, 17):
-        child = train('--save_interval=20', '--eval_interval=0', f'--log_interval={log_interval}',
-                      '--max_iters=100', sabotage=poison(set(range(22, 1000))), expect=3)
-        n = guard.Guard.max_in_a_row if log_interval == 1 else 34 + 1 - 22
-        text = child.text()
-        assert f'error: {n} updates in a row were skipped' in text and text.count('error: ') == 1, text
-        state = newest_state(child.out)
-        assert all(torch.isfinite(p).all() for p in state['model'].values())
-        assert state['iter_num'] == 20
+    """nan from iteration 22 on, which is looked at each 17 iterations"""
+    child = train('--save_interval=20', '--eval_interval=0', '--log_interval=17', '--max_iters=100',
+                  sabotage=poison(set(range(22, 1000))), expect=3)
+    text, state = child.text(), newest_state(child.out)
+    assert f'error: {34 + 1 - 22} updates in a row were skipped' in text and text.count('error: ') == 1, text
+    assert all(torch.isfinite(p).all() for p in state['model'].values()) and state['iter_num'] == 20
     return "status 3, the last good checkpoint untouched"
 
 

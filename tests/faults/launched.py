@@ -113,15 +113,6 @@ def cable(state):
     shell(f'ip -n h1 link set v1 {state}')
 
 
-def on_hosts(out, *args):
-    """Two hosts with a process each, by torchrun."""
-    return [Torchrun(1, *args, out=out, prefix=['ip', 'netns', 'exec', f'h{i}'],
-                     env={'GLOO_SOCKET_IFNAME': f'v{i}', 'NCCL_SOCKET_IFNAME': f'v{i}'},
-                     launcher=['--nnodes=2', f'--node_rank={i - 1}', '--master_addr=10.77.0.1',
-                               '--master_port=29577'])
-            for i in (1, 2)]
-
-
 def by_script(i, out, *args, nodes='2', wait='600'):
     """One process on the host i, by runs/multinode.sh."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
@@ -147,29 +138,6 @@ def resumes(job):
     job.until('resuming from', limit=150)
     assert 'error: lost contact' in job.text() and 'Error: [' not in job.text(), job.text()[-4000:]
     return f"{time.time() - t0:.0f} s"
-
-
-@case('namespaces', 'slow')
-def two_hosts(quick):
-    """two hosts in network namespaces; a cable cut between them"""
-    hosts()
-    end_well(on_hosts(SCRATCH / 'hosts'), SCRATCH / 'hosts')
-    out = SCRATCH / 'cut'
-    jobs = on_hosts(out, '--max_iters=100000', '--ddp_timeout=10')
-    jobs[0].until('iter 20:')
-    cable('down')
-    t0 = time.time()
-    while all(job.is_running() for job in jobs):  # the other torchrun may wait for minutes
-        assert time.time() < t0 + 150, 'nobody noticed'
-        time.sleep(0.2)
-    took = time.time() - t0
-    for job in jobs:
-        job.lose()
-    cable('up')
-    flags = [f"--max_iters={newest_state(out)['iter_num'] + 20}", '--lr_decay_iters=100000']
-    end_well(on_hosts(out, '--init_from=auto', *flags), out, *flags)
-    return (f"the weights of one process up to rounding; cut: ended within {took:.0f} s; joined again: the "
-            "same")
 
 
 @case('namespaces', 'slow')
