@@ -79,7 +79,7 @@ lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_it
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only at the end
-eval_iters: int | str = 200  # per split, always the same: batches, or '1e6 tokens'; 0: all of val.bin
+eval_iters = 200  # batches of each split, always the same ones; 0: all of it
 eval_only = False  # evaluate once and exit
 stop_val_loss: float = None  # end the run when the validation loss is this low
 tasks = ''  # benchmarks: 'hellaswag,core'; 'core:500': with 500 examples of each task

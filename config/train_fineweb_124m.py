@@ -24,5 +24,5 @@ max_iters = 3250
 warmup_iters = 250  # without config/arch_modern.py behind it this is a GPT-2
 
 eval_interval = 250
-eval_iters = '10485760 tokens'
+eval_iters = 10485760 // (batch_size * block_size)
 log_interval = 10

@@ -27,6 +27,6 @@ max_iters = 10_000
 warmup_iters = 250  # without config/arch_modern.py behind it this is a GPT-2
 
 eval_interval = 250  # every hour on an RTX 3090
-eval_iters = '1048576 tokens'
+eval_iters = 1048576 // (batch_size * block_size)
 save_interval = 50  # a power cut costs a quarter of an hour
 log_interval = 5

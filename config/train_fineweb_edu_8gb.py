@@ -28,6 +28,6 @@ max_iters = 3250
 warmup_iters = 250  # without config/arch_modern.py behind it this is a GPT-2
 
 eval_interval = 125  # every hour and a half
-eval_iters = '1048576 tokens'
+eval_iters = 1048576 // (batch_size * block_size)
 save_interval = 25  # a power cut costs twenty minutes
 log_interval = 1

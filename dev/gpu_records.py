@@ -438,7 +438,7 @@ def learn(row, arch):
     recipe = ['config/arch_modern.py'] if arch != 'gpt2' else []
     recipe += ['config/arch_local.py'] if arch == 'local' else []
     how = {**LARGE, 'total_batch_size': 65536, 'max_iters': 500, 'warmup_iters': 50, 'eval_interval': 100,
-           'eval_iters': '524288 tokens', 'log_interval': 10}
+           'eval_iters': 16, 'log_interval': 10}
     if smoke:
         tokens = [f"--input={os.path.join(HERE, 'README.md')}", '--tokenizer=byte']
         how = {**SMALL, 'gradient_accumulation_steps': 1, 'max_iters': 4, 'warmup_iters': 1, 'eval_iters': 1}

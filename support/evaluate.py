@@ -5,7 +5,6 @@ the training loop. No evaluation leaves a trace in the training.
 
 import contextlib
 import math
-import re
 
 import numpy as np
 import torch
@@ -119,21 +118,6 @@ def look_up(wanted, keys, values):
 
 # -----------------------------------------------------------------------------
 # in the training loop
-
-def parse_amount(text, *units):
-    """(1e6, 'tokens') of '1e6 tokens', if that is one of the units. ValueError for anything else."""
-    found = re.fullmatch(r'\s*([\d.]+(?:e\d+)?)\s*(\w+)\s*', str(text))
-    if not found or found[2] not in units or not 0 < float(found[1]) < 2**62:
-        raise ValueError(text)
-    return float(found[1]), found[2]
-
-
-def parse_eval_iters(eval_iters):
-    """(batches, tokens), one of them 0: 200 -> (200, 0), '1e6 tokens' -> (0, 1000000). ValueError for
-    anything else."""
-    if str(eval_iters).isdigit():
-        return int(eval_iters), 0
-    return 0, int(parse_amount(eval_iters, 'tokens')[0])
 
 
 def parse_interval(interval):

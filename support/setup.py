@@ -19,7 +19,7 @@ from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_lost_data, explain_out_of_memory
-from support.evaluate import parse_amount, parse_eval_iters, parse_interval
+from support.evaluate import parse_interval
 from support.parallel import shard_problems
 from support.samples import parse_style
 
@@ -27,8 +27,8 @@ PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
 RATES = 'learning_rate matrix_lr embedding_lr head_lr min_lr weight_decay matrix_weight_decay'
-FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval tasks_interval log_interval grad_clip '
-             'shard save_interval keep_checkpoints ' + RATES)
+FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval eval_iters tasks_interval '
+             'log_interval grad_clip shard save_interval keep_checkpoints ' + RATES)
 BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
 
 
@@ -104,10 +104,7 @@ class Run:
     def eval_windows(self):
         """How many windows of block_size tokens of each split an evaluation reads, or all that it has."""
         k, split = self.k, self.data.val or self.data.train
-        batches, tokens = parse_eval_iters(k.eval_iters)
-        if tokens:
-            return max(1, tokens // k.block_size)
-        return batches * k.batch_size or math.ceil(split.n_targets(k.block_size) / k.block_size)
+        return k.eval_iters * k.batch_size or math.ceil(split.n_targets(k.block_size) / k.block_size)
 
     def loss_chunk_size(self, model):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
@@ -130,11 +127,11 @@ def resolve(knobs, given, dist):
     run = Run(dict(knobs), dict(given), dist)
     find_start(run)
     settle(run, knobs.kinds)
-    why = settle_system(run)
+    system = settle_system(run)
     if run.resuming and not run.knobs['eval_only']:
         resume.tell_what_changed(run)
     explain_out_of_memory()
-    run.overview = overview(run, why)
+    run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
     dist.print('\n'.join(wrap(run.overview, indent=10)))
     n = run.start_iter
     if run.resuming and n >= run.knobs['max_iters'] and not run.knobs['eval_only']:
@@ -206,7 +203,6 @@ def check_knobs(run):
     k = run.k
     problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
     for name, parse, remedy in (
-            ('eval_iters', parse_eval_iters, "0 or more, or tokens, such as '1e6 tokens'"),
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
             ('sample_tokens', parse_style, "a million or less but above 0, and behind it, if you like, "
              "temperature (0 or more), top_k, top_p (up to 1) and prompts, as in '64 temperature=1 top_p=0.8 "
@@ -300,42 +296,41 @@ def iterations(run, budget):
     epoch = run.samples_per_epoch * run.knobs['block_size']
     tokens_per = {'tokens': 1, 'epochs': epoch, 'tokens_per_param': run.n_params}
     try:
-        number, unit = parse_amount(budget, *filter(tokens_per.get, tokens_per))  # no data: no epochs
-    except ValueError:
+        number, unit = budget.split()
+        tokens = float(number) * tokens_per[unit]
+        if not 0 < tokens < 2**62:  # where there is no data, epochs are 0 tokens
+            raise ValueError
+    except (ValueError, KeyError):
         fail(f"budget is out of range ({budget}). use a number above 0 and what it counts: '1e9 tokens', "
              "'3 epochs' or '20 tokens_per_param'")
-    return math.ceil(number * tokens_per[unit] / run.tokens_per_iter)
+    return math.ceil(tokens / run.tokens_per_iter)
 
 
 def settle_system(run):
-    """Settles dtype and compile, the same on all processes. Returns why, and why this device, in words."""
+    """Settles dtype and compile, the same on all processes. Returns the plan's line about them."""
     knobs, device, n = run.knobs, run.dist.device, run.dist.world_size
-    why = {'device': run.dist.why_device, 'threads': ''}
     knobs['device'] = str(device)
-    knobs['dtype'], why['dtype'] = devices.choose_dtype(knobs['dtype'], device)
-    knobs['compile'], why['compile'] = devices.choose_compile(knobs['compile'], device)
+    knobs['dtype'], why_dtype = devices.choose_dtype(knobs['dtype'], device)
+    knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
     chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size')}
     run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
                        **chosen}
+    threads = ''
     if device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()
-        why['threads'] = f", {cpu.watch(device)}"
-    return why
+        threads = f", {cpu.watch(device)}"
+    return (f"system    {device} ({run.dist.why_device}){threads}, {knobs['dtype']} ({why_dtype}), "
+            f"compile {'on' if knobs['compile'] else 'off'} ({why_compile})")
 
 
-def overview(run, why):
-    """Lines about dataset, model, batch, budget, schedule, system. why: settle_system()'s"""
-    k = run.k
-    expect = f"checkpoints of {run.checkpoint_bytes / 1e6:,.1f} MB in {k.out_dir}"
+def expectation(run):
+    expect = f"checkpoints of {run.checkpoint_bytes / 1e6:,.1f} MB in {run.k.out_dir}"
     if not run.ckpt:
         n = run.data.meta['vocab_size']
         expect = f"a first loss of about ln({n}) = {math.log(n):.2f}; {expect}"
-    return [dataset_line(run), *shape_lines(run),
-            f"system    {run.dist.device} ({why['device']}){why['threads']}, {k.dtype} ({why['dtype']}), "
-            f"compile {'on' if k.compile else 'off'} ({why['compile']})",
-            f"expect    {expect}"]
+    return f"expect    {expect}"
 
 
 def dataset_line(run):
