@@ -37,7 +37,7 @@ val_fraction: float = None  # part of the documents (chosen by a hash) that goes
 # document its end. None: 0.1, for the sets from the Hub 0.0005
 max_tokens: int = None  # stop when train.bin has that many, and read no further
 shard_tokens = 500_000_000  # a longer split is written as files of that many tokens (1 GB)
-workers: int = None  # processes that encode. None: one per core
+workers: int = None  # threads that encode. None: one per core
 overwrite = False  # True: replace a dataset that was made in another way
 show = False  # print what is in the dataset, and check it
 chat = False  # True: --input has conversations, in .jsonl or .parquet; see data/README.md
@@ -110,7 +110,7 @@ def encode_files():
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
     if not draft.resume():
         draft.start(choose_tokenizer(tokenizer, files, documents))
-    with contextlib.closing(encode(draft)) as results:  # ends its workers
+    with contextlib.closing(encode(draft)) as results:  # ends its threads
         for encoded, place in results:
             draft.add(encoded, place, max_tokens)
             if draft.place[0] == len(files):
@@ -128,7 +128,7 @@ def encode(draft):
         return encode_text.read_npy(draft.files, draft.encoder, draft.place)
     split_at = draft.encoder.tokenizer.split_at
     portions = encode_text.portions(documents(draft.files, draft.place), split_at, split_of, draft.place)
-    # bytes and characters are encoded faster than they are sent to another process
+    # bytes and characters are encoded as fast as they are read
     return encode_text.encode_in_order(portions, 1 if split_at == 'anywhere' else workers, draft.encoder)
 
 
@@ -243,8 +243,8 @@ def print_summary(meta, seconds):
 
 
 def stop(number, frame):
-    """At once and not by an exception: that could come while a lock of the workers' queue is held. The files
-    are whole at any moment, and the workers end with this process."""
+    """At once and not by an exception, which would wait for the threads. The files are whole at any
+    moment."""
     os.write(2, b'interrupted; run it again, it continues from what was saved\n')
     os._exit(128 + number)
 
@@ -271,5 +271,5 @@ def main():
     print_summary(meta, time.time() - t0)
 
 
-if __name__ == '__main__':  # not in the workers, which import this file where processes cannot be forked
+if __name__ == '__main__':
     main()

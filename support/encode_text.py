@@ -1,6 +1,6 @@
 """
-Documents become token ids: text is cut into portions of about a million characters, which worker
-processes encode. Where a portion ends depends on the text alone, not on who encodes it or whether a run
+Documents become token ids: text is cut into portions of about a million characters, which threads
+encode. Where a portion ends depends on the text alone, not on who encodes it or whether a run
 was interrupted, so the same bytes come out.
 """
 
@@ -8,12 +8,8 @@ import collections
 import concurrent.futures
 import hashlib
 import itertools
-import multiprocessing
 import os
 import re
-import signal
-import sys
-import threading
 
 import numpy as np
 
@@ -131,25 +127,16 @@ class Encoder:
 
 def encode_in_order(portions, workers, encoder):
     """Yield encoder.encode(portion) and the place for each of portions(), in their order, encoded by that
-    many processes. Only a few portions are in memory at a time."""
-    if workers == 1:
-        yield from ((encoder.encode(portion), place) for portion, place in portions)
-        return
-    # a forked process has the tokenizer at once; where fork is not safe, a new Python imports the script
-    # again and is sent the tokenizer
-    context = multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn')
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, [encoder])
+    many threads: tiktoken and tokenizers release Python's lock. Only a few portions are in memory at a
+    time."""
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
     try:
-        pool.submit(os.getpid).result()  # starts the processes now, before there are threads
-        jobs = ((pool.submit(encode_here, portion), place) for portion, place in portions)
+        jobs = ((pool.submit(encoder.encode, portion), place) for portion, place in portions)
         waiting = collections.deque(itertools.islice(jobs, 2 * workers))
         while waiting:
             future, place = waiting.popleft()
             waiting.extend(itertools.islice(jobs, 1))
             yield future.result(), place
-    except concurrent.futures.process.BrokenProcessPool:
-        fail(f"one of the {workers} workers was killed (out of memory?). run it again with fewer --workers: "
-             "it continues where it stopped")
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -157,25 +144,6 @@ def encode_in_order(portions, workers, encoder):
 def count_cores():
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
-def start_worker(encoder):
-    global worker_encoder  # of this process
-    worker_encoder = encoder
-    # Ctrl-C reaches all processes; the one that started this one handles it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=exit_with_parent, daemon=True).start()
-
-
-def exit_with_parent():
-    """If the parent is killed, nobody tells its workers."""
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-def encode_here(portion):
-    return worker_encoder.encode(portion)
 
 
 # -----------------------------------------------------------------------------

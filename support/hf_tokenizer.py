@@ -73,7 +73,8 @@ class HFTokenizer:
         return ids[1:] if ids[:2] == [self.end_of_text] * 2 else ids
 
     def ids(self, text, corpus):
-        self.tokenizer.encode_special_tokens = corpus  # nothing is special in a corpus
+        if self.tokenizer.encode_special_tokens != corpus:  # nothing is special in a corpus
+            self.tokenizer.encode_special_tokens = corpus
         try:
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=not corpus)[0].ids
         except Exception as e:  # the package raises Exception itself

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, own_process
+from conftest import REPO, TEXT
 from test_huggingface import sentencepiece_like
 from test_read_text import files_of, ids_of, write
 
@@ -94,22 +94,6 @@ def test_a_large_txt_is_encoded_as_a_whole(prepare, tmp_path, test_data, gpt2, m
         data = Dataset(name, tmp_path / 'data')
         assert data.meta['dtype'] == dtype and data.vocab_size % 64 == 0
         assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.encode())
-
-
-def test_workers_that_are_started_afresh_do_the_same(prepare, tmp_path):
-    """As on macOS and Windows, where a process is not forked."""
-    pytest.importorskip('tokenizers')
-    source = write(tmp_path / 'all.jsonl', [TEXT[i:] for i in range(0, 40_000, 1000)])  # two portions
-    assert prepare('forked', source, '--tokenizer=bpe:400', '--workers=2').status == 0
-    (tmp_path / 'sitecustomize.py').write_text(
-        'import multiprocessing as m\n'
-        'real = m.get_context\n'
-        'm.get_context = lambda kind=None: real("spawn")\n')
-    done = own_process('prepare.py', 'fresh', f'--input={source}', '--workers=2',
-                       f"--tokenizer={tmp_path / 'data' / 'forked'}", f"--data_dir={tmp_path / 'data'}",
-                       env={'PYTHONPATH': str(tmp_path)})
-    assert done.status == 0, done.err
-    assert files_of(tmp_path, 'forked') == files_of(tmp_path, 'fresh')
 
 
 # -----------------------------------------------------------------------------
