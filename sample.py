@@ -120,8 +120,8 @@ def on_interrupt(number, frame):
 # the latter does less bookkeeping: a tenth more tokens per second of a small model (dev/LOG.md)
 @(torch.no_grad if static else torch.inference_mode)()
 def generate(ids, on_token):
-    """Continue equally long lists of ids until on_token(the next ids, (B, 1)) is True, or Ctrl-C. Returns how
-    many were drawn."""
+    """Continue equally long lists of ids until on_token(the next ids, (B, 1)) is True, or Ctrl-C. Returns the
+    number of steps."""
     global interrupted
     interrupted = False
     signal.signal(signal.SIGINT, on_interrupt)
@@ -133,7 +133,7 @@ def generate(ids, on_token):
         say(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint")
         sys.exit(3)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return out[:, len(ids[0]):].numel()
+    return out.size(1) - len(ids[0])
 
 
 def print_new(sample):
@@ -151,7 +151,7 @@ if chat:
 live = len(samples) == 1  # a single one is printed while it is generated
 if live:
     print_new(samples[0])  # the prompt
-made, t0 = 0, time.perf_counter()
+made, steps, t0 = 0, 0, time.perf_counter()
 while samples and not interrupted:  # after Ctrl-C: what there is of a batch
     length = len(samples[0].ids)
     batch = list(itertools.takewhile(lambda sample: len(sample.ids) == length, samples[:batch_size]))
@@ -164,10 +164,13 @@ while samples and not interrupted:  # after Ctrl-C: what there is of a batch
             print_new(batch[0])
         return all(sample.done for sample in batch)
 
-    made += generate([sample.ids for sample in batch], on_token)
+    n = generate([sample.ids for sample in batch], on_token)
+    made, steps = made + n * len(batch), steps + n
     for sample in batch:
         sample.finish()
         print_new(sample)
 if interrupted:
     sys.exit(128 + signal.SIGINT)
-say(f"{source}: {made:,} tokens, {made / (time.perf_counter() - t0):,.0f} per second")
+seconds, read = time.perf_counter() - t0, steps * sum(p.nbytes for p in model.parameters())
+say(f"{source}: {made:,} tokens, {made / seconds:,.0f} per second, "
+    f"{read / seconds / 1e9:.1f} GB/s of weights read")

@@ -5,9 +5,11 @@ Does train.py still keep its promises after an edit? Takes about a minute on a l
 
 Runs train.py as it is a few times, with a tiny network, on made-up text and a CPU, and says of each promise
 whether it holds: a resume with the same bits, processes that draw different batches and together give the
-losses of one, the same text with and without a cache of keys and values. Ends with status 1 if one does not.
+losses of one, a learning rate that follows its schedule, the same text with and without a cache of keys and
+values. Ends with status 1 if one does not.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -24,8 +26,8 @@ from support.report import read_log
 REPO = Path(__file__).resolve().parents[1]
 TINY = ('--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=2 --dropout=0.1 --token_noise=0.1 '
         '--gradient_accumulation_steps=4 --max_iters=8 --lr_decay_iters=8 --warmup_iters=2 '
-        '--learning_rate=1e-2 --eval_interval=4 --eval_iters=2 --log_interval=1 --device=cpu --dtype=float32 '
-        '--compile=False --dataset=check').split()
+        '--learning_rate=1e-2 --min_lr=0 --lr_schedule=cosine --eval_interval=4 --eval_iters=2 '
+        '--log_interval=1 --device=cpu --dtype=float32 --compile=False --dataset=check').split()
 
 
 def make_text(folder):
@@ -67,6 +69,15 @@ def processes_differ(flags, place):
                 "are batch and dropout drawn by the number of the micro-batch?")
 
 
+def rate_differs(flags, place):
+    """Where the learning rate leaves the schedule, or None: a warmup of two iterations and a cosine to 0 at
+    the eighth."""
+    for it, rate in enumerate(read_log(place / 'one')['lr'][:8]):
+        want = 1e-2 * ((it + 1) / 3 if it < 2 else 0.5 * (1 + math.cos(math.pi * (it - 2) / 6)))
+        if abs(rate - want) > 1e-6:
+            return f"{rate:.3g} at iteration {it}, a warmup of 2 and a cosine give {want:.3g}"
+
+
 def cache_differs(flags, place):
     """Where logits with the cache are others than those of the whole context, or None."""
     model, _ = load.model_and_tokenizer(GPT, str(place / 'one'))
@@ -86,6 +97,7 @@ def cache_differs(flags, place):
 
 PROMISES = {'a resume gives the same bits': resume_differs,
             'two processes draw different batches and give the losses of one': processes_differ,
+            'the learning rate follows its schedule': rate_differs,
             'a sample with the cache is one without': cache_differs}
 
 

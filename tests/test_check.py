@@ -15,7 +15,9 @@ from support import check
 # {the promise that it breaks: an edit of train.py}
 EDITS = {'a resume gives': ("    first = number * batch_size\n    x,",
                             "    import numpy as np\n    first = np.random.randint(1000) * batch_size\n    x,"),
-         'two processes': ('batch_loss / loss_divisor(it, micro_step)', 'batch_loss / gradient_accumulation_steps')}
+         'two processes': ('batch_loss / loss_divisor(it, micro_step)', 'batch_loss / gradient_accumulation_steps'),
+         'the learning rate': ('return learning_rate * (it + 1) / (warmup_iters + 1)',
+                               'return learning_rate * it / warmup_iters')}
 # attention near by, written for training alone: with a cache T is 1
 NEAR = ("        causal = True if mask is None",
         "        if mask is None and T > 1:\n"
@@ -49,4 +51,4 @@ def test_naive_edits_are_caught(is_edited, tmp_path, monkeypatch, capsys):
         check.main()
     begins = [f'BROKEN {promise}' if is_edited else f'ok     {promise}' for promise in (*EDITS, 'a sample with')]
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and all(map(str.startswith, lines, begins)) and ended.value.code == is_edited, lines
+    assert len(lines) == 4 and all(map(str.startswith, lines, begins)) and ended.value.code == is_edited, lines

@@ -235,7 +235,7 @@ def test_a_prompt_may_come_from_standard_input(script, reciter):
                 os.dup2(before, 0)
                 os.close(before)
     result = with_stdin('x\ny a\n'.encode(), '--max_new_tokens=6')
-    assert result.status == 0 and re.search(r'x.pt: 6 tokens, .* per second\n', result.err)
+    assert result.status == 0 and re.search(r'x.pt: 6 tokens, .* per second, [\d.]+ GB/s of weights read\n', result.err)
     assert result.out == 'x\ny a\u00e9\u4e16\ufffd\n---------------\n'
     result = with_stdin(b'caf\xe9')
     assert result.status == 2 and result.err.startswith('error: no prompt in - (')
