@@ -148,16 +148,17 @@ class Evaluator:
 
     def __init__(self, evaluated, run, clock, stop, dist):
         self.evaluated, self.clock, self.stop, self.dist = evaluated, clock, stop, dist
-        self.eval_only, self.stop_val_loss = run.knobs['eval_only'], run.knobs['stop_val_loss']
+        self.knobs = run.knobs
         # what was measured last, which is not measured again after a resume
         self.done = {'iter': None, 'names': [], 'metrics': {}}
-        if not self.eval_only:
+        if not self.knobs['eval_only']:
             self.done.update(run.last_evaluation)
 
     def due(self, it, last):
         """The names of what is due at pass `it`. Random weights have a loss, but are not tested further."""
+        everything = last or self.knobs['eval_only']
         return [name for name, (interval, _) in self.evaluated.items()
-                if last or self.eval_only or (next_end(it, interval) == it and (it > 0 or name == 'loss'))]
+                if everything or (next_end(it, interval) == it and (it > 0 or name == 'loss'))]
 
     def run(self, it, last):
         """({metric: number} of what is due, whether this is the last pass: the validation loss may be low
@@ -171,7 +172,7 @@ class Evaluator:
                 with contextlib.suppress(Interrupted):
                     self.done['metrics'].update(function(it))
                     self.done['names'].append(name)
-            goal = self.stop_val_loss
+            goal = self.knobs['stop_val_loss']
             if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:
                 self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
                 last = True

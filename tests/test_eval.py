@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import is_refused, make_dataset
-from test_tasks import BYTES, ONE, PLAIN, export, write_tasks
+from test_tasks import BYTES, ONE, PLAIN, export, learn, write_tasks
 from warm import processes
 
-from dataset import Dataset, sample_starts
+from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support.evaluate import Interrupted, ngram_bits_per_byte, rounds, text_loss, windows
 from support.tokenizer import make_tokenizer, token_bytes
@@ -27,13 +27,7 @@ def save_checkpoint(folder, data, train_steps=0, **config):
     torch.manual_seed(1)
     sizes = dict(block_size=16, vocab_size=data.vocab_size, n_layer=2, n_head=2, n_embd=32)
     model = GPT(GPTConfig(**{**sizes, **config}))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(train_steps):
-        starts = sample_starts(1, range(16 * step, 16 * step + 16), data.train.n, 16)
-        ids = torch.from_numpy(data.train.windows(starts, 17))
-        model(ids[:, :-1], ids[:, 1:])[1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(model, data.train.windows([0], data.train.n)[0], train_steps, 16)
     folder.mkdir(exist_ok=True)
     torch.save({'model': model.state_dict(), 'model_args': model.config.model_args(), 'iter_num': train_steps,
                 'config': {'dataset': data.name}, 'tokenizer': data.tokenizer_state}, folder / 'ckpt.pt')

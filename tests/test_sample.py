@@ -167,19 +167,6 @@ def reciter(tmp_path):
     return [f"--init_from={tmp_path / 'x.pt'}", '--device=cpu', '--temperature=0']
 
 
-def test_a_character_is_never_cut_but_at_the_end():
-    ids = list((LINE * 5).encode())
-    for n in range(1, 40):
-        sample = in_loop.Sample(ids[:1], 0, make_tokenizer({'kind': 'byte'}))
-        pieces = [sample.new_text()]
-        for id in ids[1:n + 1]:
-            sample.add(id)
-            pieces.append(sample.new_text())
-        assert '\ufffd' not in ''.join(pieces)
-        sample.finish()
-        assert ''.join([*pieces, sample.new_text()]) == bytes(ids[:n + 1]).decode('utf-8', 'replace')
-
-
 @pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9', 'not there'])
 def test_text_to_stop_at_is_found_across_tokens_and_no_part_of_it_is_shown(script, reciter, stop):
     text = LINE * 4

@@ -78,6 +78,16 @@ def folder(tmp_path):
     return write_tasks(tmp_path / 'tasks')
 
 
+def learn(net, ids, n_steps, T):
+    """Train on windows of T + 1 ids."""
+    ids, optimizer = torch.tensor(ids.astype('int64')), torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(n_steps):
+        x = torch.stack([ids[s:s + T + 1] for s in torch.randint(len(ids) - T, (8,))])
+        net(x[:, :-1], x[:, 1:])[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @functools.cache
 def trained(shape, vocab_size, block_size):
     torch.manual_seed(1)
@@ -87,13 +97,7 @@ def trained(shape, vocab_size, block_size):
         for name, p in net.named_parameters():  # all different from their initial values
             p.copy_(torch.randn_like(p) * 0.05 + ('ln_' in name and name.endswith('weight')))
     text = ''.join(f'{a} plus {b} is\nAnswer: {a + b}\n\n' for a in range(6) for b in range(4))
-    ids = torch.tensor(make_tokenizer(BYTES).encode(text).astype('int64'))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in range(80 if vocab_size == 257 else 0):
-        x = torch.stack([ids[s:s + 97] for s in torch.randint(len(ids) - 97, (8,))])
-        net(x[:, :-1], x[:, 1:])[1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(net, make_tokenizer(BYTES).encode(text), 80 if vocab_size == 257 else 0, 96)
     return net.eval()
 
 
