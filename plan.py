@@ -58,7 +58,7 @@ class NoData:
 
 def show(lines):
     if os.environ.get('RANK', '0') == '0':
-        print('\n'.join(wrap(lines, indent=10)), flush=True)
+        print('\n'.join(wrap(lines)), flush=True)
 
 
 exit_on_broken_pipe()

@@ -19,7 +19,6 @@ runs: list | str = []  # their folders; plain words
 x: Literal['tokens', 'iter', 'time'] = 'tokens'  # time: of training, without evaluating and saving
 y = 'loss'  # 'loss' (and val_loss beside it), 'bpb', or any column of log.csv, your own ones too
 to = 'curves.png'  # where the picture goes
-title: str = None  # above the picture
 report = False  # True: instead of one picture of all, report.md and loss.png in each run's folder
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='runs')
@@ -39,7 +38,7 @@ try:
             print('\n'.join(write(run)))
     else:
         logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
-        draw(logs, to, x, y, title)
+        draw(logs, to, x, y)
         print('\n'.join([*comparison(logs, y), f"written: {to}"]))
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")

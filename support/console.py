@@ -17,12 +17,12 @@ def width():
     return shutil.get_terminal_size().columns
 
 
-def wrap(lines, indent=0):
-    """Lines no wider than the terminal, what follows in each indented; those for a pipe or a file stay."""
+def wrap(lines):
+    """The lines of a plan, no wider than the terminal; those for a pipe or a file stay."""
     if not sys.stdout.isatty():
         return lines
     options = dict(width=max(40, width()), break_long_words=False, break_on_hyphens=False)
-    return [textwrap.fill(line, subsequent_indent=' ' * indent, **options) for line in lines]
+    return [textwrap.fill(line, subsequent_indent=' ' * 10, **options) for line in lines]
 
 
 def format_duration(seconds):

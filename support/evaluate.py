@@ -151,8 +151,8 @@ class Evaluator:
         self.knobs = run.knobs
         # what was measured last, which is not measured again after a resume
         self.done = {'iter': None, 'names': [], 'metrics': {}}
-        if not self.knobs['eval_only']:
-            self.done.update(run.last_evaluation)
+        if run.continues and not self.knobs['eval_only']:
+            self.done.update(run.ckpt.get('evaluation', {}))
 
     def due(self, it, last):
         """The names of what is due at pass `it`. Random weights have a loss, but are not tested further."""

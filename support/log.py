@@ -272,9 +272,9 @@ class CsvLog:
             f.write(as_csv(columns, dict(zip(columns, columns)), *rows))
         self.columns = columns
 
-    def log(self, row):
-        """row: {column: number}"""
-        self.waiting.append(row)
+    def log(self, *rows):
+        """rows: {column: number} each"""
+        self.waiting += rows
         try:
             self.flush()
         except (OSError, ValueError, csv.Error) as e:  # no reason to end a run
@@ -296,10 +296,9 @@ class CsvLog:
         self.waiting.clear()
 
     def end(self, **summary):
-        try:
-            self.flush()
-        except OSError as e:
-            warn(f"log.csv lacks its last rows ({e.strerror})")
+        self.log()
+        if self.waiting:
+            warn("log.csv lacks its last rows")
 
 
 def as_csv(columns, *rows):

@@ -31,7 +31,6 @@ METRICS = {
 # knobs that do not tell what a run is
 ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
          'device', 'backend', 'ddp_timeout'}
-COLORS = ('#2b5c8a', '#c2572b', '#3f7f4f', '#7a4a93', '#b8860b', '#4d4d4d', '#1f8a8a', '#a83e5b')
 ROWS = 12  # of the table of evaluations, at most
 FEW = 100  # values are drawn as points
 NO_END = 'running, or killed'
@@ -136,11 +135,11 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
-    for (name, of_one), color in zip(logs.items(), itertools.cycle(COLORS)):
+    for i, (name, of_one) in enumerate(logs.items()):
         best, _ = best_and_last(of_one, y)
         label = name + (f", {best} at best" if best else '')
         for log in of_one:
-            shown += draw_run(ax, log, x, y, label, color)
+            shown += draw_run(ax, log, x, y, label, color=f'C{i}')
             label = None
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")

@@ -36,7 +36,6 @@ def take_over(run, kinds):
                 run.dist.print(f"note: {name}={now} is ignored, the checkpoint has {saved}")
             now = saved
         run.knobs[name] = now
-    run.tokens_before = run.ckpt.get('tokens')  # completed by data_problems()
 
 
 def inherit_knobs(run, kinds):
@@ -73,7 +72,7 @@ def data_problems(run):
     ckpt, data, knobs = run.ckpt, run.data, run.knobs
     run.config.vocab_size = ckpt['model_args']['vocab_size']
     so_far = run.start_iter * run.tokens_per_iter
-    run.tokens_before = (so_far if run.tokens_before is None else run.tokens_before) - so_far
+    run.tokens_before = ckpt.get('tokens', so_far) - so_far
     known = ckpt.get('tokenizer')
     if not known:  # nanoGPT's: the size has to do, which may be padded
         fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size

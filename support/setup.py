@@ -71,15 +71,6 @@ class Run:
         return self.start == 'resume'
 
     @property
-    def best_val_loss(self):
-        return self.ckpt['best_val_loss'] if self.continues else math.inf
-
-    @property
-    def last_evaluation(self):
-        """What the resumed checkpoint was found to be worth."""
-        return self.ckpt.get('evaluation', {}) if self.continues else {}
-
-    @property
     def tokens_per_iter(self):
         """Over all processes."""
         return self.k.batch_size * self.k.block_size * self.grad_accum_steps * self.dist.world_size
@@ -132,7 +123,7 @@ def resolve(knobs, given, dist):
         resume.tell_what_changed(run)
     explain_out_of_memory()
     run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
-    dist.print('\n'.join(wrap(run.overview, indent=10)))
+    dist.print('\n'.join(wrap(run.overview)))
     n = run.start_iter
     if run.resuming and n >= run.knobs['max_iters'] and not run.knobs['eval_only']:
         dist.print(f"this run is done: {n:,} of {run.knobs['max_iters']:,} iterations. to train on: "
