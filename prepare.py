@@ -55,12 +55,13 @@ import signal
 import sys
 import time
 
+from dataset import Dataset
 from support import encode_text, hub_datasets, read_text
 from support.chat import chat_format, with_chat_tokens
 from support.choose_tokenizer import choose_tokenizer
 from support.conversations import read_conversations, write_splits
-from support.dataset_meta import DATA_DIR, KNOWN, bin_files, folder_of, show_dataset, write_meta_pkl
-from support.console import make_output_last
+from support.dataset_meta import DATA_DIR, KNOWN, bin_files, folder_of, sha256_of, write_meta_pkl
+from support.console import exit_on_broken_pipe, make_output_last
 from support.files import read_json
 from support.hub_datasets import BENCHMARKS, TINYSHAKESPEARE, fetch, fetch_benchmark
 from support.tokenizer import make_tokenizer, write_tokenizer
@@ -155,8 +156,7 @@ def find_files():
 def documents(files, start=(0, 0)):
     """(file number, document number, pieces of text) for each document from `start` on."""
     if as_nanogpt:  # two: the first nine tenths of the characters, and the rest
-        with read_text.explain_errors(files[0].path), open(files[0].path, 'rb') as f:
-            text = f.read().decode('utf-8', encoding_errors)
+        text = ''.join(read_text.read_pieces(files[0].path, encoding, encoding_errors))
         cut = int(len(text) * (1 - val_fraction))
         parts = enumerate((text[:cut], text[cut:]))
         return ((0, i, iter([part])) for i, part in parts if (0, i) >= tuple(start[:2]))
@@ -224,6 +224,24 @@ def make_dataset():
     return meta
 
 
+def show_dataset():
+    """Print what is in the dataset, how it begins, and whether it is what was made. Returns that."""
+    exit_on_broken_pipe()
+    data, right = Dataset(name, data_dir), True
+    state, tokenizer = data.tokenizer_state, data.tokenizer()
+    print(f"{folder}: {data.meta['vocab_size']:,} ids ({state.get('name', state['kind'])}), from "
+          f"{data.meta.get('source', 'an unknown source')}, made by: {data.meta.get('command', 'unknown')}")
+    for split, tokens in data.splits.items():
+        entry = data.meta['splits'].get(split, {})
+        known = [part.get('sha256') for part in entry.get('shards', [entry])]
+        same = known == [sha256_of(path) for path in tokens.paths]
+        right = right and (same or None in known)
+        found = 'unknown' if None in known else 'right' if same else 'WRONG'
+        print(f"{split}: {tokens.n:,} tokens, {entry.get('documents') or 'unknown'} documents, "
+              f"checksums {found}: {tokenizer.decode(tokens.windows([0], min(100, tokens.n))[0].tolist())!r}")
+    return right
+
+
 def print_summary(meta, seconds):
     for split, entry in meta['splits'].items():
         files = f"{split}_*.bin ({len(entry['shards'])} files)" if 'shards' in entry else f"{split}.bin"
@@ -255,7 +273,7 @@ def main():
         return fetch_benchmark(name, data_dir or DATA_DIR)
     check_knobs()
     if show:
-        sys.exit(0 if show_dataset(folder) else 1)
+        sys.exit(not show_dataset())
     make_output_last()
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)

@@ -67,8 +67,7 @@ def by_size(files):
     """The name of the tokenizer for that much text, told with the reason."""
     size = sum(file.size * PACKED.get(file.path.lower().rpartition('.')[2], 1) for file in files)
     _, name, why = [row for row in BY_SIZE if size >= row[0]][-1]
-    amount = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} KB"
-    print(f"tokenizer {name} for {amount} of text: {why}. another: "
+    print(f"tokenizer {name} for {size / 1e6:,.2f} MB of text: {why}. another: "
           "--tokenizer=char, byte, bpe:1024, gpt2, ...")
     return name
 

@@ -94,9 +94,7 @@ def kinds(paths):
 def name_of(path):
     """The name of a dataset made from a file or folder: book for texts/book.txt.gz."""
     name = os.path.basename(os.path.abspath(path)).lstrip('.-')
-    if not os.path.isdir(path):
-        name = os.path.splitext(re.sub(r'\.(gz|zst)$', '', name))[0]
-    return name or 'text'
+    return name if os.path.isdir(path) else re.sub(r'\.\w+(\.gz|\.zst)?$', '', name)
 
 
 def find_pystdlib():

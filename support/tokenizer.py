@@ -284,8 +284,8 @@ def read_files(folder, meta):
 
 
 def write_tokenizer(folder, tokenizer, dtype):
-    """What meta.json says of a tokenizer whose ids are stored as `dtype`, with a place for the splits; what
-    is too long for it is written to files in `folder`."""
+    """What meta.json says of a tokenizer whose ids are stored as `dtype`; what is too long for it is written
+    to files in `folder`."""
     state, checksums = tokenizer.state(), {}
     for key, file in TOKENIZER_FILES.items():
         if content := state.pop(key, None):
@@ -293,6 +293,5 @@ def write_tokenizer(folder, tokenizer, dtype):
             write_whole(os.path.join(folder, file), content)
             state[f'{key}_file'] = file
             checksums[file] = hashlib.sha256(content).hexdigest()
-    meta = {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
-            'dtype': 'uint16' if dtype.itemsize == 2 else 'uint32', 'splits': {}}
-    return {**meta, 'checksums': checksums} if checksums else meta
+    return {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+            'dtype': dtype.name, 'checksums': checksums}

@@ -195,16 +195,14 @@ def only_writer(folder):
     so is the folder if there is nothing in it."""
     unfinished = os.path.join(folder, 'unfinished')
     os.makedirs(folder, exist_ok=True)
-    lock_file = lock(folder, 'prepare.py')
-    try:
-        yield
-    finally:
-        if not os.path.exists(os.path.join(unfinished, 'progress.json')):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        if set(os.listdir(folder)) <= {'.lock'}:
-            shutil.rmtree(folder)
-        if lock_file:
-            lock_file.close()
+    with lock(folder, 'prepare.py'):
+        try:
+            yield
+        finally:
+            if not os.path.exists(os.path.join(unfinished, 'progress.json')):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            if os.listdir(folder) == ['.lock']:
+                shutil.rmtree(folder)
 
 
 def move_into_place(folder, unfinished, meta):

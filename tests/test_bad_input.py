@@ -87,7 +87,7 @@ def shrinking(place, monkeypatch):
 
 row('--dataset=nowhere', 'nowhere', 'there is: tiny', 'prepare.py nowhere --input', 'runs/quickstart.sh')
 row('--dataset=../tiny', '--data_dir')
-row('--data_dir=/etc/passwd', 'there is none yet')
+row('--data_dir=/etc/passwd', 'there is: none yet')
 row('', 'prepare.py', given=gone('train.bin'))
 row('', '50257', 'train.bin', given=raw(b'\xff\xff' * 1000))  # no meta.json: GPT-2's tokens, as in nanoGPT
 row('', 'meta.json', 'prepare.py', given=raw(b'[' * 100_000, 'meta.json'))
