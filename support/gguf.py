@@ -1,7 +1,8 @@
 """
 A GGUF file: one file with weights, sizes and tokenizer, which llama.cpp and what is built on it open. It has
 two of the presets, GPT-2 and Llama, and of tokenizers byte-level BPE, where it splits a text only by the
-regular expressions that it knows by name, and RWKV's. Another tokenizer is refused: it would give other ids.
+regular expressions that it knows by name, and RWKV's. Tokenizers from Hugging Face are left to its own
+converter, which knows many of them by checksum.
 """
 
 import dataclasses
@@ -12,18 +13,15 @@ import torch
 from model import rope_table
 from support.chat import chat_format
 from support.hf_export import their_weights, to_tokenizer_json
-from support.hf_tokenizer import oniguruma
 from support.huggingface import convert, preset_of
 from support.tokenizer import PATTERN, make_tokenizer
 
 KINDS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'q8_0': 'Q8_0'}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
+NORMAL, CONTROL, UNUSED = 1, 3, 5  # llama.cpp's types of tokens
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-                  r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-# The pattern, as tokenizer.json has it, and llama.cpp's name for it. Ours (GPT-4's) differs from Llama 3's in
-# one thing: it takes white space at the end of the text as one piece, also if a new line is inside.
-PRE = {oniguruma(GPT2_PATTERN): 'gpt-2', oniguruma(PATTERN): 'llama-bpe', LLAMA3_PATTERN: 'llama-bpe'}
+# tiktoken's pattern, and llama.cpp's name for it. Ours (GPT-4's) differs from Llama 3's in one thing: it
+# takes white space at the end of the text as one piece, also if a new line is inside
+PRE = {GPT2_PATTERN: 'gpt-2', PATTERN: 'llama-bpe'}
 # a list of merges must not be empty; this one cannot occur, as letters are merged one by one
 NO_MERGES = ['<|no <|merges']
 
@@ -122,31 +120,28 @@ def rope_factors(config):
 
 
 def vocabulary(state, vocab_size):
-    """{key: value} for the tokenizer with this state, by its tokenizer.json, and a network with vocab_size
-    ids. ValueError if llama.cpp has no such tokenizer."""
-    tokenizer = make_tokenizer(state)
+    """{key: value} for the tokenizer with this state and a network with vocab_size ids. ValueError if
+    llama.cpp has no such tokenizer."""
+    tokenizer, kind = make_tokenizer(state), state['kind']
+    if kind == 'char' and not tokenizer.stop_ids:
+        return characters(state['chars'], vocab_size)
+    pre = 'gpt-2'  # of single bytes: there is nothing to merge
+    if kind != 'byte':
+        pre = PRE.get(tokenizer.encoding._pat_str) if kind == 'tiktoken' else None
+    if pre is None:
+        raise ValueError(f"its tokenizer ({state.get('name', kind)}) is not one that we can describe to "
+                         "llama.cpp. train with --tokenizer=byte, gpt2 or bpe:N; or write a folder, "
+                         "--to=FOLDER, and try llama.cpp's convert_hf_to_gguf.py")
     content = json.loads(to_tokenizer_json(tokenizer, 0)[0])
-    model, first = content['model'], content.get('pre_tokenizer') or {}
-    steps, added = first.get('pretokenizers', [first]), content.get('added_tokens') or []
-    if model.get('type') == 'WordLevel' and pattern_of(steps[0]) == r'[\s\S]' and not tokenizer.stop_ids:
-        return characters(sorted(model['vocab'], key=model['vocab'].get), vocab_size)  # ours
-    pre = pre_tokenizer_name(steps)
-    if model.get('type') != 'BPE' or content.get('normalizer') or pre is None:
-        name = state.get('name', state['kind'])
-        raise ValueError(f"its tokenizer ({name}) is not one that we can describe to llama.cpp. train "
-                         "with --tokenizer=byte, gpt2 or bpe:N; or write a folder, --to=FOLDER, and try "
-                         "llama.cpp's convert_hf_to_gguf.py")
-    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges') or []]
-    words = {id: (token, NORMAL) for token, id in model['vocab'].items()}
-    for token in added:
-        words[token['id']] = (token['content'], CONTROL if token.get('special') else USER_DEFINED)
+    words = {id: (token, NORMAL) for token, id in content['model']['vocab'].items()}
+    words.update({token['id']: (token['content'], CONTROL) for token in content['added_tokens']})
     words = {i: words.get(i, (f'[PAD{i}]', UNUSED)) for i in range(vocab_size)}
     keys = {
         'tokenizer.ggml.model': 'gpt2',
         'tokenizer.ggml.pre': pre,
         **tokens(words),
-        'tokenizer.ggml.merges': [' '.join(pair) for pair in pairs] or NO_MERGES,
-        'tokenizer.ggml.add_bos_token': tokenizer.encode_prompt('a')[:1] == [tokenizer.end_of_text],
+        'tokenizer.ggml.merges': [' '.join(pair) for pair in content['model']['merges']] or NO_MERGES,
+        'tokenizer.ggml.add_bos_token': False,
     }
     if tokenizer.end_of_text is not None:
         keys['tokenizer.ggml.bos_token_id'] = tokenizer.end_of_text
@@ -154,23 +149,6 @@ def vocabulary(state, vocab_size):
     if form := chat_format(tokenizer):
         keys['tokenizer.chat_template'] = form.template
     return keys
-
-
-def pattern_of(step):
-    """The regular expression of a Split in a tokenizer.json, or None."""
-    return (step.get('pattern') or {}).get('Regex')
-
-
-def pre_tokenizer_name(steps):
-    """llama.cpp's name for the steps of a tokenizer.json that split a text, or None."""
-    *first, last = steps
-    if last.get('type') != 'ByteLevel' or last.get('add_prefix_space') or len(first) > 1:
-        return None
-    if not first:  # without a regular expression our bytes: there is nothing to merge
-        return 'gpt-2'
-    if not last.get('use_regex', True):
-        return PRE.get(pattern_of(first[0]))
-    return 'smollm' if first[0].get('type') == 'Digits' and first[0].get('individual_digits') else None
 
 
 def characters(chars, vocab_size):

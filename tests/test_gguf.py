@@ -10,9 +10,8 @@ import torch
 from conftest import is_refused
 from test_huggingface import BYTES, SHAPES, TRICKY, random_model, sentencepiece_like
 
-from model import GPT, GPTConfig
-from support import gguf as gguf_file, hf_export, huggingface
-from support.gguf import PRE, rope_factors, vocabulary
+from support import gguf as gguf_file, huggingface
+from support.gguf import rope_factors, vocabulary
 from support.choose_tokenizer import learn_bpe
 from support.hf_tokenizer import bytes_to_unicode
 from support.huggingface import to_config
@@ -80,14 +79,6 @@ def test_scaled_rotations_are_those_of_transformers(tmp_path):
     assert np.array_equal(factors, rope_factors(net.config).numpy()) and len(set(factors.round(3))) > 1
 
 
-def through_tokenizer_json(state, folder):
-    """The state of the same tokenizer, written as tokenizer.json and read back."""
-    tokenizer = make_tokenizer(state)
-    net = GPT(GPTConfig(block_size=8, vocab_size=tokenizer.n_vocab, n_layer=1, n_head=1, n_embd=4))
-    hf_export.write(str(folder), net.state_dict(), net.config, state)
-    return huggingface.read_tokenizer(str(folder))
-
-
 def encode(keys, text, split):
     """The ids of a text by the vocabulary and merges in `keys`, as llama.cpp's BPE defines them; split: the
     regular expression of its pre-tokenizer."""
@@ -113,9 +104,8 @@ LLAMA_SPLIT = (
 )
 
 
-@pytest.mark.parametrize('kind, through_json', [
-    ('gpt2', False), ('gpt2', True), ('bpe', False), ('byte', True)])
-def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, request):
+@pytest.mark.parametrize('kind', ['gpt2', 'bpe', 'byte'])
+def test_vocabulary_and_merges_give_our_ids(kind, request):
     text = "It's 12345 o'clock, we'LL go.\n\n\tdef f(x):\n        return x  # \u00e9\u6771\n" * 3
     text += TRICKY.strip()
     if kind == 'gpt2':
@@ -124,9 +114,8 @@ def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, reques
         ours = learn_bpe(400, [text])
     else:
         ours = make_tokenizer(BYTES if kind == 'byte' else {'kind': 'tiktoken', 'name': 'gpt2'})
-    state = through_tokenizer_json(ours.state(), tmp_path / 'hf') if through_json else ours.state()
     vocab_size = ours.n_vocab + 7
-    keys = vocabulary(state, vocab_size)
+    keys = vocabulary(ours.state(), vocab_size)
     assert keys['tokenizer.ggml.pre'] == ('llama-bpe' if kind == 'bpe' else 'gpt-2')
     split = LLAMA_SPLIT if kind == 'bpe' else GPT2_SPLIT
     assert encode(keys, text, split) == ours.encode(text).tolist()
@@ -138,13 +127,9 @@ def test_vocabulary_and_merges_give_our_ids(kind, through_json, tmp_path, reques
     assert types[ours.n_vocab:] == [5] * 7
 
 
-@pytest.mark.parametrize('through_json', [False, True])
-def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, tmp_path):
+def test_characters_are_the_words_of_a_vocabulary_without_an_end():
     chars = '\t\n\r !"\'\\~x\u00e9\u6771\U0001f600\u007f\u0085'
-    state = {'kind': 'char', 'chars': chars}
-    if through_json:
-        state = through_tokenizer_json(state, tmp_path / 'hf')
-    keys = vocabulary(state, len(chars) + 1)
+    keys = vocabulary({'kind': 'char', 'chars': chars}, len(chars) + 1)
     assert keys['tokenizer.ggml.model'] == 'rwkv' and not any('eos' in key for key in keys)
     words = keys['tokenizer.ggml.tokens']
     # as RWKV's files are read, where small hexadecimal digits alone are known
@@ -155,30 +140,7 @@ def test_characters_are_the_words_of_a_vocabulary_without_an_end(through_json, t
         back[-1].decode()
 
 
-def test_smollm_and_llama3_are_known_by_their_pre_tokenizers_and_others_refused(tmp_path):
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-
-    letters = {c: i for i, c in enumerate(bytes_to_unicode().values())}
-    byte_level = pre_tokenizers.ByteLevel
-
-    def keys_of(*steps, normalizer=None):
-        tok = Tokenizer(models.BPE({**letters, 'ab': 256}, [('a', 'b')]))
-        tok.pre_tokenizer = pre_tokenizers.Sequence(list(steps)) if len(steps) > 1 else steps[0]
-        if normalizer:
-            tok.normalizer = normalizer
-        return vocabulary({'kind': 'hf', 'name': 'theirs', 'json': tok.to_str()}, 257)
-
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    assert keys_of(digits, byte_level(False))['tokenizer.ggml.pre'] == 'smollm'
-    llama3 = next(pattern for pattern in PRE if pattern.startswith("(?i:'s"))
-    found = keys_of(pre_tokenizers.Split(Regex(llama3), 'isolated'), byte_level(False, use_regex=False))
-    assert found['tokenizer.ggml.pre'] == 'llama-bpe' and found['tokenizer.ggml.merges'] == ['a b']
-    for steps in ([byte_level(True)], [pre_tokenizers.Digits(False), byte_level(False)],
-                  [pre_tokenizers.Split(Regex(r'\w+'), 'isolated'), byte_level(False, use_regex=False)]):
-        with pytest.raises(ValueError, match='theirs.*convert_hf_to_gguf'):
-            keys_of(*steps)
-    with pytest.raises(ValueError, match='theirs'):
-        keys_of(byte_level(False), normalizer=normalizers.Lowercase())
+def test_a_tokenizer_from_hugging_face_is_left_to_llama_cpp(tmp_path):
     sentencepiece_like(tmp_path)
     with pytest.raises(ValueError, match='convert_hf_to_gguf'):
         vocabulary(huggingface.read_tokenizer(str(tmp_path)), 271)

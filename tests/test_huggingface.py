@@ -116,9 +116,6 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(name, tmp_path, test_data
     assert same_tokenizer(back.state(), ours.state()) and same_tokenizer(ours.state(), back.state())
 
 
-CHARS = {'kind': 'char', 'chars': '\n abcdef|'}
-
-
 def test_a_character_vocabulary_names_a_rare_character_as_end_of_text(tmp_path):
     ours = make_tokenizer({'kind': 'char', 'chars': '\n $abc'})
     theirs = auto_tokenizer(tmp_path / 'hf', ours)
@@ -290,12 +287,12 @@ def edited(**changes):
     return edit
 
 
-def weights_edited(edit):
-    """Change the weights, a dict."""
+def without(name):
+    """Leave out a weight."""
     def write(folder):
         from safetensors.torch import load_file, save_file
         weights = load_file(folder / 'model.safetensors')
-        edit(weights)
+        del weights[name]
         save_file(weights, folder / 'model.safetensors')
     return write
 
@@ -308,9 +305,7 @@ DAMAGES = {
     'model_type': (edited(model_type='qwen3'), 'gpt2, llama and nanochat'),
     'rope': (edited(rope_parameters={'rope_type': 'yarn', 'factor': 2.0}), 'yarn'),
     'attention': (edited(partial_rotary_factor=0.5), 'partial_rotary_factor'),
-    'not json': (replaced('config.json', b'{"model_type": '), 'config.json'),
-    'missing': (weights_edited(lambda w: w.pop('model.layers.1.mlp.up_proj.weight')), 'mlp.c_fc'),
-    'shape': (weights_edited(lambda w: w.update({'lm_head.weight': torch.ones(3, 4)})), 'size mismatch'),
+    'missing': (without('model.layers.1.mlp.up_proj.weight'), 'mlp.c_fc'),
     'truncated': (replaced('model.safetensors', bytes(1000)), 'cannot be read'),
     'tokenizer': (replaced('tokenizer.json', b'{"version": "1.0"}'), 'tokenizer'),
 }
@@ -330,17 +325,11 @@ def test_export_writes_all_or_nothing(tiny, tmp_path, script, works):
     out, to = f"--out_dir={tmp_path / 'out'}", tmp_path / 'hf'
     assert 'identical' in works('export.py', out, f'--to={to}').out
     assert '| dataset | tiny |' in (to / 'README.md').read_text()
-    net, _ = load.model_and_tokenizer(GPT, str(tmp_path / 'out'))
-    ids = torch.tensor([[3, 4]])
-    with torch.no_grad():
-        logits = transformers.AutoModelForCausalLM.from_pretrained(to)(ids).logits
-        torch.testing.assert_close(logits, net(ids, full_logits=True)[0], atol=1e-5, rtol=1e-5)
     # finetune what was exported, on the same data, whose tokenizer is recognised
     works('train.py', *tiny[:-1], f'--init_from={to}', f"--out_dir={tmp_path / 'again'}")
     x = f"--to={tmp_path / 'x'}"
     is_refused(script('export.py', out, f'--to={to}'), 'not empty', 'another')
     is_refused(script('export.py', out), '--to=')
-    is_refused(script('export.py', out, x, '--dtype=int8'), 'int8', 'bfloat16')
     works('train.py', *tiny, '--overwrite', '--arch=local')
     is_refused(script('export.py', out, x), 'near=16384', 'NanoChatForCausalLM')
     is_refused(script('export.py', out, f"--to={tmp_path / 'x.gguf'}"), 'near=16384')

@@ -1,5 +1,5 @@
-"""Tasks and samples in the training loop: at the right iterations, the same after a resume and on any number
-of processes, without a trace in the training."""
+"""Tasks and samples in the training loop: at the right iterations, the same after a resume, without a
+trace in the training."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import torch
 from conftest import TINY, make_dataset, rows, same, saved
 from test_eval import ASCII
 from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
-from warm import processes
 
 from support import samples
 from support.evaluate import Interrupted
@@ -99,17 +98,6 @@ def test_after_interruptions_all_is_as_without(script, place, finished, tmp_path
     assert logged(tmp_path / 'parts') == logged(finished)
     assert samples_of(tmp_path / 'parts') == samples_of(finished)
     assert (tmp_path / 'parts' / 'report.md').read_text().count(': stopped by SIGTERM\n') == 3
-
-
-def test_two_processes_find_and_write_the_same(works, place, tmp_path):
-    flags = [*place[2], '--gradient_accumulation_steps=2', '--max_iters=3', '--dropout=0']
-    works('train.py', *flags, f"--out_dir={tmp_path / 'one'}")
-    results = processes(2, 'train.py', *flags, f"--out_dir={tmp_path / 'two'}")
-    assert [status for status, _, _ in results] == [0, 0], results
-    one, two = logged(tmp_path / 'one'), logged(tmp_path / 'two')
-    for name, column in one.items():
-        assert column == pytest.approx(two[name], abs=1e-4), name
-    assert samples_of(tmp_path / 'two') == samples_of(tmp_path / 'one')
 
 
 @pytest.mark.parametrize('args, words', [
