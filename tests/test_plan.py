@@ -28,13 +28,12 @@ class Tracker(MemTracker):
 
 
 def test_a_plan_counts_parameters_and_leaves_nothing(works, tiny, tmp_path):
-    result = works('plan.py', *tiny, '--n_embd=512', '--max_iters=36000', '--keep_checkpoints=4')
-    assert not (tmp_path / 'out').exists(), result.err
+    result = works('plan.py', *tiny, '--n_embd=512', '--keep_checkpoints=4')
+    assert [p.name for p in tmp_path.iterdir()] == ['data']
     n = int(re.search(r'([\d,]+) parameters', result.out)[1].replace(',', ''))
     assert gb(result.out, 'weights') == pytest.approx(4e-9 * n, abs=0.006)
     assert gb(result.out, 'optimizer') == pytest.approx(8e-9 * n, abs=0.006)
     assert gb(result.out, 'disk') == pytest.approx(12e-9 * n, abs=0.006) and 'for the 4 newest' in result.out
-    assert '36,000 iterations' in result.out and 'so it fits' in result.out
 
 
 @pytest.mark.parametrize('flags', ['--arch=gpt2 --dropout=0.1 --dtype=bfloat16', '--arch=llama --n_kv_head=2 --activation_checkpointing',
@@ -51,7 +50,6 @@ def test_the_estimate_is_what_train_py_takes(flags, tiny, works):
 def test_a_trial_is_a_few_iterations_of_train_py(tiny, tmp_path):
     (status, err, out), _ = processes(2, 'plan.py', *tiny, '--gradient_accumulation_steps=2', '--measure')
     assert status == 0 and out.count('measured  0.') == 1, err
-    assert re.search(r'^speed +[\d.]+ ms per iteration, [\d,]+ tokens/s', out, re.M)
     assert [p.name for p in tmp_path.iterdir()] == ['data']
 
 
@@ -62,10 +60,9 @@ def test_what_would_not_fit_is_not_tried(script, tiny, tmp_path, monkeypatch):
     assert 'does not fit' in result.out and re.search(r'^remedy +.*--activation_checkpointing', result.out, re.M)
 
 
-def test_70b_is_planned_where_it_could_never_run(script, tmp_path):
-    result = script('plan.py', *LLAMA_70B, '--world_size=512', f"--out_dir={tmp_path / 'out'}")
-    assert '69,276,540,928 parameters' in result.out and 'a vocabulary of 50,304' in result.out, result.err
-    assert 'epochs' not in result.out and 'so it fits' in result.out and not (tmp_path / 'out').exists()
+def test_70b_is_planned_where_it_could_never_run(script):
+    result = script('plan.py', *LLAMA_70B, '--world_size=512')
+    assert '69,276,540,928 parameters' in result.out and 'so it fits' in result.out, result.err
     assert gb(result.out, 'weights') == pytest.approx(4 * 69.28 / 512, abs=0.02)
     assert re.search(r'time +1,6\d\d.\d hours', result.out)
     assert 'does not fit' in script('plan.py', *LLAMA_70B, '--world_size=8').out

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -238,14 +237,12 @@ def saved_beside_the_training(quick):
 # signals
 
 
-def paste(text):
-    """Run the command that the console shows after 'to continue: ', as a user would paste it."""
-    line, = re.findall(r'to continue: (.*)', text)
-    words = shlex.split(line)
-    assert words[0] in ('python', 'torchrun'), line
-    words[:1] = [sys.executable] if words[0] == 'python' else [sys.executable, '-m', 'torch.distributed.run']
-    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=100 * PATIENCE)
-    assert done.returncode == 0, done.stderr[-2000:]
+def paste(line):
+    """The run that a printed line starts, to its end."""
+    python, script, *flags = shlex.split(line)
+    out, = re.findall('--out_dir=(.*)', '\n'.join(flags))
+    assert (python, script) == ('python', str(REPO / 'train.py')), line
+    return train(*flags, base=(), out=out)
 
 
 @case()
@@ -255,7 +252,7 @@ def signals_that_stop(quick):
     for name in ('SIGHUP',) if quick else ('SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP', 'SIGQUIT'):
         child = Child(*RUN, *flags, sabotage=slowly(0.02)).until('iter 20:').stop(getattr(signal, name))
         assert f'stopped by {name} after' in child.text(), child.text()[-1000:]
-        paste(child.text())
+        paste(re.search('to continue: (.*)', child.text())[1])
         same_as_through(child.out, *flags)
     return "status 143, 130, 138, 129, 131; the line that is printed continues to the same bits and log"
 
@@ -381,8 +378,7 @@ def a_loss_is_nan(quick):
     note, = [line for line in child.text().splitlines() if 'was skipped' in line]
     assert 'the update of iteration 12 was skipped, its loss is nan, its gradient norm nan' in note, note
     # without the sabotage that iteration is a good one: the same samples, weights, dropout and lr
-    again = Child(*shlex.split(note.split('again: ')[1])[2:], out=Path(f'{child.out}-replay'))
-    assert again.wait() == 0, again.text()
+    again = paste(note.split('again: ')[1])
     rows = [row for log in (log_without_times(again.out), through('--eval_interval=0')[1])
             for row in log if row['iter'] == '12']
     found, normal = [[row[name] for name in ('loss', 'grad_norm', 'lr')] for row in rows]
@@ -420,8 +416,7 @@ def the_weights_are_ruined(quick):
     # it trains once these are smaller
     line = re.sub(r'(\w+(_lr|_rate))=\S+', r'\1=1e-4', line)
     assert line.count('=1e-4') == 2, line
-    again = Child(*shlex.split(line)[2:])
-    assert again.wait() == 0 and 'skipped' not in again.text(), again.text()
+    assert 'skipped' not in paste(line).text()
     out = train('--save_interval=5', *flags, '--max_iters=34', sabotage=poison(set(range(23, 32)))).out
     saved = sorted(path.name for path in out.glob('ckpt_0*'))
     assert saved == ['ckpt_00000020.pt', 'ckpt_00000034.pt'], saved

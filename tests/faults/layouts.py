@@ -34,6 +34,7 @@ CHAIN = ['FSDP, 4', 'DDP, 2', 'one process', 'FSDP, 2']  # resumed in one after 
 if quick:
     NETWORKS = {'modern, Muon': NETWORKS['modern, Muon']}
     CHAIN = CHAIN[-2:]
+HALF = ['--dtype=bfloat16']
 LIMIT = 1e-5  # of losses in float32: rounding, and no more
 wrong = []
 
@@ -79,12 +80,8 @@ def small_chunks():
 def saves_memory(name):
     what, one = '--activation_checkpointing', plain_run(name, 'one process')
     row(f'{name}, FSDP, 2, {what}, chunked loss', run(name, 'FSDP, 2', what, sabotage=small_chunks), one)
-    if quick:
-        return
-    half = run(name, 'one process', '--dtype=bfloat16')
-    loss, val, _ = result(half)
-    row(f"{name}, FSDP, 2, in bfloat16, whose losses in one process are {loss:.6f} and {val:.6f}",
-        run(name, 'FSDP, 2', '--dtype=bfloat16'), half, 2e-2)
+    row(f'{name}, FSDP, 2, bfloat16, beside one process in bfloat16', run(name, 'FSDP, 2', *HALF),
+        run(name, 'one process', *HALF), 2e-2)
 
 
 def changes_on_the_way(name):
