@@ -86,19 +86,17 @@ def unpack(path, verify=True):
             # a run may replace it meanwhile, and torch opens it twice: once for the table of contents, once
             # for the numbers. Those of two files would give weights that are wrong, and finite
             same = f'/dev/fd/{f.fileno()}'
-            return unpack_file(same if os.path.exists(same) else path, verify)
+            path = same if os.path.exists(same) else path
+            if verify:
+                verify_records(path)
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            config = [(Settings, name) for name in names if name.endswith('Config')]
+            with warnings.catch_warnings(action='ignore'), torch.serialization.safe_globals(config):
+                return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+    except Damaged:
+        raise
     except OSError as e:
         raise Damaged(f"cannot be read ({e.strerror})") from e
-
-
-def unpack_file(path, verify):
-    if verify:
-        verify_records(path)
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        config = [(Settings, name) for name in names if name.endswith('Config')]
-        with warnings.catch_warnings(action='ignore'), torch.serialization.safe_globals(config):
-            return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
     except pickle.UnpicklingError as e:
         raise Damaged("is damaged, or holds more than tensors and plain values: refused, as loading it would "
                       "run code") from e

@@ -67,7 +67,6 @@ def row(what, out, want, limit=LIMIT):
 def every_layout():
     for name in NETWORKS:
         one = plain_run(name, 'one process')
-        row(f'{name}, one process', one if quick else run(name, 'one process'), one, 1e-12)
         for layout in ('FSDP, 2', 'hybrid, 2 x 2') if quick else list(LAYOUTS)[1:]:
             row(f'{name}, {layout}', plain_run(name, layout), one)
 
