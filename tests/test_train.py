@@ -174,15 +174,10 @@ def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
     path.write_text(json.dumps({**meta, 'end_of_text': separator}))
     across = works('train.py', *tiny).globals['metrics']['val_loss']
     result = works('train.py', *tiny, '--document_mask', '--overwrite')
-    model, data, loss = result.globals['model'].eval(), result.globals['data'], result.globals['metrics']['val_loss']
-    n_all = -(-(data.val.n - 1) // 16)
-    total, windows = 0, torch.tensor(data.val.windows([16 * (i * n_all // 8) for i in range(8)], 17))
-    for window in windows:
-        begins = sorted({0, 16, *(window[:16] == separator).nonzero().flatten().tolist()})
-        for i, j in zip(begins, begins[1:]):  # each document read as if it were alone
-            with torch.no_grad():
-                total += (j - i) * model(window[None, i:j], window[None, i + 1:j + 1])[1].item()
-    assert loss == pytest.approx(total / 128, rel=1e-4) and abs(loss - across) > 1e-3
+    assert abs(result.globals['metrics']['val_loss'] - across) > 1e-3
+    # that each document is read as if it were alone is shown in test_chat.py
+    x, _, documents = result.globals['data'].train.batch(1, range(8), 16)
+    assert np.array_equal(np.diff(documents) != 0, x[:, 1:] == separator)
 
 
 def test_a_best_found_right_after_a_resume_is_saved(works, tiny, out):
