@@ -105,7 +105,6 @@ class Logger:
     def __init__(self, run, clock, dist):
         self.run, self.clock, self.dist, self.knobs = run, clock, dist, run.knobs
         self.row = {}  # of the present iteration: what was measured before its update
-        self.average_ms = None  # per iteration, over the latest ones, for the time left
         saved = run.ckpt if run.continues else {}
         # of the losses, each with 0.98 of the weight of the one after it: their weighted sum and the sum of
         # the weights, on the device, so that no iteration waits
@@ -145,13 +144,15 @@ class Logger:
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
         data = 100 * self.clock.data_wait
+        left = (self.knobs['max_iters'] - it - 1) * ms / 1000  # seconds
         total, weight = self.loss_sum.tolist()
         smooth = total / weight if weight else None
         self.clock.note = f", loss {smooth:.4f}" if weight else ''
         self.dist.print(console.fit([
             f"iter {it}: loss {loss:.4f}", f"time {ms:.2f}ms", f"mfu {mfu:.2f}%" if mfu else '',
             f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
-            f"epoch {epoch:.2f}", f"data {data:.1f}%", self.time_left(it, ms)]))
+            f"epoch {epoch:.2f}", f"data {data:.1f}%",
+            f"eta {format_duration(left)}" if it > run.start_iter else '']))  # the first one is slower
         self.row.update({
             **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
             'mfu': mfu, 'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
@@ -161,13 +162,6 @@ class Logger:
             self.flush()
         if it == 0 and run.start == 'scratch':
             self.check_first_loss(loss)
-
-    def time_left(self, it, ms):
-        if it >= self.run.start_iter + 5:  # the first iterations are slower
-            self.average_ms = ms if self.average_ms is None else 0.9 * self.average_ms + 0.1 * ms
-        if self.average_ms is None:
-            return ''
-        return f"eta {format_duration((self.knobs['max_iters'] - it - 1) * self.average_ms / 1000)}"
 
     def check_first_loss(self, loss):
         vocab_size = self.run.data.meta['vocab_size']

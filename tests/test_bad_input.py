@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, is_refused, make_dataset
+from conftest import REPO, is_refused, make_dataset, own_process
 
 from configurator import plain, types_of
 from support import checkpoint, devices, setup
@@ -361,13 +361,11 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     assert 'T4' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['train', 'sample', 'eval', 'plan'])
+@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'eval.py', 'plan.py'])
 def test_a_missing_torch_is_refused(name, tmp_path):
     (tmp_path / 'torch.py').write_text('raise ModuleNotFoundError("No module named \'torch\'", name="torch")')
-    done = subprocess.run([sys.executable, REPO / f'{name}.py'], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, 'PYTHONPATH': str(tmp_path)})
-    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-    assert done.stderr.startswith(f'error: a package is missing in {sys.executable} (No module named \'torch\'). ') and 'pip install -r ' in done.stderr
+    result = own_process(name, cwd=tmp_path, env={'PYTHONPATH': str(tmp_path)})
+    is_refused(result, f'error: a package is missing in {sys.executable} (No module named \'torch\'). ', 'pip install -r ')
 
 
 def test_an_old_python_is_refused():
