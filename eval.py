@@ -24,7 +24,7 @@ tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tas
 # FILE.jsonl with tasks of your own: docs/evaluation.md. 'core:500': with 500 examples of each task
 to: str = None  # the folder for eval.json. None: the checkpoint's
 sample_tokens = 100  # length of a text that the model writes; 0: none
-batch_size = 8  # windows per batch and process; the batches of tasks have as many tokens
+batch_size = 8  # windows per batch and process
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16'; auto: bfloat16 where the hardware has it
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'; auto: nccl on GPUs, gloo elsewhere
@@ -202,7 +202,7 @@ if split != 'none':
 # -----------------------------------------------------------------------------
 # the tasks, and CORE
 
-metrics, found = evaluate_tasks(loaded, model, batch_size * block_size, dist, autocast)
+metrics, found = evaluate_tasks(loaded, model, dist, autocast)
 result['tasks'].update({name: {**numbers, 'dtype': dtype} for name, numbers in found.items()})
 if 'core' in metrics:
     result['core'] = metrics['core']

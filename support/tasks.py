@@ -30,9 +30,9 @@ import os
 import random
 import re
 
-import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from configurator import fail
 from dataset import DATA_DIR
@@ -51,8 +51,8 @@ class Task:
     delimiter: str = ' '  # between context and answer
     # filled by read_examples()
     tokenizer: object = None
-    answers: list = dataclasses.field(default_factory=list)  # per example: the right alternative, or text
-    rows: list = dataclasses.field(default_factory=list)  # per alternative: (example, ids, answer's start)
+    # per example: for each alternative (its ids, where its answer begins); the right one's number, or text
+    examples: list = dataclasses.field(default_factory=list)
     truncated: int = 0  # examples that are too long for the model
 
 
@@ -127,21 +127,21 @@ def read_examples(task, tokenizer, block_size, limit=None):
 
 
 def add_example(task, examples, i, block_size):
-    """Add examples[i] to task.rows, prompted with some of the others."""
+    """Add examples[i] to the task, prompted with some of the others."""
     example, others = examples[i], len(examples) - 1
     task.kind = task.kind or example['kind']
     picked = random.Random(1234 + i).sample(range(others), min(task.shots, others))
     shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
-    rows = render(task, example, shots)
+    rows, answer = render(task, example, shots), answer_of(task, example)
+    assert task.kind == 'generate' or 0 <= answer < len(rows), 'no such answer'
     if task.chance is None:  # one's own
         task.chance = 1 / len(rows) if len(rows) > 1 else 0.0
-    task.answers.append(answer_of(task, example))
-    assert task.kind == 'generate' or 0 <= task.answers[i] < len(rows), 'no such answer'
-    task.truncated += max(len(ids) for ids, _ in rows) > block_size
-    for ids, start in rows:
-        cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
-        ids = np.array(ids[cut:], dtype=np.int32)
-        task.rows.append((i, ids, max(1, start - cut)))  # nothing predicts the first token
+    longest = max(len(ids) for ids, _ in rows)
+    task.truncated += longest > block_size
+    # a prompt that is too long loses its beginning, and nothing predicts the first token
+    rows = [(torch.tensor(ids[-block_size:]), max(1, start - max(0, len(ids) - block_size)))
+            for ids, start in rows]
+    task.examples.append((rows, answer))
 
 
 def answer_of(task, example):
@@ -199,87 +199,62 @@ def texts(task, example):
 # scoring
 
 
-def score(model, task, batch_tokens, dist, autocast, is_stopping=lambda: False):
-    """For each of task.rows: the nats of its answer, its number of tokens, and how many of them are the most
-    likely ones; (rows, 3) in float64, the same in all processes."""
-    scores = torch.zeros(len(task.rows), 3, device=model.lm_head.weight.device)
-    generates = task.kind == 'generate'
-    # the longest come first, so that too little memory shows at once
-    left, batches = sorted(range(len(task.rows)), key=lambda i: -len(task.rows[i][1])), []
-    while left:
-        n = 1 if generates else max(1, batch_tokens // len(task.rows[left[0]][1]))
-        batches.append(left[:n])
-        left = left[n:]
-    with eval_mode(model), varying_shapes():
-        for b, counts in rounds(len(batches), dist, is_stopping, dist.progress(task.name)):
-            rows = [task.rows[i] for i in batches[b]]
-            with autocast:
-                found = score_answer(model, task, rows[0]) if generates else score_batch(model, rows)
+def score(model, task, dist, autocast, is_stopping=lambda: False):
+    """Whether the model is right, 1.0 or 0.0 for each example, the same in all processes."""
+    correct = torch.zeros(len(task.examples), device=model.lm_head.weight.device)
+    judge = judge_answer if task.kind == 'generate' else judge_alternatives
+    with eval_mode(model), varying_shapes(), autocast:
+        for i, counts in rounds(len(task.examples), dist, is_stopping, dist.progress(task.name)):
+            is_correct = judge(model, task, *task.examples[i])
             if counts:
-                scores[batches[b]] = found
-    dist.all_reduce_sum(scores)
-    return scores.cpu().double()
+                correct[i] = is_correct
+    return dist.all_reduce_sum(correct).cpu()
 
 
-def score_batch(model, rows):
-    """The scores of some rows, the longest of them first, (B, 3)."""
+def judge_alternatives(model, task, rows, answer):
+    losses, likeliest = losses_of(model, rows)
+    return likeliest[0] if task.kind == 'language_modeling' else losses.index(min(losses)) == answer
+
+
+def losses_of(model, rows):
+    """Of each row's answer the nats per token, and whether all of its tokens are the most likely ones."""
     device = model.lm_head.weight.device
-    ids = np.zeros((len(rows), len(rows[0][1])), dtype=np.int64)
-    in_answer = np.zeros(ids.shape, dtype=bool)
-    for r, (_, row, start) in enumerate(rows):
-        ids[r, :len(row)] = row
-        in_answer[r, start:len(row)] = True
-    ids = torch.from_numpy(ids).to(device)  # (B, T)
-    in_answer = torch.from_numpy(in_answer[:, 1:]).to(device)  # (B, T - 1)
-    logits = model(ids[:, :-1], full_logits=True)[0][in_answer].float()  # (answer tokens, V)
-    targets = ids[:, 1:][in_answer]
-    nats, likeliest = torch.zeros(2, *in_answer.shape, device=device)
-    nats[in_answer] = F.cross_entropy(logits, targets, reduction='none')
-    likeliest[in_answer] = (logits.argmax(dim=-1) == targets).float()
-    return torch.stack((nats.sum(1), in_answer.sum(1), likeliest.sum(1)), dim=1)
+    ids = pad_sequence([ids for ids, _ in rows], batch_first=True).to(device)  # (B, T)
+    losses, likeliest = [], []
+    for (row, start), logits in zip(rows, model(ids[:, :-1], full_logits=True)[0]):
+        logits, targets = logits[start - 1:len(row) - 1].float(), row[start:].to(device)
+        losses.append(F.cross_entropy(logits, targets).item())
+        likeliest.append(torch.equal(logits.argmax(dim=-1), targets))
+    return losses, likeliest
 
 
-def score_answer(model, task, row):
-    """The scores of a question, whose answer counts as one token: the most likely one, if what the model
-    generates is right. It may take 8 tokens more than the answer, for spaces and the end of the turn."""
-    (example, ids, _), tokenizer = row, task.tokenizer
-    answer, stop = task.answers[example], chat_format(tokenizer).stop_ids
-    idx = torch.from_numpy(ids)[None].long().to(model.lm_head.weight.device)  # (1, T)
+def judge_answer(model, task, rows, answer):
+    """Whether what the model generates is right. It may take 8 tokens more than the answer, for spaces and
+    the end of the turn."""
+    tokenizer, stop = task.tokenizer, chat_format(task.tokenizer).stop_ids
+    idx = rows[0][0][None].to(model.lm_head.weight.device)  # (1, T)
     out = model.generate(idx, len(tokenizer.encode(answer)) + 8, temperature=0, vocab_size=tokenizer.n_vocab,
                          stop=stop or None)
     said = tokenizer.decode([id for id in out[0, idx.size(1):].tolist() if id not in stop])
-    return torch.tensor([0.0, 1.0, said.strip() == answer], device=idx.device)
+    return said.strip() == answer
 
 
-def which_are_correct(task, scores):
-    """For each example whether it is, an array."""
-    nats, count, likeliest = scores.numpy().T
-    if task.kind in ('language_modeling', 'generate'):
-        return likeliest == count
-    examples = [example for example, _, _ in task.rows]
-    starts = np.flatnonzero(np.diff(examples, prepend=-1))  # where the alternatives of each begin
-    chosen = [np.argmin(alternatives) for alternatives in np.split(nats / count, starts[1:])]
-    return np.array(chosen) == task.answers
-
-
-def accuracy(task, scores):
+def accuracy(task, correct):
     """The accuracy, its standard error, ...: what eval.json says, where `questions` are examples."""
-    correct = which_are_correct(task, scores)
-    p, n, chance = float(correct.mean()), len(correct), task.chance
+    p, n, chance = correct.mean().item(), len(correct), task.chance
     q = (n * p + 1) / (n + 2)  # so that a few examples, all of them right, are not sure
     return {'accuracy': p, 'error': math.sqrt(q * (1 - q) / (n + 2)), 'chance': chance,
             'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': task.shots,
             'truncated': task.truncated}
 
 
-def evaluate_tasks(tasks, model, batch_tokens, dist, autocast, is_stopping=lambda: False, at=''):
+def evaluate_tasks(tasks, model, dist, autocast, is_stopping=lambda: False, at=''):
     """({name: accuracy or CORE}, {task: what accuracy() says}) of load_tasks(), told on the console behind
     `at`."""
     metrics, results = {}, {}
     for name, parts in tasks.items():
         for task in parts:
-            scores = score(model, task, batch_tokens, dist, autocast, is_stopping)
-            r = results[task.name] = accuracy(task, scores)
+            r = results[task.name] = accuracy(task, score(model, task, dist, autocast, is_stopping))
             dist.print(f"{at}{task.name} {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % of "
                        f"{r['questions']:,} examples (chance: {100 * r['chance']:.0f} %)")
         metrics[name] = r['accuracy']
@@ -292,11 +267,10 @@ def evaluate_tasks(tasks, model, batch_tokens, dist, autocast, is_stopping=lambd
 def tasks_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the files read now: a function of the iteration that returns {'hellaswag':
     accuracy, 'core': CORE, ...}."""
-    k, block_size = run.knobs, model.config.block_size
-    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), block_size)
+    k = run.knobs
+    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), model.config.block_size)
 
     def evaluate(it):
-        return evaluate_tasks(tasks, model, k['batch_size'] * block_size, dist, autocast, stop.asks_to_stop,
-                              f"step {it}: ")[0]
+        return evaluate_tasks(tasks, model, dist, autocast, stop.asks_to_stop, f"step {it}: ")[0]
 
     return evaluate

@@ -1,4 +1,4 @@
-"""Tasks are scored as transformers scores them, one by one, whatever the batches and number of processes."""
+"""Tasks are scored as transformers scores them, one by one."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ from support.tokenizer import make_tokenizer
 
 # a stand-in for what parallel.init() returns to a single process
 ONE = SimpleNamespace(rank=0, world_size=1, sharded=False, is_main=True, print=print, on_terminal=False,
-                      all_reduce_sum=lambda tensor: None, progress=lambda what: lambda done, n: None)
+                      all_reduce_sum=lambda tensor: tensor, progress=lambda what: lambda done, n: None)
 PLAIN = contextlib.nullcontext()  # no autocast
 BYTES = {'kind': 'byte'}
 SHAPES = {'gpt2': dict(arch='gpt2'), 'llama': dict(arch='llama', n_kv_head=2), 'modern': dict(arch='modern')}
@@ -158,17 +158,19 @@ def by_transformers(task, theirs, encode, first, block_size, limit):
     return out
 
 
-def compare(folder, name, net, theirs, tokenizer, batch_tokens, limit=None):
+def compare(folder, name, net, theirs, tokenizer, limit=None):
     named = f'{name}:{limit}' if limit else name
     (task,), = tasks.load_tasks(named, str(folder), tokenizer, net.config.block_size).values()
-    scores = tasks.score(net, task, batch_tokens, ONE, PLAIN)
+    correct = tasks.score(net, task, ONE, PLAIN)
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     encode = lambda text: tokenizer.encode(text).tolist()
     want = by_transformers(task, theirs, encode, first, net.config.block_size, limit)
-    nats_per_token = [nll for alternatives, _ in want for nll, _ in alternatives]
-    assert (scores[:, 0] / scores[:, 1]).tolist() == pytest.approx(nats_per_token, abs=1e-4)
-    assert tasks.which_are_correct(task, scores).tolist() == [correct for _, correct in want]
-    return tasks.accuracy(task, scores)
+    for (rows, _), (alternatives, _) in zip(task.examples, want):
+        losses, likeliest = tasks.losses_of(net, rows)
+        assert losses == pytest.approx([nll for nll, _ in alternatives], abs=1e-4)
+        assert likeliest == [sure for _, sure in alternatives]
+    assert correct.tolist() == [right for _, right in want]
+    return tasks.accuracy(task, correct)
 
 
 def export(net, tokenizer_state, folder):
@@ -182,7 +184,7 @@ def export(net, tokenizer_state, folder):
 def test_transformers_gives_each_example_the_same_score(shape, folder, tmp_path):
     net = make_net(shape)
     theirs = export(net, BYTES, tmp_path / 'hf')
-    found = {name: compare(folder, name, net, theirs, make_tokenizer(BYTES), 700)
+    found = {name: compare(folder, name, net, theirs, make_tokenizer(BYTES))
              for name in ('hellaswag', 'sums', 'who', 'choice')}
     assert found['sums']['shots'] == 2 and found['sums']['questions'] == 24
     if shape != 'gpt2':  # which learns nothing in so few steps
@@ -197,7 +199,7 @@ def test_the_same_on_real_examples_and_prompts_that_are_too_long(test_data, gpt2
     theirs = export(net, tokenizer.state(), tmp_path / 'hf')
     limits = dict(hellaswag=6, arc_easy=5, winograd=6, lambada_openai=6, copa=6, bigbench_cs_algorithms=4)
     for name, limit in limits.items():
-        found = compare(tmp_path, name, net, theirs, tokenizer, 500, limit)
+        found = compare(tmp_path, name, net, theirs, tokenizer, limit)
         assert found['questions'] == limit, name
         assert found['truncated'] > 0 or not found['shots'], name
 
@@ -215,18 +217,14 @@ def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path, monkeypatch):
     path.write_text('\n'.join(json.dumps({'kind': 'generate', 'answer': answer, 'messages': [
         {'role': 'user', 'content': f'Say {answer}'}]}) for answer in said))
     (task,), = tasks.load_tasks(str(path), '', tokenizer, 256).values()
-    right = tasks.which_are_correct(task, tasks.score(net, task, 1000, ONE, PLAIN))
-    assert {task.answers[i] for i in right.nonzero()[0]} == {'6', '7'}
+    right = tasks.score(net, task, ONE, PLAIN)
+    assert {answer for (_, answer), is_right in zip(task.examples, right) if is_right} == {'6', '7'}
 
 
 def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
     task, = tasks.load_tasks('choice', str(folder), make_tokenizer(BYTES), 256)['choice']
-    scores = torch.ones(len(task.rows), 3, dtype=torch.float64)
-    for i, (example, _, _) in enumerate(task.rows):
-        if i % 4 == (task.answers[example] + (example > 0)) % 4:  # only the first example is correct
-            scores[i, 0] = 0.5
-    found = tasks.accuracy(task, scores)
-    assert found['accuracy'] == 1 / 6
+    found = tasks.accuracy(task, torch.tensor([1.0, 0, 0, 0, 0, 0]))
+    assert found['accuracy'] == pytest.approx(1 / 6)
     assert found['error'] == pytest.approx(math.sqrt(2 / 8 * 6 / 8 / 8))
     assert found['centered'] == pytest.approx((1 / 6 - 1 / 4) / (3 / 4))
 
