@@ -106,7 +106,7 @@ if compiling and (compile != 'auto' or n_steps > 10_000):
 # -----------------------------------------------------------------------------
 # generating
 
-explain('memory', 'not enough memory', "use a smaller --batch_size or --max_new_tokens", 2, RuntimeError)
+explain('memory', 'not enough memory', "use a smaller --batch_size or --max_new_tokens", 2)
 interrupted = False
 
 

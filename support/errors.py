@@ -17,10 +17,10 @@ class DataLost(Exception):
     """A dataset that was fine can no longer be read. Its text is the line to print."""
 
 
-def explain(pattern, what, remedy, status, kind=Exception):
+def explain(pattern, what, remedy, status):
     """From now on an uncaught error whose text matches `pattern` ends this process with one line and
     `status`."""
-    add(kind, pattern, status, lambda error: f"{what} ({first_line(error)}). {remedy}")
+    add(Exception, pattern, status, lambda error: f"{what} ({first_line(error)}). {remedy}")
 
 
 def explain_lost_data(rescue=lambda: ''):

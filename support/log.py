@@ -22,12 +22,6 @@ from support.compiling import trial_step
 from support.console import format_duration
 from support.errors import first_line
 
-# docs/reading_logs.md explains them. A metric with another name gets a column of its own
-COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 'perplexity', 'bpb',
-           'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
-           'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds',
-           'sample_seconds')
-
 REPORT_EVERY = 60  # seconds, at most: drawing takes a second
 
 
@@ -244,7 +238,7 @@ class CsvLog:
     on: they are written again, once. What a full disk does not take waits."""
 
     def __init__(self, path, start):
-        self.path, self.columns, self.waiting = path, list(COLUMNS), []
+        self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
             self.rewrite([row for row in rows if int(row['iter']) < start])
@@ -380,7 +374,6 @@ class WandbLog:
             fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
                  "leave wandb_log out", everywhere=True)
         self.run.define_metric('*', step_metric='iter')
-        self.run.define_metric('val/loss', step_metric='iter', summary='min')  # in its tables the best value
 
     def log(self, row):
         named = {NAMES.get(name, name): value for name, value in row.items() if value is not None}

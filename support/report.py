@@ -13,10 +13,13 @@ import numpy as np
 from support.console import format_duration
 from support.files import read_json, replacing, write_whole
 
-# columns that the table of evaluations leaves out, or has in another form
-NOT_IN_TABLE = ('iter', 'progress', 'loss', 'loss_smooth', 'perplexity', 'lr', 'grad_norm', 'tokens',
-                'tokens_total', 'epoch', 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds',
-                'eval_seconds', 'save_seconds', 'sample_seconds')
+# of log.csv. docs/reading_logs.md explains them. A metric with another name gets a column of its own
+COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 'perplexity', 'bpb',
+           'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
+           'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds',
+           'sample_seconds')
+# of them in the table of evaluations, besides columns of your own
+EVALUATED = ('train_loss', 'val_loss', 'bpb', 'hellaswag', 'core')
 # column: (label, the best of several). Others go by their own name
 METRICS = {
     'iter': ('iteration', None),
@@ -234,7 +237,8 @@ def samples_side_by_side(path):
 
 def evaluations(log, tokens_per_iter):
     """The table of evaluations in the loop, thinned if it is long."""
-    columns = [name for name in list(log) if len(values(log, name)) and name not in NOT_IN_TABLE]
+    columns = [name for name in list(log)
+               if len(values(log, name)) and (name in EVALUATED or name not in COLUMNS)]
     rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
         return
