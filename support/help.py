@@ -54,14 +54,12 @@ def text(script, knobs, kinds, given, words, positional, like):
 
 def paragraph(name, default, comment, given):
     """The lines about a knob: its value, what it means, and its default if the value is another."""
-    column, begin = 30, f"  --{name}={given.get(name, default)!r}"
+    begin = f"  --{name}={given.get(name, default)!r}".ljust(28) + '  '
     if name in given:
         comment += f" [default: {default!r}]"
-    alone = [begin] if len(begin) >= column or not comment else []
     width = min(shutil.get_terminal_size().columns, 110)
-    return alone + textwrap.wrap(comment, width, initial_indent=('' if alone else begin).ljust(column),
-                                 subsequent_indent=' ' * column, break_long_words=False,
-                                 break_on_hyphens=False)
+    return textwrap.wrap(comment, width, initial_indent=begin, subsequent_indent=' ' * 30,
+                         break_long_words=False, break_on_hyphens=False) or [begin.rstrip()]
 
 
 def read_block(path, knobs, kinds):

@@ -27,8 +27,8 @@ PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
 FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval eval_iters tasks_interval '
-             'log_interval grad_clip shard save_interval keep_checkpoints learning_rate matrix_lr embedding_lr '
-             'head_lr min_lr weight_decay matrix_weight_decay')
+             'log_interval grad_clip shard save_interval keep_checkpoints learning_rate matrix_lr '
+             'embedding_lr head_lr min_lr weight_decay matrix_weight_decay')
 BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
 
 
