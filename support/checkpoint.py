@@ -32,8 +32,9 @@ NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'compile', 'backend', 'ddp_timeout', 'peak_flops',
           'max_minutes', 'stop_val_loss', 'sample_prompts')
 VERSION = 1  # of the keys in a checkpoint
+LINKS = ('ckpt.pt', 'ckpt_best.pt')
 # what a new run removes
-RUN_FILES = ('log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
+RUN_FILES = (*LINKS, 'log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
 
 
 class Damaged(Exception):
@@ -51,13 +52,16 @@ def numbered(out_dir):
     return [os.path.join(out_dir, name) for name in names]
 
 
+def candidates(out_dir):
+    """The paths of out_dir's checkpoints in the order in which a resume tries them. nanoGPT leaves a ckpt.pt
+    and no numbered ones."""
+    links = [os.path.join(out_dir, name) for name in LINKS]
+    return numbered(out_dir)[::-1] + list(filter(os.path.exists, links))
+
+
 def newest(out_dir):
-    """The path of the checkpoint to resume from: the newest numbered one, else a ckpt.pt as nanoGPT leaves
-    it, else None."""
-    if found := numbered(out_dir):
-        return found[-1]
-    single = os.path.join(out_dir, 'ckpt.pt')
-    return single if os.path.exists(single) else None
+    """The path of the checkpoint to resume from, or None."""
+    return next(iter(candidates(out_dir)), None)
 
 
 # -----------------------------------------------------------------------------
@@ -136,7 +140,7 @@ def clear(out_dir, start, overwrite):
     try:
         for name in os.listdir(out_dir):
             path, number = os.path.join(out_dir, name), NUMBERED.fullmatch(name)
-            old = number or name in ('ckpt.pt', 'ckpt_best.pt', *RUN_FILES)
+            old = number or name in RUN_FILES
             if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and old):
                 os.remove(path)
             elif number and int(number[1]) > start:  # it is damaged, or the resume would be from there

@@ -14,7 +14,7 @@ import torch
 
 from configurator import fail, say
 from support import cpu, huggingface
-from support.checkpoint import VERSION, Damaged, newest, numbered, verify_records
+from support.checkpoint import VERSION, Damaged, candidates, newest, verify_records
 from support.dataset_meta import folder_of, read_meta, read_tokenizer_state
 from support.errors import first_line
 from support.hub_datasets import is_folder, is_hub_name
@@ -53,13 +53,11 @@ def newest_whole(out_dir):
     """The path of the newest checkpoint that is whole; damaged ones are named. If none is, that is an error,
     never a new beginning."""
     damaged = []
-    links = [os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt_best.pt')]
-    for path in numbered(out_dir)[::-1] + [link for link in links if os.path.exists(link)]:
+    for path in candidates(out_dir):
         try:
             unpack(path)
         except Damaged as e:
-            if os.path.exists(path):  # else a run that writes here has removed it
-                damaged.append(f"{path} {e}")
+            damaged.append(f"{path} {e}")
             continue
         for what in damaged:
             say(f"note: {what}. it is left out", 'stdout')
