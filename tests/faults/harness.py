@@ -206,22 +206,16 @@ def slowly(seconds):
     return before_each_update(lambda it: time.sleep(seconds))
 
 
-def die_at(module, function, when, nth):
-    """Sabotage: kill -9 before or after the nth call of module.function."""
+def die_at(module, function, nth):
+    """Sabotage: kill -9 in place of the nth call of module.function."""
     def sabotage():
         real, calls = getattr(module, function), []
 
-        def die_if(now):
-            if now == when and len(calls) == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-
         def wrapped(*args, **kwargs):
             calls.append(1)
-            die_if('before')
-            try:
-                return real(*args, **kwargs)
-            finally:  # also after an error, such as that of a file that is not there
-                die_if('after')
+            if len(calls) == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
         setattr(module, function, wrapped)
     return sabotage
 
