@@ -134,9 +134,8 @@ def from_meta_pkl(path):
 
 def write_meta_pkl(path, chars):
     """The same file, for programs that read nanoGPT's folders."""
-    itos = dict(enumerate(chars))
-    stoi = {c: i for i, c in itos.items()}
-    write_whole(path, pickle.dumps({'vocab_size': len(chars), 'itos': itos, 'stoi': stoi}))
+    stoi = {c: i for i, c in enumerate(chars)}
+    write_whole(path, pickle.dumps({'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': stoi}))
 
 
 def read_tokenizer_state(folder, meta):

@@ -89,12 +89,8 @@ def get_file(source, name, needed=True):
     except Exception as e:  # the network has many ways to fail, and they have no common class
         absent = isinstance(e, package.errors.EntryNotFoundError)
         if isinstance(e, package.errors.LocalEntryNotFoundError):  # the Hub does not answer
-            cached = package.try_to_load_from_cache(repo, name, revision=revision)
-            # nanoGPT's users have GPT-2 as plain gpt2
-            cached = cached or package.try_to_load_from_cache(source.partition('@')[0], name)
-            if isinstance(cached, str):
-                return cached
             # the cache knows that there is no such file, or it was never asked for
+            cached = package.try_to_load_from_cache(repo, name, revision=revision)
             absent = cached is not None or isinstance(e.__cause__, package.errors.OfflineModeIsEnabled)
         if absent and not needed:
             return None
@@ -124,25 +120,24 @@ def find_files(spec):
     try:
         api = hub().HfApi()
         info = api.dataset_info(repo, revision=revision or None, files_metadata=True)
-        names, configs = choose_files(info, config, split)
+        names = choose_files(info, config, split)
         if not names and not revision:  # made by a script or from archives: the Hub keeps its own conversion
             with contextlib.suppress(hub().errors.RevisionNotFoundError):
                 info = api.dataset_info(repo, revision='refs/convert/parquet', files_metadata=True)
-                names, configs = choose_files(info, config, split)
+                names = choose_files(info, config, split)
     except Exception as e:
         explain(e, f'hf:{spec}', "name files on this machine with --input")
     if not names:
-        fail(f"no parquet or text files of that name in hf:{spec}. name one of its configurations: "
-             f"{', '.join(sorted(configs)) or 'none was found'}")
+        fail(f"no parquet or text files of that name in hf:{spec}. name a configuration and a split that its "
+             "page on the Hub shows")
     files = {file.rfilename: file for file in info.siblings}
     return [File(name, files[name].size, files[name].lfs.sha256 if files[name].lfs else files[name].blob_id,
                  repo, info.sha) for name in names]
 
 
 def choose_files(info, config, split):
-    """The readable files of a configuration and a split ('' for the default ones), and the names of the
-    configurations that the data set's card describes. Without it the names of folders and files have to
-    tell."""
+    """The readable files of a configuration and a split ('' for the default ones). The data set's card
+    describes them; where it does not, the names of folders and files have to tell."""
     every = sorted(file.rfilename for file in info.siblings)
     names = [name for name in every if name.endswith('.parquet')]
     texts = re.compile(r'(?!README|LICENSE).*\.(txt|jsonl)(\.gz|\.zst)?')
@@ -152,13 +147,12 @@ def choose_files(info, config, split):
     default = 'default' if 'default' in described else next(iter(described), '')
     patterns = patterns_of(described.get(config or default, []), split or 'train')
     if patterns:
-        return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)], set(described)
-
+        return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
     for asked, usual in ((config, 'default'), (split, 'train')):
         word = rf'(^|[/_.-]){re.escape(asked or usual)}([/_.-]|$)'
         found = [name for name in names if re.search(word, name)]
         names = found if asked or found else names
-    return names, set(described)
+    return names
 
 
 def patterns_of(data_files, split):
@@ -179,12 +173,10 @@ def local_paths(files, first, folder):
     """Yield the number and the path of each file from number `first` on. Files of the Hub are downloaded
     into `folder` one by one, and removed after they were read."""
     for i, file in enumerate(files[first:], first):
+        path = download(file, folder) if file.repo else file.path
+        yield i, path
         if file.repo:
-            path = download(file, folder)
-            yield i, path
             os.remove(os.path.realpath(path))
-        else:
-            yield i, file.path
 
 
 def download(file, folder):

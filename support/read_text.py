@@ -268,13 +268,11 @@ def chapters(book):
     """The bytes of each page of a book, in reading order."""
     package = ET.fromstring(book.read('META-INF/container.xml')).find('.//{*}rootfile').get('full-path')
     tree = ET.fromstring(book.read(package))
-    items = {item.get('id'): item for item in tree.iterfind('.//{*}manifest/{*}item')}
-    order = [entry.get('idref') for entry in tree.iterfind('.//{*}spine/{*}itemref')]
-    for item in (items[id] for id in dict.fromkeys(order)):  # each once
-        # others are pictures, or the table of contents
-        if 'html' in item.get('media-type') and 'nav' not in item.get('properties', ''):
-            name = posixpath.join(posixpath.dirname(package), urllib.parse.unquote(item.get('href')))
-            yield book.read(posixpath.normpath(name))
+    hrefs = {item.get('id'): item.get('href') for item in tree.iterfind('.//{*}manifest/{*}item')}
+    order = [hrefs[entry.get('idref')] for entry in tree.iterfind('.//{*}spine/{*}itemref')]
+    for href in dict.fromkeys(order):  # each once
+        name = posixpath.join(posixpath.dirname(package), urllib.parse.unquote(href))
+        yield book.read(posixpath.normpath(name))
 
 
 def text_of_html(content):

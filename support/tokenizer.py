@@ -271,9 +271,8 @@ def read_files(folder, meta):
     """The tokenizer's state that a meta.json tells, with its files from `folder`. ValueError or OSError for
     one that is damaged or missing."""
     state = dict(meta['tokenizer'])
-    for key in TOKENIZER_FILES:
-        if f'{key}_file' in state:
-            file = os.path.basename(str(state.pop(f'{key}_file')))
+    for key, file in TOKENIZER_FILES.items():
+        if state.pop(f'{key}_file', None):
             with open(os.path.join(folder, file), 'rb') as f:
                 content = f.read()
             state[key] = content if key == 'ranks' else content.decode()
