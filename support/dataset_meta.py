@@ -49,7 +49,7 @@ def read_ids(paths, dtype, start=0):
         n = os.path.getsize(path) // dtype.itemsize
         with open(path, 'rb') as f:
             f.seek(min(start, n) * dtype.itemsize)
-            while len(ids := np.fromfile(f, dtype, 1 << 21)):
+            while len(ids := np.fromfile(f, dtype, 1 << 19)):
                 yield ids
         start = max(0, start - n)
 

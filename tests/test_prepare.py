@@ -131,6 +131,10 @@ def test_a_tokenizer_of_ones_own_decodes_from_the_folder_and_serves_another_set(
     a, b = (Dataset(name, tmp_path / 'data') for name in 'ab')
     assert same_tokenizer(a.tokenizer_state, b.tokenizer_state) and a.meta['vocab_size'] <= 320
     assert a.train.n < 0.6 * len(text), 'it has learned something'
+    assert tok.encode_prompt('<|endoftext|>') == [tok.end_of_text], 'but in a text it is text'
+    path = tmp_path / 'data' / 'a' / 'tokenizer.tiktoken'
+    path.write_bytes(path.read_bytes().replace(b' 300\n', b' 301\n', 1))
+    is_refused(prepare('a', '--show'), 'tokenizer.tiktoken', 'checksum')
 
 
 def test_without_network_and_cache_the_error_says_how_to_bring_it(prepare, tmp_path, book, monkeypatch):
@@ -164,14 +168,6 @@ def test_show_tells_and_checks(prepare, tmp_path):
     (path.parent / 'meta.json').write_text('{"vocab_size": 257}')  # all that is known of somebody's own
     result = prepare('mine', '--show')
     assert result.status == 0 and 'checksums unknown' in result.out
-
-
-def test_a_failed_second_run_leaves_the_first_ones_files(prepare, tmp_path, book):
-    (tmp_path / 'latin.txt').write_bytes(b'caf\xe9\n')
-    assert prepare('mine', book).status == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / 'data' / 'mine').iterdir()}
-    is_refused(prepare('mine', tmp_path / 'latin.txt', '--overwrite'), 'cp1252')
-    assert {path.name: path.read_bytes() for path in (tmp_path / 'data' / 'mine').iterdir()} == before
 
 
 @pytest.mark.parametrize('name, flags, word', [
