@@ -25,8 +25,8 @@ from configurator import configure, fail, out_of_range
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, openwebtext, fineweb, fineweb_edu,
 # tinystories, or any name of your own with --input; hellaswag, core: the files of a benchmark
-input: str | list = None  # file, folder, pattern, several with commas, or hf:OWNER/NAME with the text; for a
-# named set: use this instead of downloading it
+input: str | list = None  # file, folder or pattern, several times if you like, or hf:OWNER/NAME with the
+# text; for a named set: use this instead of downloading it
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
 # 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json or of another dataset.
 # None: what the named set has, else by the size of the text
@@ -46,7 +46,6 @@ data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='name')
 
-import contextlib
 import json
 import os
 import shlex
@@ -111,11 +110,10 @@ def encode_files():
     draft = Draft(unfinished, settings, files, mark_documents=not as_nanogpt)
     if not draft.resume():
         draft.start(choose_tokenizer(tokenizer, files, documents))
-    with contextlib.closing(encode(draft)) as results:  # ends its threads
-        for encoded, place in results:
-            draft.add(encoded, place, max_tokens)
-            if draft.place[0] == len(files):
-                break
+    for encoded, place in encode(draft):
+        draft.add(encoded, place, max_tokens)
+        if draft.place[0] == len(files):
+            break
     divide(draft, val_fraction)
     meta = {**draft.finish(), 'source': source}
     if name == 'shakespeare_char':  # nanoGPT's script writes it too

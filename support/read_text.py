@@ -6,7 +6,6 @@ A document is an iterator over pieces of its text, so a long one is never in mem
 """
 
 import codecs
-import collections
 import contextlib
 import glob
 import html
@@ -58,37 +57,30 @@ def walk(root, leave_out=()):
 
 
 def find_files(sources):
-    """The files of `sources` in their order: each a path, a folder, a pattern, or several with commas."""
+    """The files of `sources` in their order: each a path, a folder or a pattern."""
     paths, skipped = [], []
     for source in sources:
-        for part in [source] if matches(source) else source.split(','):
-            found = [path for path in matches(part) if os.path.isfile(path)]
-            inside = [path for folder in matches(part) for path in walk(folder)]
-            chosen = [path for path in found if not re.search(NOT_READABLE, path, re.I)]
-            chosen += [path for path in inside if re.search(READABLE, path, re.I)]
-            others = {*found, *inside} - {*chosen}
-            if not chosen:
-                there = kinds(others) or 'nothing there'
-                fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {part} ({there}). save your text as "
-                     "one of them and name it with --input; a pattern reads other kinds as plain text: "
-                     "--input='FOLDER/*.tex'")
-            paths += chosen
-            skipped += others
+        pattern = os.path.expanduser(source)
+        named = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        found = [path for path in named if os.path.isfile(path)]
+        inside = [path for folder in named for path in walk(folder)]
+        chosen = [path for path in found if not re.search(NOT_READABLE, path, re.I)]
+        chosen += [path for path in inside if re.search(READABLE, path, re.I)]
+        others = {*found, *inside} - {*chosen}
+        if not chosen:
+            fail(f"no .txt, .md, .jsonl, .html, .epub or .parquet in {source} ({kinds(others) or 'nothing'} "
+                 "there). save your text as one of them and name it with --input; a pattern reads other "
+                 "kinds as plain text: --input='FOLDER/*.tex'")
+        paths += chosen
+        skipped += others
     if skipped:
         print(f"reading {len(paths):,} files, skipped {len(skipped)}: {kinds(skipped)}")
     return [stat(path) for path in dict.fromkeys(paths)]
 
 
-def matches(source):
-    """The files and folders that a path or a pattern means, sorted by name."""
-    source = os.path.expanduser(source.strip())
-    return [source] if os.path.exists(source) else sorted(glob.glob(source, recursive=True))
-
-
 def kinds(paths):
-    """'2 .jpg, 1 .pdf'"""
-    found = collections.Counter(os.path.splitext(path)[1].lower() or 'without an ending' for path in paths)
-    return ', '.join(f'{n} {kind}' for kind, n in found.most_common())
+    """'.jpg, .pdf'"""
+    return ', '.join(sorted({os.path.splitext(path)[1].lower() or 'without an ending' for path in paths}))
 
 
 def name_of(path):
@@ -155,10 +147,7 @@ def open_text(path, encoding, errors):
 
 def likely_encoding(content, at=0):
     """A guess at the encoding of `content`, bytes that are not UTF-8, by those around position `at`."""
-    try:
-        from charset_normalizer import from_bytes  # tiktoken brings it along
-    except ImportError:
-        return 'cp1252'
+    from charset_normalizer import from_bytes  # tiktoken brings it along
     begin = max(0, at - 100) & ~1  # even: in UTF-16 a character has two bytes
     content = content[begin:begin + (1 << 16)]
     found = from_bytes(content, cp_isolation=WESTERN, threshold=0.1).best() or from_bytes(content).best()

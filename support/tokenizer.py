@@ -215,10 +215,8 @@ def get_encoding(name):
 def check_tokenizer_state(state):
     """Raise an exception of some kind if `state`, which a file brought, is not one that make_tokenizer()
     knows."""
-    texts = [state.get('name', 'a name'), *state.get('chars', ()), *state.get('added', ())]
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
-    assert all(isinstance(text, str) and text for text in texts), 'a text of the tokenizer'
-    assert isinstance(state.get('n_vocab', 0), int), 'n_vocab'
+    assert isinstance(state.get('name', ''), str), 'the name of the tokenizer'
 
 
 def token_bytes(state, vocab_size):

@@ -93,9 +93,12 @@ class Draft:
     def start(self, tokenizer):
         """Start from nothing."""
         os.makedirs(self.folder, exist_ok=True)
-        self.encoder = Encoder(tokenizer, self.mark_documents)
+        self.open(tokenizer, {'train': 0, 'val': 0})
         self.meta = write_tokenizer(self.folder, tokenizer, self.encoder.dtype)
-        self.splits = {name: self.split(name) for name in ('train', 'val')}
+
+    def open(self, tokenizer, tokens):
+        self.encoder = Encoder(tokenizer, self.mark_documents)
+        self.splits = {name: self.split(name, n) for name, n in tokens.items()}
 
     def resume(self):
         """Continue what an earlier run saved. Returns False if it was of other settings or files, or if
@@ -105,8 +108,7 @@ class Draft:
             if saved['made_with'] != self.settings or saved['read'] != self.read_so_far(saved['place']):
                 raise ValueError
             self.meta = saved['meta']
-            self.encoder = Encoder(make_tokenizer(read_files(self.folder, self.meta)), self.mark_documents)
-            self.splits = {name: self.split(name, tokens) for name, tokens in saved['splits'].items()}
+            self.open(make_tokenizer(read_files(self.folder, self.meta)), saved['splits'])
             self.place = saved['place']
         except Exception:  # a file may say anything
             if saved:
@@ -116,7 +118,7 @@ class Draft:
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True
 
-    def split(self, name, tokens=0):
+    def split(self, name, tokens):
         return Split(self.folder, name, self.encoder, self.settings['shard_tokens'], tokens)
 
     def tokens(self):

@@ -105,7 +105,7 @@ BAD = {  # file: its content, words of the message
     'deep.jsonl': (LINE * 5 + b'[' * 100_000 + b'\n', 'deep.jsonl:6'),
     'key.jsonl': (b'{"content": "x"}\n', 'key.jsonl:1', 'content', '--text_key'),
     'x.parquet': (b'PAR1', 'x.parquet', 'again'),
-    'book.pdf': (b'%PDF-1.4', 'book.pdf', '1 .pdf'),
+    'book.pdf': (b'%PDF-1.4', 'book.pdf', '.pdf there'),
     'a.csv': (b'a,b\n1,2\n', '--input'),
 }
 
