@@ -32,8 +32,7 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'resume_from', 'overwrite', 'max_minutes',
-         'device', 'backend', 'ddp_timeout'}
+ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'overwrite', 'max_minutes', 'device'}
 ROWS = 12  # of the table of evaluations, at most
 FEW = 100  # values are drawn as points
 NO_END = 'running, or killed'

@@ -19,9 +19,9 @@ FREE = ('block_size', 'rope_theta', 'rope_scaling')  # no weights depend on them
 def take_over(run, kinds):
     """Knobs of the run that is resumed, the network of any checkpoint. Given ones win where they may."""
     before = load.model_config(GPT, run.ckpt)
-    free, size = FREE, before.block_size
+    size = before.block_size
     if run.resuming:
-        run.start_iter, free = run.ckpt['iter_num'], ()
+        run.start_iter = run.ckpt['iter_num']
         inherit_knobs(run, kinds)
     elif 'block_size' not in run.given:
         run.given['block_size'] = run.knobs['block_size'] = min(size, run.knobs['block_size'])
@@ -31,9 +31,8 @@ def take_over(run, kinds):
     for name in sorted(ARCHITECTURE.intersection(run.knobs)):
         saved = getattr(before, name)
         now = run.given.get(name, saved)
-        if name not in free:
-            if now != saved:
-                run.dist.print(f"note: {name}={now} is ignored, the checkpoint has {saved}")
+        if now != saved and (run.resuming or name not in FREE):
+            run.dist.print(f"note: {name}={now} is ignored, the checkpoint has {saved}")
             now = saved
         run.knobs[name] = now
 
@@ -141,35 +140,23 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
     and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
     before = ckpt.get('optimizer_class', 'AdamW')
+    if before != now:
+        tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
+        return
     params = [p for group in optimizer.param_groups for p in group['params']]
     n = sum(len(group['params']) for group in state['param_groups'])
     assert n == len(params), f"it has {n} parameters, not {len(params)}"
-    if now in OURS and before in OURS:
-        state = state_with_our_options(optimizer, params, state)
-    elif before != now:
-        tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
-        return
+    if now in OURS:
+        # the fused update trusts the shapes: with others it would write beyond the end of a tensor
+        for i, moments in state['state'].items():
+            shapes = {value.shape for name, value in moments.items() if name != 'step'}
+            assert shapes == {params[i].shape}, f'the state of parameter {i} has another shape'
+        # before loading, not after: by `fused` torch decides on which device a step counter has to be. The
+        # parameters are counted through all groups, in the same order however they are divided into groups
+        state = {'state': state['state'], 'param_groups': optimizer.state_dict()['param_groups']}
     moments = {i: {name: moment_of(params[i], value) for name, value in own.items()}
                for i, own in state['state'].items()}
     optimizer.load_state_dict({**state, 'state': moments})
-
-
-def state_with_our_options(optimizer, params, state):
-    """The moments in `state` under the groups of this run."""
-    # before loading, not after: by `fused` torch decides on which device a step counter has to be. The
-    # parameters are counted through all groups, and their order is always the same, however they are divided
-    # into groups
-    groups = optimizer.state_dict()['param_groups']
-    muon = {i for group in groups if group.get('muon') for i in group['params']}
-    kept = {}
-    for i, moments in state['state'].items():
-        if ('momentum_buffer' in moments) != (i in muon):
-            continue  # a matrix that has changed its optimizer starts anew
-        # the fused update trusts the shapes: with others it would write beyond the end of a tensor
-        shapes = {value.shape for name, value in moments.items() if name != 'step'}
-        assert shapes == {params[i].shape}, f'the state of parameter {i} has another shape'
-        kept[i] = moments
-    return {'state': kept, 'param_groups': groups}
 
 
 def moment_of(p, value):

@@ -245,9 +245,9 @@ def settle_data(run):
                                         run.ckpt and run.ckpt['model_args']['vocab_size'])
     problems = list(filter(None, (tokens.problem(k.block_size) for tokens in run.data.splits.values())))
     run.samples_per_epoch = run.data.train.samples_per_epoch(k.block_size)
-    run.trained_on = {name: tokens.fingerprint for name, tokens in run.data.splits.items()}
-    run.trained_on.update({f'{name} ids': tokens.sampled for name, tokens in run.data.splits.items()})
-    run.trained_on['tokens per iteration'] = run.tokens_per_iter
+    run.trained_on = {'tokens per iteration': run.tokens_per_iter}
+    for name, tokens in run.data.splits.items():
+        run.trained_on |= {name: tokens.fingerprint, f'{name} ids': tokens.sampled}
     if run.ckpt:
         problems += resume.data_problems(run)
     else:
