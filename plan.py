@@ -38,9 +38,8 @@ has_data = bool(bin_files(os.path.join(knobs['data_dir'] or DATA_DIR, knobs['dat
 # what cannot be planned
 
 problems = out_of_range(knobs, above_zero='world_size gpu_memory')
-if measure and (elsewhere or not has_data):
-    problems.append("measure is for the devices and data here. leave out --measure, or world_size and "
-                    f"gpu_memory, and make the dataset ({knobs['dataset']})")
+if measure and elsewhere:
+    problems.append("measure is for the devices here. leave out --measure, or world_size and gpu_memory")
 if problems:
     fail(*problems)
 

@@ -125,6 +125,5 @@ def trial(train_py, given, run):
     ms = np.nanmin(log['ms'])  # what else the machine does is not ours
     taken = gb(1e9 * np.nanmax(log['memory_gb']))
     return [f"measured  {taken} at the most in each process, on a CPU with torch itself",
-            f"speed     {ms:.2f} ms per iteration, {1000 * run.tokens_per_iter / ms:,.0f} tokens/s",
-            f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations, "
-            "without evaluating and saving"]
+            f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations "
+            f"of {ms:.2f} ms, without evaluating and saving"]
