@@ -18,7 +18,7 @@ init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging 
 out_dir = 'out'  # the run's folder, if init_from is 'resume'
 dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
 data_dir: str = None  # the folder with the datasets and the tasks' files. None: data/ beside this file
-split: Literal['val', 'train', 'none'] = 'val'  # 'val', 'train', or 'none': only the tasks
+split: Literal['val', 'train', 'none'] = 'val'  # none: only the tasks
 eval_tokens: int = None  # evaluate so many tokens, in windows spread evenly. None: the whole split
 tasks = ''  # e.g. 'hellaswag,core': HellaSwag and the evaluation bundle; or tasks of the bundle by name; or
 # FILE.jsonl with tasks of your own: docs/evaluation.md. 'core:500': with 500 examples of each task

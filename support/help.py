@@ -75,10 +75,8 @@ def read_block(path, knobs, kinds):
                 comment = above
             elif above and found:
                 found[-1][3] += f' {above}'
-            words = [kind for kind in kinds[name] if isinstance(kind, str)]
-            if not all(word in comment for word in words):
-                comment = ', '.join(map(repr, words)) + ('; ' if comment else '') + comment
-            found.append([group, name, knobs[name], comment])
+            words = ', '.join(repr(kind) for kind in kinds[name] if isinstance(kind, str))
+            found.append([group, name, knobs[name], '; '.join(filter(None, [words, comment]))])
         if not line.startswith('# ') or line.startswith('# ---'):
             above = ''
         elif len(line.split()) <= 4:

@@ -312,7 +312,7 @@ class RunRecord:
             'machine': platform.node(), 'system': platform.platform(),
             'python': platform.python_version(), 'commit': code_version()}
         self.content = {
-            'plan': run.overview, 'max_iters': run.knobs['max_iters'], 'parameters': run.n_params,
+            'plan': run.overview, 'max_iters': run.knobs['max_iters'],
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
             'knobs': run.knobs, 'given': list(run.given), 'outcome': None,
