@@ -39,7 +39,9 @@ def choose_tokenizer(name, files, documents):
         return learn_bpe(n_vocab, sample(documents, files))
     if name.startswith('hf:') or '/' in name or os.sep in name or name.endswith('.json'):
         tokenizer = make_tokenizer(state_at(name.removeprefix('hf:')))
-        tell_what_is_lost(tokenizer, next(sample(documents, files), '') if files else '')
+        text = next(sample(documents, files), '') if files else ''
+        if lost := {*text} - {*tokenizer.decode(tokenizer.encode(text).tolist())}:
+            print(f"note: this tokenizer loses characters of the text: {sorted(lost)}"[:150])
         return tokenizer
     return make_tokenizer({'kind': 'byte'} if name == 'byte' else {'kind': 'tiktoken', 'name': name})
 
@@ -53,14 +55,6 @@ def state_at(source):
         print(f"note: {source} has no token that begins or ends a text: documents follow each other without "
               "a mark")
     return state
-
-
-def tell_what_is_lost(tokenizer, text):
-    """Say which characters of a text the tokenizer does not bring back."""
-    lost = {*text} - {*tokenizer.decode(tokenizer.encode(text).tolist())}
-    if lost:
-        n = sum(c in lost for c in text)
-        print(f"note: this tokenizer loses {n:,} of the first {len(text):,} characters: {sorted(lost)}"[:150])
 
 
 def by_size(files):
