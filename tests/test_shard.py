@@ -26,7 +26,7 @@ def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
     assert '- modern, Muon, FSDP, 2: the same' in done.out
 
 
-def with_and_without(config, change, dtype=torch.float32):
+def with_and_without(config, change, low=False):
     """[(loss, {name: gradient})] of a network, before and after change(net)."""
     torch.manual_seed(0)
     net = GPT(GPTConfig(block_size=32, vocab_size=101, n_layer=2, n_head=2, n_embd=32, **config)).train()
@@ -41,7 +41,7 @@ def with_and_without(config, change, dtype=torch.float32):
         step(net)
         net.zero_grad()
         torch.manual_seed(1)  # dropout's
-        with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast('cpu', torch.bfloat16, enabled=low):
             loss = net(idx, targets)[1]
         (loss * 7).backward()
         found.append((loss.item(), {name: p.grad.clone() for name, p in net.named_parameters()}))
@@ -62,7 +62,7 @@ def test_the_chunked_loss_is_the_loss(arch):
         use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
     found, net, (idx, targets) = with_and_without(dict(arch=arch), chunked)
     is_close(found, 2e-6, 2e-6)
-    is_close(with_and_without(dict(arch=arch), chunked, torch.bfloat16)[0], 2e-5, 2e-2)
+    is_close(with_and_without(dict(arch=arch), chunked, low=True)[0], 2e-5, 2e-2)
     with torch.no_grad():
         each = net(idx, targets, reduction='none')[1]
         mean = net(idx, targets)[1]
