@@ -257,7 +257,7 @@ def talk(session):
     while True:
         try:
             line = input('> ').strip()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, OSError, KeyboardInterrupt):  # OSError: the terminal is gone
             print()
             return
         if line.startswith('/system'):
