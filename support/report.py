@@ -74,13 +74,13 @@ def smooth(curve):
 
 
 def remark(log):
-    """What a person should not overlook: that the validation loss rose, and what it may mean."""
+    """A line that a person should not overlook: that the validation loss rose, and what it may mean."""
     losses = values(log, 'val_loss')
     if len(losses) and losses[-1] > 1.02 * losses.min():
-        return (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. The best weights are "
-                "in ckpt_best.pt. If the training loss fell meanwhile, the model overfits: more text, "
-                "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
-                "rate or a longer warmup.")
+        yield (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. The best weights are "
+               "in ckpt_best.pt. If the training loss fell meanwhile, the model overfits: more text, "
+               "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
+               "rate or a longer warmup.\n")
 
 
 def groups(runs):
@@ -136,7 +136,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     from matplotlib.ticker import EngFormatter
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
-    ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, []
+    ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, 0
     for i, (name, of_one) in enumerate(logs.items()):
         best, _ = best_and_last(of_one, y)
         label = name + (f", {best} at best" if best else '')
@@ -145,36 +145,29 @@ def draw(logs, path, x='tokens', y='loss', title=None):
             label = None
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")
-    margin = 0.12 * (max(shown) - min(shown)) or 1
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
-    ax.set_ylim(min(shown) - margin, max(shown) + margin)
     as_time = x == 'seconds'
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(frameon=False, fontsize=9)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[['top', 'right']].set_visible(False)
+    ax.legend()
+    ax.grid(alpha=0.25)
     with replacing(path) as f:
         fig.savefig(f, format='png')
 
 
 def draw_run(ax, log, x, y, label, color):
-    """The curve of y, and with the loss, dashed, that of the validation. Returns the values that must be in
-    sight: not those of the beginning, whose fall would flatten all the rest."""
-    shown = []
+    """The curve of y, and with the loss, dashed, that of the validation; without the first tenth, as a fall
+    there would flatten all the rest. Returns how many values were drawn."""
+    shown = 0
     for name, line, label in ((y, '-', label), ('val_loss', '--', None))[:2 if y == 'loss' else 1]:
-        xs, ys = points(log, x, name).T
+        curve = points(log, x, name)
+        xs, ys = curve[max(len(curve) > 3, len(curve) // 10):].T
         if len(xs) > FEW:
-            ax.plot(xs, ys, color=color, alpha=0.25, linewidth=0.8)
+            ax.plot(xs, ys, color=color, alpha=0.25)
             ys = smooth(ys)
-        ax.plot(xs, ys, line, marker='' if len(xs) > FEW else 'o', markersize=3, color=color, label=label)
-        shown += late(ys)
+        ax.plot(xs, ys, line, marker='' if len(xs) > FEW else '.', color=color, label=label)
+        shown += len(xs)
     return shown
-
-
-def late(curve):
-    """All of it but the first tenth, at least one value of more than three."""
-    return curve[max(len(curve) > 3, len(curve) // 10):].tolist()
 
 
 # -----------------------------------------------------------------------------
@@ -191,14 +184,13 @@ def write(out_dir):
         draw({name: [log]}, picture, title=name)
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
-    lines = [f"# {name}\n", *summary(run, log), '', shown]
-    if note := remark(log):
-        lines += [note, '']
-    lines += [*samples_side_by_side(os.path.join(out_dir, 'samples.md')),
-              *evaluations(log, run.get('tokens_per_iter', 0)),
-              *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
+    notes = list(remark(log))
+    lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
+             *samples_side_by_side(os.path.join(out_dir, 'samples.md')),
+             *evaluations(log, run.get('tokens_per_iter', 0)),
+             *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
-    return [f"report: {path}{told}", *([f"note: {note}"] if note else [])]
+    return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
 
 
 def summary(run, log):
