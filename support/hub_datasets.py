@@ -158,11 +158,11 @@ def choose_files(info, config, split):
 def patterns_of(data_files, split):
     """The patterns of a split's files. A card gives a pattern, a list of them, or a list of {'split', 'path':
     a pattern or a list of them}."""
-    def listed(value):
-        return value if isinstance(value, list) else [value]
-
-    entries = [entry if isinstance(entry, dict) else {'path': entry} for entry in listed(data_files)]
-    return [path for entry in entries if entry.get('split', split) == split for path in listed(entry['path'])]
+    if isinstance(data_files, list):
+        return [pattern for entry in data_files for pattern in patterns_of(entry, split)]
+    if isinstance(data_files, dict):
+        return patterns_of(data_files['path'], split) if data_files['split'] == split else []
+    return [data_files]
 
 
 # -----------------------------------------------------------------------------

@@ -243,14 +243,11 @@ BREAKS = {'\n\n': 'p|div|h[1-6]|blockquote|pre|ul|ol|dl|table|section|article|hr
 
 def read_page(path, encoding, errors):
     """The text of a page or a book, its chapters in their order."""
-    with explain_errors(path):
-        if kind_of(path) != 'epub':
-            with open_text(path, encoding, errors) as f:
-                return text_of_html(f.read())
-        with zipfile.ZipFile(path) as book:
-            texts = [text_of_html(content.decode(marked(content) or 'utf-8', errors))
-                     for content in chapters(book)]
-        return '\n'.join(text for text in texts if text)
+    if kind_of(path) != 'epub':
+        return text_of_html(''.join(read_pieces(path, encoding, errors)))
+    with explain_errors(path), zipfile.ZipFile(path) as book:
+        texts = [text_of_html(page.decode(marked(page) or 'utf-8', errors)) for page in chapters(book)]
+    return '\n'.join(text for text in texts if text)
 
 
 def chapters(book):
@@ -273,8 +270,6 @@ def text_of_html(content):
     for space, tags in BREAKS.items():
         text = re.sub(rf'(?i)</?({tags})\b[^>]*>', space, text)
     text = html.unescape(re.sub('</?[a-zA-Z!?][^>]*>', '', text)).replace('\xad', '')
-    if '\0' in text:
-        raise ValueError('it holds NUL characters: it is no text, or protected against copying')
     text = '\n'.join(line.strip(' \t') for line in text.split('\n'))
     text = re.sub(r'\n{3,}', '\n\n', text).strip('\n')
     return text + '\n' if text else ''

@@ -127,8 +127,7 @@ class Draft:
     def read_so_far(self, place):
         """A checksum of the names, sizes and dates of the files up to `place`: with others a run cannot
         continue."""
-        files = [(file.path, file.size, file.stamp) for file in self.files[:place[0] + 1]]
-        return hashlib.sha256(repr(files).encode()).hexdigest()
+        return hashlib.sha256(repr(self.files[:place[0] + 1]).encode()).hexdigest()
 
     def add(self, encoded, place, max_tokens=None):
         """Append {split: ids}, read up to `place`: the end of all files once train has max_tokens."""

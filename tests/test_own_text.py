@@ -142,8 +142,10 @@ def test_a_dataset_is_replaced_only_if_asked(prepare, tmp_path):
     assert path.read_bytes() == before and prepare('mine', source).status == 0, 'the same again'
     assert prepare('mine', source, '--tokenizer=char', '--overwrite').status == 0
     # files that came from elsewhere, 17 GB of OpenWebText say
-    (tmp_path / 'data' / 'mine' / 'meta.json').unlink()
+    (tmp_path / 'data' / 'mine' / 'meta.json').write_text('{')
+    (tmp_path / 'data' / 'mine' / 'unfinished' / 'a folder').mkdir(parents=True)
     is_refused(prepare('mine', source), 'made elsewhere', '--overwrite')
+    assert prepare('mine', source, '--overwrite').status == 0 and path.read_bytes() == before
 
 
 def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path):

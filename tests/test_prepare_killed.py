@@ -217,16 +217,3 @@ def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
         assert draft.resume() == (damaged is None), damaged
         out = capsys.readouterr()
         assert ('starting anew' in out.out) == ('bin' in str(damaged)) and not out.err
-
-
-@pytest.mark.parametrize('content', ['{', '{"command": 5, "splits": {}, "unfinished": 3}'])
-def test_an_odd_meta_json_is_no_obstacle(prepare, tmp_path, content):
-    folder = tmp_path / 'data' / 'mine'
-    (folder / 'unfinished' / 'a folder').mkdir(parents=True)
-    (folder / 'meta.json').write_text(content)
-    (folder / 'train.bin').write_bytes(b'12')
-    (tmp_path / 'book.txt').write_text(TEXT)
-    is_refused(prepare('mine', '--show'))
-    result = prepare('mine', tmp_path / 'book.txt', '--overwrite')
-    assert result.status == 0 and looks_finished(folder), result.err
-    assert not (folder / 'unfinished').exists()
