@@ -64,7 +64,7 @@ from support.console import exit_on_broken_pipe, make_output_last
 from support.files import read_json
 from support.hub_datasets import BENCHMARKS, TINYSHAKESPEARE, fetch, fetch_benchmark
 from support.tokenizer import make_tokenizer, write_tokenizer
-from support.write_dataset import Draft, divide, move_into_place, only_writer
+from support.write_dataset import Draft, move_into_place, only_writer
 
 AS_NANOGPT = {'shakespeare_char': 'char', 'shakespeare': 'gpt2'}  # the same bytes as nanoGPT's files
 HUB = {
@@ -114,8 +114,7 @@ def encode_files():
         draft.add(encoded, place, max_tokens)
         if draft.place[0] == len(files):
             break
-    divide(draft, val_fraction)
-    meta = {**draft.finish(), 'source': source}
+    meta = {**draft.finish(val_fraction), 'source': source}
     if name == 'shakespeare_char':  # nanoGPT's script writes it too
         write_meta_pkl(os.path.join(unfinished, 'meta.pkl'), meta['tokenizer']['chars'])
     return meta

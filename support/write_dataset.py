@@ -152,38 +152,30 @@ class Draft:
         write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
         self.saved_at = time.time()
 
-    def finish(self):
-        """Write the last files. Returns what meta.json says of the tokenizer and the splits."""
+    def finish(self, val_fraction):
+        """All documents are in: a single one gives its end to val, and neither split that there should be is
+        empty. Exits if there is too little text for that. Returns what meta.json says of the tokenizer and
+        the splits."""
+        train, val = self.splits['train'], self.splits['val']
+        if train.tokens == 0:  # one document, or few, and by chance all of them went to val
+            self.move_end(val, train, val.tokens)
+        if val.tokens == 0:
+            self.move_end(train, val, int(train.tokens * val_fraction))
+        if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
+            shutil.rmtree(self.folder)
+            fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more")
         self.save()
         splits = {name: split.entry() for name, split in self.splits.items() if split.tokens}
         return {**self.meta, 'splits': splits}
 
-
-# -----------------------------------------------------------------------------
-# at the end
-
-
-def divide(draft, val_fraction):
-    """All documents are in: a single one gives its end to val, and neither split that there should be is
-    empty. Exits if there is too little text for that."""
-    train, val = draft.splits['train'], draft.splits['val']
-    if train.tokens == 0:  # one document, or few, and by chance all of them went to val
-        move_end(draft, val, train, val.tokens)
-    if val.tokens == 0 and val_fraction > 0:
-        move_end(draft, train, val, int(train.tokens * val_fraction))
-    if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
-        shutil.rmtree(draft.folder)
-        fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more")
-
-
-def move_end(draft, source, target, n):
-    """Move the last n ids of a split to the other one: first they are written there and that is saved,
-    only then they are removed here."""
-    for ids in read_ids(source.paths(), draft.encoder.dtype, source.tokens - n):
-        target.write(ids)
-    source.tokens -= n
-    draft.save()
-    draft.split(source.name, source.tokens)  # as a run that was interrupted here would do
+    def move_end(self, source, target, n):
+        """Move the last n ids of a split to the other one: first they are written there and that is saved,
+        only then they are removed here."""
+        for ids in read_ids(source.paths(), self.encoder.dtype, source.tokens - n):
+            target.write(ids)
+        source.tokens -= n
+        self.save()
+        self.split(source.name, source.tokens)  # as a run that was interrupted here would do
 
 
 # -----------------------------------------------------------------------------
