@@ -116,7 +116,6 @@ from dataset import DROPOUT, NOISE, Loader, hash_seed
 from model import GPT
 from optim import create_optimizer
 from support import checkpoint, cpu, devices, evaluate, load, log, parallel, resume, setup
-from support.chunked_loss import use_chunked_loss
 from support.compiling import compile_for_training
 from support.guard import Guard
 from support.samples import samples_in_loop
@@ -177,7 +176,7 @@ random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
-use_chunked_loss(model, 0 if teacher else run.loss_chunk_size(model))  # 0: logits are small
+devices.use_chunked_loss(model, 0 if teacher else run.loss_chunk_size)  # 0: logits are small
 if teacher:
     load.distill(model, teacher, run.data.tokenizer_state, dist.device)
 model.set_activation_checkpointing(activation_checkpointing)
@@ -269,8 +268,8 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     # the gradient, averaged over micro-batches and processes
     loss_sum = torch.zeros((), device=dist.device)
     for micro_step in range(grad_accum_steps):
-        if dropout > 0:  # seeded anew for each micro-batch, so there is no random state to save
-            torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
+        # dropout: seeded anew for each micro-batch, so there is no random state to save
+        torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
         # DDP averages gradients at the last micro-step alone, FSDP at each; must be set before forward
         ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
         batch = next(batches)

@@ -1,5 +1,6 @@
 """What this process computes on, and with which arithmetic."""
 
+import functools
 import importlib.util
 import os
 import re
@@ -7,6 +8,7 @@ import sys
 from contextlib import nullcontext
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from configurator import fail
 
@@ -120,6 +122,22 @@ def choose_loss_chunk_size(device, tokens, vocab_size, memory):
     eighth of the memory, in float32 and with their gradient."""
     chunk_size = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)
     return chunk_size if 10 * tokens * vocab_size > memory / 8 and tokens > chunk_size else 0
+
+
+def use_chunked_loss(model, chunk_size):
+    """Let model.loss() hold the logits of chunk_size tokens at a time; 0: leave it as it is."""
+    if chunk_size:
+        model.loss = functools.partial(chunked_loss, model, chunk_size)
+
+
+def chunked_loss(model, chunk_size, x, targets, reduction='mean', return_logits=False):
+    """(None, loss) for x (B, T, C), targets (B * T): what the class's own loss(), as you may have edited it,
+    gives for each of chunk_size tokens, and their mean over targets that are not -1. Logits are computed once
+    more in backward: a third more arithmetic in the head."""
+    loss = functools.partial(type(model).loss, model, reduction='none', return_logits=False)
+    parts = zip(x.view(1, -1, x.size(-1)).split(chunk_size, dim=1), targets.split(chunk_size))
+    losses = torch.cat([checkpoint(loss, *part, use_reentrant=False)[1] for part in parts])
+    return None, losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
 
 
 def peak_flops_of(device):

@@ -149,7 +149,7 @@ class Distributed:
         """At the first training step: end all processes if two of them have the same batch."""
         def check(module, args):
             handle.remove()
-            batches = self.all_gather_object(hashlib.sha256(args[0].cpu().numpy().tobytes()).hexdigest())
+            batches = self.all_gather_object(hashlib.sha256(args[1].cpu().numpy().tobytes()).hexdigest())
             if len(set(batches)) < self.world_size:
                 fail("several processes train on the same batch: more of them would learn nothing more. let "
                      "get_batch depend on dist.rank, as batch_number in train.py does")

@@ -15,7 +15,6 @@ from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, cpu, devices, files, load, log, resume
-from support.chunked_loss import usable_on
 from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_lost_data, explain_out_of_memory
@@ -97,12 +96,12 @@ class Run:
         k, split = self.k, self.data.val or self.data.train
         return k.eval_iters * k.batch_size or math.ceil(split.n_targets(k.block_size) / k.block_size)
 
-    def loss_chunk_size(self, model):
+    @property
+    def loss_chunk_size(self):
         """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
         tokens, device = self.k.batch_size * self.k.block_size, self.dist.device
-        size = devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size,
+        return devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size,
                                               devices.memory_of(device))
-        return size if size and usable_on(model, self.dist) else 0
 
     def state(self, it):
         """Its part of a checkpoint."""

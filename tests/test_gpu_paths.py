@@ -17,7 +17,7 @@ import optim
 from model import GPT, GPTConfig
 from support import compiling
 from support import guard as guarding
-from support.chunked_loss import ChunkedLoss, use_chunked_loss
+from support.devices import use_chunked_loss
 from support.parallel import Distributed
 
 AUTOCAST = torch.autocast('cpu', torch.bfloat16)
@@ -51,7 +51,7 @@ def evaluate(net, x, y):
 @pytest.mark.parametrize('arch, saves_memory', [('gpt2', False), ('llama', True), ('modern', True), ('local', False)])
 def test_training_is_one_graph_and_evaluating_another(arch, saves_memory):
     torch._dynamo.reset()
-    net, counter = network(arch, dropout=0.1), CompileCounterWithBackend('eager')
+    net, counter = network(arch, dropout=0.1), CompileCounterWithBackend('aot_eager')
     net.set_activation_checkpointing(saves_memory)
     use_chunked_loss(net, 7 * saves_memory)
     net.compile(backend=counter, fullgraph=True)
@@ -60,24 +60,6 @@ def test_training_is_one_graph_and_evaluating_another(arch, saves_memory):
         pass_(net, *tokens())
         graphs.append(counter.frame_count)
     assert graphs == [1, 1, 2, 2, 2]
-
-
-def test_the_chunked_loss_is_made_of_what_a_compiler_can_fuse():
-    torch._dynamo.reset()
-    x, w = torch.randn(8, 4, requires_grad=True), torch.randn(11, 4, requires_grad=True)
-    y, seen = torch.randint(11, (8,)), []
-
-    def show(graph, example):
-        seen.append(graph.print_readable(print_output=False))
-        return graph.forward
-
-    def loss():
-        return ChunkedLoss.apply(x, w, y, 15.0, 4)
-
-    found = [torch.autograd.grad(f(), (x, w)) for f in (loss, torch.compile(loss, backend=show))]
-    assert 'log_softmax' in seen[0] and 'scatter' not in seen[0]
-    for eager, compiled in zip(*found):
-        assert torch.equal(eager, compiled)
 
 
 class NobodyWaits(TorchDispatchMode):
@@ -147,7 +129,7 @@ def test_compile_is_proved_for_evaluations_as_well(monkeypatch):
 
 @pytest.mark.parametrize('eval_only, graphs', [(False, 2), (True, 1)])
 def test_only_what_will_run_is_compiled(monkeypatch, eval_only, graphs):
-    counter = CompileCounterWithBackend('eager')
+    counter = CompileCounterWithBackend('aot_eager')
     net, notes = compile_it(monkeypatch, counter, eval_only=eval_only)
     assert counter.frame_count == graphs and notes[0].startswith('compiled in ')
     evaluate(net, *tokens())
@@ -179,7 +161,7 @@ def of_two():
 def test_sharded_blocks_share_a_graph_and_the_loss_has_one(of_two, arch):
     torch._dynamo.reset()
     net = of_two.place(network(arch, n_layer=12), shard=0, dtype='bfloat16')
-    counter = CompileCounterWithBackend('eager')
+    counter = CompileCounterWithBackend('aot_eager')
     compiling.compile_parts(net, backend=counter, fullgraph=True)
     graphs = []
     for pass_ in (train_step, train_step, evaluate, train_step):

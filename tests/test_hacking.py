@@ -288,20 +288,23 @@ def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_wit
 
 @pytest.mark.parametrize('old, new', [
     ('reduction=reduction)', 'reduction=reduction, label_smoothing=0.1)'),
-    # what does not reach the head changes no gradient of it
     ('return logits, F.cross_entropy(', 'return logits, x.square().mean() + F.cross_entropy('),
     ('flat = logits.float()', 'flat = 2 * logits.float()'),
+    # PaLM's z-loss
+    ('return logits, F.cross_entropy(', 'return logits, 1e-4 * flat.logsumexp(-1).square().mean() + F.cross_entropy('),
 ])
 def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new):
-    import model
-    from support.chunked_loss import usable_on
-    config = dict(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32, arch='llama')
-    notes = []
-    dist = types.SimpleNamespace(print=notes.append)
-    plain, change = model.GPT(model.GPTConfig(**config)), edited(old, new)
-    assert usable_on(plain, dist) and not notes
-    assert not usable_on(change.GPT(change.GPTConfig(**config)), dist)
-    assert len(notes) == 1 and notes[0].startswith('note: the loss in model.py is not the one in')
+    from support.devices import use_chunked_loss
+    change = edited(old, new)
+    net = change.GPT(change.GPTConfig(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32))
+    idx, found = torch.arange(32).view(2, 16) % 11, []
+    for chunk_size in (0, 8):
+        use_chunked_loss(net, chunk_size)
+        net.zero_grad()
+        loss = net(idx, idx)[1]
+        loss.backward()
+        found.append((loss, net.lm_head.weight.grad.clone()))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize('field', ['x: float = 0.0', 'x: float = -1.0', 'x: int = None',

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import PLACE, train
 
 from model import GPT, GPTConfig
-from support.chunked_loss import ChunkedLoss, use_chunked_loss
+from support.devices import use_chunked_loss
 
 
 def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
@@ -72,8 +72,9 @@ def test_the_chunked_loss_is_the_loss(arch):
 
 
 def test_the_chunked_loss_never_holds_all_logits():
-    V, N, C = 4001, 512, 16
-    x, w, largest = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True), []
+    V, largest = 4001, []
+    net = GPT(GPTConfig(block_size=256, vocab_size=V, n_layer=1, n_head=1, n_embd=16, arch='modern'))
+    use_chunked_loss(net, 64)
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -81,9 +82,10 @@ def test_the_chunked_loss_never_holds_all_logits():
             outs = out if isinstance(out, (tuple, list)) else [out]
             largest.extend(t.numel() for t in outs if torch.is_tensor(t))
             return out
+    idx = torch.randint(V, (2, 256))
     with Sizes():
-        ChunkedLoss.apply(x, w, torch.randint(V, (N,)), 15.0, 64).backward()
-    assert max(largest) == max(64 * V, V * C)
+        net(idx, idx)[1].backward()
+    assert max(largest) == 64 * V
 
 
 @pytest.mark.parametrize('arch', ['gpt2', 'local'])
