@@ -31,7 +31,7 @@ tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8
 # 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json or of another dataset.
 # None: what the named set has, else by the size of the text
 text_key = 'text'  # where the text is in a line of .jsonl, or the column of .parquet
-encoding = 'utf-8'  # of plain text: 'cp1252', 'utf-16', ...; 'auto': UTF-8 or else a good guess, file by file
+encoding = 'auto'  # of plain text: 'utf-8', 'cp1252', ...; auto: UTF-8 or else a good guess, file by file
 encoding_errors: Literal['strict', 'replace'] = 'strict'  # replace: by U+FFFD
 val_fraction: float = None  # part of the documents (chosen by a hash) that goes to val.bin; of a single
 # document its end. None: 0.1, for the sets from the Hub 0.0005

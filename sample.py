@@ -151,7 +151,8 @@ if chat:
 live = len(samples) == 1  # a single one is printed while it is generated
 if live:
     print_new(samples[0])  # the prompt
-made, steps, t0 = 0, 0, time.perf_counter()
+steps, t0 = 0, time.perf_counter()
+made = -sum(len(sample.shown) for sample in samples)  # without the prompts
 while samples and not interrupted:  # after Ctrl-C: what there is of a batch
     length = len(samples[0].ids)
     batch = list(itertools.takewhile(lambda sample: len(sample.ids) == length, samples[:batch_size]))
@@ -164,11 +165,11 @@ while samples and not interrupted:  # after Ctrl-C: what there is of a batch
             print_new(batch[0])
         return all(sample.done for sample in batch)
 
-    n = generate([sample.ids for sample in batch], on_token)
-    made, steps = made + n * len(batch), steps + n
+    steps += generate([sample.ids for sample in batch], on_token)
     for sample in batch:
         sample.finish()
         print_new(sample)
+        made += len(sample.shown)
 if interrupted:
     sys.exit(128 + signal.SIGINT)
 seconds, read = time.perf_counter() - t0, steps * sum(p.nbytes for p in model.parameters())

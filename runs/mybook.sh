@@ -61,7 +61,7 @@ python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null ||
   python -m pip install --quiet --disable-pip-version-check -r requirements.txt tokenizers==0.23.3
 
 # bash 3 of macOS takes an empty array for an unset variable, hence ${x[@]+...}
-python prepare.py "$name" "${inputs[@]}" --encoding=auto ${prepare[@]+"${prepare[@]}"} \
+python prepare.py "$name" "${inputs[@]}" ${prepare[@]+"${prepare[@]}"} \
   ${data_dir[@]+"${data_dir[@]}"}
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
@@ -73,7 +73,8 @@ size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
 bits = [2.2, 2.0, 2.1, 2.0, 1.9] if $minutes < 15 else [2.2, 1.9, 2.1, 2.0, 1.8]
 print(f'{numpy.interp(numpy.log(size), numpy.log([9e4, 2.7e5, 9e5, 4.5e6, 1.8e7]), bits):.1f}')" \
   "$data/$name/meta.json")
-echo "expected  about $expected bits per byte of the validation text, if it is English prose"
+echo "expected  about $expected bits per byte of the validation text, if it is English prose," \
+  "after $((minutes < 15 ? 5 : 20)) minutes"
 
 left() {  # of all the minutes, and a fifth as a reserve
   local seconds=$(((60 * minutes - SECONDS + begin) * 6 / 5))
@@ -102,7 +103,7 @@ done
 echo "done: the network in $out_dir, taught by $teachers before it," \
   "$((SECONDS - begin)) seconds of training"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-echo "expected were about $expected bits per byte"
+echo "expected were about $expected bits per byte after $((minutes < 15 ? 5 : 20)) minutes"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

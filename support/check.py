@@ -1,7 +1,7 @@
 """
 Does train.py still keep its promises after an edit? Takes about a minute on a laptop:
 
-    $ python -m support.check [config files and flags, as for train.py]
+    $ python -m support.check [config files and flags, as for train.py; sizes and schedule are its own]
 
 Runs train.py as it is a few times, with a tiny network, on made-up text and a CPU, and says of each promise
 whether it holds: a resume with the same bits, processes that draw different batches and together give the
@@ -75,7 +75,7 @@ def rate_differs(flags, place):
     for it, rate in enumerate(read_log(place / 'one')['lr'][:8]):
         want = 1e-2 * ((it + 1) / 3 if it < 2 else 0.5 * (1 + math.cos(math.pi * (it - 2) / 6)))
         if abs(rate - want) > 1e-6:
-            return f"{rate:.3g} at iteration {it}, a warmup of 2 and a cosine give {want:.3g}"
+            return f"{rate:.3g} at iteration {it}, a warmup of 2 and a cosine give {want:.3g}: is that meant?"
 
 
 def cache_differs(flags, place):

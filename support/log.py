@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import torch
 
 from configurator import fail, say, warn
 from support import console, devices, files, report
-from support.checkpoint import newest, resume_line
+from support.checkpoint import command_line, newest, resume_line
 from support.compiling import trial_step
 from support.console import format_duration
 from support.errors import first_line
@@ -199,8 +198,10 @@ class Logger:
         run, out_dir = self.run, self.knobs['out_dir']
         if not saver.whole:
             if run.dist.is_main:
-                say(f"error: the last checkpoint could not be written ({newest(out_dir) or 'none'} "
-                    f"is the newest). make room, then: {resume_line(run, 'auto')}")
+                last = newest(out_dir)
+                again = resume_line(run) if last else command_line(run, sys.argv[1:])
+                say(f"error: the last checkpoint could not be written (before it: {last}). make room, then: "
+                    f"{again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
@@ -308,7 +309,7 @@ class RunRecord:
         dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
-            'command': shlex.join([os.path.basename(sys.executable), *sys.argv]),
+            'command': command_line(run, sys.argv[1:]),
             'machine': platform.node(), 'system': platform.platform(),
             'python': platform.python_version(), 'commit': code_version()}
         self.content = {

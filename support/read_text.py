@@ -118,9 +118,9 @@ def explain_errors(path):
     except ImportError:
         raise  # prepare.py names the package
     except UnicodeDecodeError as e:
-        where, likely = e.object[max(0, e.start - 20):e.start + 20], likely_encoding(e.object, e.start)
-        fail(f"{path} is not {e.encoding} ({where!r}). if it is text, it looks like {likely}: read it with "
-             f"--encoding={likely}, or use --encoding_errors=replace")
+        where = e.object[max(0, e.start - 20):e.start + 20]
+        fail(f"{path} is not {e.encoding} ({where!r}). if it is text, name its --encoding, or use "
+             "--encoding_errors=replace")
     except Exception as e:  # each package has errors of its own
         fail(f"{path} cannot be read to its end ({type(e).__name__}: {first_line(e)}). rename it if that is "
              "not its kind, or download or compress it again")
@@ -146,7 +146,10 @@ def open_text(path, encoding, errors):
 
 
 def likely_encoding(content, at=0):
-    """A guess at the encoding of `content`, bytes that are not UTF-8, by those around position `at`."""
+    """A guess at the encoding of `content`, bytes that are not all UTF-8, by those around position `at`."""
+    text = content.decode('utf-8', 'replace')
+    if sum(c > '\x7f' for c in text) > 2 * text.count('\ufffd'):  # most of what is not ASCII is right
+        return 'utf-8'
     from charset_normalizer import from_bytes  # tiktoken brings it along
     begin = max(0, at - 100) & ~1  # even: in UTF-16 a character has two bytes
     content = content[begin:begin + (1 << 16)]
@@ -163,7 +166,8 @@ def likely_encoding_of(path):
         return 'utf-8'
     except UnicodeDecodeError as e:
         encoding = likely_encoding(e.object, e.start)
-        print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
+        if encoding != 'utf-8':
+            print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
         return encoding
 
 
@@ -198,7 +202,7 @@ def rows(path, column=None, encoding='utf-8', errors='strict', strict=True):
                 batches = f.iter_batches(256, columns=columns, use_threads=False)
                 yield from enumerate(row for batch in batches for row in batch.to_pylist())
             return
-        with open_text(path, encoding, errors) as f:
+        with open_text(path, 'utf-8' if encoding == 'auto' else encoding, errors) as f:
             for number, line in enumerate(f):
                 try:
                     if line.strip():

@@ -78,9 +78,12 @@ class Stop:
         self.wants_save, self.save_again_at = False, time.monotonic() + again_in
 
     def exit_status(self):
-        """0, 3 (gave up), or 128 + the signal's number (SIGTERM for max_minutes)."""
+        """0, 3 (gave up), or 128 + the signal's number (SIGTERM for max_minutes), but 0 where torchrun would
+        start it again."""
         if self.gave_up:
             return 3
+        if os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
+            return 0
         return 128 + signal.SIGTERM if self.agreed == OUT_OF_TIME else self.agreed
 
     def reason(self):

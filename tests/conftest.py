@@ -118,8 +118,9 @@ def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def torchrun(n, name, *args, **kwargs):
-    launcher = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
+def torchrun(n, name, *args, restarts=0, **kwargs):
+    launcher = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}',
+                f'--max-restarts={restarts}']
     return own_process(name, *args, launcher=launcher, env={'OMP_NUM_THREADS': '1'}, **kwargs)
 
 

@@ -34,11 +34,18 @@ def test_two_processes_have_the_losses_and_weights_of_one(tmp_path):
     close(tmp_path, one.out)
 
 
+def test_what_is_asked_to_stop_is_not_started_again_by_torchrun(tmp_path):
+    done = torchrun(2, 'train.py', *TINY, *PLACE, '--dataset=tiny', '--max_iters=100000', '--max_minutes=0.1',
+                    '--gradient_accumulation_steps=2', '--init_from=auto', f'--out_dir={tmp_path}', restarts=2)
+    assert done.out.count('stopped by max_minutes') == 1 and 'resuming' not in done.out
+
+
 def test_processes_that_train_on_the_same_batch_are_stopped():
     def same_for_all():  # as with nanoGPT's get_batch, whose numbers all processes draw alike
         real = dataset.Tokens.batch
         dataset.Tokens.batch = lambda self, seed, numbers, *args: real(self, seed, range(len(numbers)), *args)
-    text = train(*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', base=(), ranks=2, sabotage=same_for_all, expect=2).text()
+    text = train(*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', '--token_noise=0.1', base=(),
+                 ranks=2, sabotage=same_for_all, expect=2).text()
     assert text.count('error: ') == 1 and 'train on the same batch' in text and 'iter 0' not in text
 
 

@@ -81,7 +81,7 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
     assert prepare('mark', tmp_path / 'b.txt', '--tokenizer=char').status == 0
     assert '\ufeff' not in Dataset('mark', tmp_path / 'data').tokenizer().chars
     (tmp_path / 'c.txt').write_bytes(TEXT.encode() + b'caf\xe9 au lait')
-    assert prepare('replaced', tmp_path / 'c.txt', '--encoding_errors=replace').status == 0
+    assert prepare('replaced', tmp_path / 'c.txt', '--encoding=utf-8', '--encoding_errors=replace').status == 0
     assert documents_in(tmp_path, 'replaced') == [TEXT + 'caf\ufffd au lait']
 
 
@@ -92,9 +92,8 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
 NOISE = os.urandom(150_000).hex().encode()
 BAD = {  # file: its content, words of the message
-    'latin.txt': (b'abc\n' * 10 + b'caf\xe9\n', 'latin.txt', 'utf-8', 'caf', '--encoding=cp1252',
-                  '--encoding_errors=replace'),
-    'far.txt': (b'fine text\n' * 200_000 + b'caf\xe9\n', 'caf'),
+    'far.txt': (b'fine text\n' * 200_000 + 'caf\u00e9s, '.encode() * 5 + b'caf\xe9\n', 'far.txt', 'utf-8', 'caf',
+                '--encoding_errors=replace'),
     'empty.txt': (b'', 'too little text'),
     'nul.txt': (b'abc\0def' * 100, 'nul.txt', 'NUL'),
     'cut.txt.gz': (gzip.compress(NOISE)[:-2000], 'cut.txt.gz', 'again'),

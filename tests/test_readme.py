@@ -99,6 +99,8 @@ def shorter(command):
             'eval.py': ['--eval_tokens=2000', '--device=cpu']}.get(script, [])
     if script in ('train.py', 'sample.py', 'eval.py', 'prepare.py'):
         words.insert(words.index(script) + 1, '--data_dir=data')  # config/mybook.py reads it
+    if script == 'prepare.py' and '--show' not in words:
+        more = ['--overwrite']  # one that the fixture made
     return words + more
 
 
