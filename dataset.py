@@ -10,11 +10,12 @@ Only numpy up to the Loader: prepare.py uses this file as well and seldom needs 
 """
 
 import bisect
+import collections
+import concurrent.futures
 import functools
 import hashlib
 import itertools
 import os
-import queue
 import threading
 import time
 
@@ -62,7 +63,7 @@ class Dataset:
 
 
 class Tokens:
-    """The token ids of one split: len(tokens) of them, read window by window. The files are read, not mapped:
+    """The token ids of one split: n of them, read window by window. The files are read, not mapped:
     a mapped file counts as our memory, and kills the process if it is cut short."""
 
     open_files = 128  # shards kept open at once; a process may have about a thousand files
@@ -86,9 +87,6 @@ class Tokens:
         ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
         self.sampled = hashlib.sha256(ids.astype(self.dtype)).hexdigest()[:16]  # tells data that was altered
         self.vocab_size = min(self.vocab_size, vocab_size or self.vocab_size)
-
-    def __len__(self):
-        return self.n
 
     def count_ids(self, path, tokens):
         """The number of ids in a file that should have `tokens` of them (None: unknown)."""
@@ -257,36 +255,19 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 
 
 class Prefetch:
-    """Iterates over the items of an iterator, of which a thread makes the next few."""
+    """next() of it is that of an iterator, of whose items a thread makes some ahead."""
 
-    def __init__(self, items, ahead=2):
-        self.items, self.queue, self.closed = items, queue.Queue(ahead), False
-        threading.Thread(target=self.work, daemon=True).start()
-
-    def work(self):
-        problem = None
-        while not self.closed and problem is None:
-            item = None
-            try:
-                item = next(self.items)
-            except BaseException as e:  # an exit, too, belongs to whoever waits for the item
-                problem = e
-            self.queue.put((item, problem))
-
-    def __iter__(self):
-        return self
+    def __init__(self, items):
+        self.items, self.pool = items, concurrent.futures.ThreadPoolExecutor(1)
+        self.jobs = collections.deque(self.pool.submit(next, items) for _ in range(2))
 
     def __next__(self):
-        item, problem = self.queue.get()
-        if problem is not None:
-            raise problem
-        return item
+        self.jobs.append(self.pool.submit(next, self.items))
+        return self.jobs.popleft().result()
 
     def close(self):
         """Let the thread end; what it has made is dropped."""
-        self.closed = True
-        while not self.queue.empty():
-            self.queue.get()
+        self.pool.shutdown(cancel_futures=True)
 
 
 class Loader:

@@ -90,7 +90,7 @@ tokenizer = tokenizer or {**AS_NANOGPT, **dict.fromkeys(HUB, 'gpt2'), 'pystdlib'
 if val_fraction is None:
     val_fraction = 0.0005 if name in HUB else 0.1
 if workers is None:
-    workers = encode_text.count_cores()
+    workers = os.cpu_count()
 as_nanogpt = name in AS_NANOGPT
 folder = folder_of(name, data_dir)
 unfinished = os.path.join(folder, 'unfinished')

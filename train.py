@@ -176,9 +176,10 @@ random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
-devices.use_chunked_loss(model, 0 if teacher else run.loss_chunk_size)  # 0: logits are small
 if teacher:
     load.distill(model, teacher, run.data.tokenizer_state, dist.device)
+else:  # which wants all logits
+    devices.use_chunked_loss(model, batch_size * block_size, dist.device)
 model.set_activation_checkpointing(activation_checkpointing)
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
 autocast = devices.autocast(dist.device, dtype)

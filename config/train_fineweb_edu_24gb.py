@@ -4,7 +4,7 @@
 #   data     python prepare.py fineweb_edu --max_tokens=5.5e9      (a download; then 11 GB on disk)
 #   launch   python train.py config/train_fineweb_edu_24gb.py config/arch_modern.py --init_from=auto
 #            (the same line again goes on after an interruption)
-#   batch    16 sequences x 1,024 tokens x 32 micro-batches = 524,288 tokens per iteration; 18.2 GB by
+#   batch    16 sequences x 1,024 tokens x 32 micro-batches = 524,288 tokens per iteration; 16.9 GB by
 #            plan.py
 #   budget   10,000 iterations = 5.2 billion tokens, so that none is seen twice
 #   cost     5.24e9 tokens x 0.855 GFLOP = 4.5e18 FLOP: 44 hours on an RTX 3090, 19 on an RTX 4090, at 40% of

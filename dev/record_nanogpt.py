@@ -3,7 +3,8 @@ Record what nanoGPT itself computes, for the tests to compare ours with: tests/r
 
     $ python dev/record_nanogpt.py PATH_TO_A_CHECKOUT_OF_NANOGPT
 
-The weights are sines of their index, so that no random generator has to agree.
+The weights are sines of their index, so that no random generator has to agree; but for the norms of the
+initial ones, which are those of seed 0.
 """
 
 import importlib.util
@@ -40,6 +41,7 @@ def tokens(config):
 
 def measure(model):
     """What the model computes from these tokens with these weights, as plain numbers."""
+    initial = {name: p.norm().item() for name, p in model.named_parameters()}
     fill(model)
     idx, targets = tokens(model.config)
     logits, loss = model(idx, targets)
@@ -47,7 +49,7 @@ def measure(model):
     grads = {name: p.grad.norm().item() for name, p in model.named_parameters()}
     last = model(idx)[0]
     return {'loss': loss.item(), 'logits': logits[1, -1].tolist(), 'last': last[0, 0].tolist(),
-            'grads': grads, 'names': list(model.state_dict())}
+            'grads': grads, 'names': list(model.state_dict()), 'initial': initial}
 
 
 def train(model, optimizer, steps=40):
@@ -72,7 +74,10 @@ if __name__ == '__main__':
     nanogpt = importlib.util.module_from_spec(spec)
     sys.modules['nanogpt_model'] = nanogpt
     spec.loader.exec_module(nanogpt)
-    record = {name: measure(nanogpt.GPT(nanogpt.GPTConfig(**shape))) for name, shape in SHAPES.items()}
+    record = {}
+    for name, shape in SHAPES.items():
+        torch.manual_seed(0)
+        record[name] = measure(nanogpt.GPT(nanogpt.GPTConfig(**shape)))
     model = nanogpt.GPT(nanogpt.GPTConfig(**SHAPES['bias']))
     record['curve'] = train(model, model.configure_optimizers(**ADAMW, device_type='cpu'))
     path = os.path.join(os.path.dirname(__file__), '..', 'tests', 'reference', 'nanogpt.json')

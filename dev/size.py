@@ -28,10 +28,10 @@ ALONE = ('model.py', 'optim.py', 'configurator.py')  # each works in an empty fo
 # {what: (ceiling, aim)}. A ceiling only falls: lower it with the commit that allows it. A commit that has to
 # raise one says what leaves instead.
 LIMITS = {
-    'code tokens, top level': (19_850, 20_000),
-    'code tokens, support/': (51_200, 46_000),
-    'code tokens, product': (71_040, 64_000),  # 55,000 is the real aim
-    'code tokens, tests/': (82_950, 75_000),
+    'code tokens, top level': (19_400, 20_000),
+    'code tokens, support/': (44_700, 46_000),
+    'code tokens, product': (64_000, 64_000),  # 55,000 is the real aim
+    'code tokens, tests/': (75_000, 75_000),
     'code tokens, dev/': (18_000, 18_000),
     'files in support/': (35, 36),
     'files in support/ below 70 lines that fewer than three others import': (0, 0),

@@ -124,8 +124,9 @@ def choose_loss_chunk_size(device, tokens, vocab_size, memory):
     return chunk_size if 10 * tokens * vocab_size > memory / 8 and tokens > chunk_size else 0
 
 
-def use_chunked_loss(model, chunk_size):
-    """Let model.loss() hold the logits of chunk_size tokens at a time; 0: leave it as it is."""
+def use_chunked_loss(model, tokens, device):
+    """Let model.loss() hold the logits of some tokens at a time, if those of all would take much memory."""
+    chunk_size = choose_loss_chunk_size(device, tokens, model.config.vocab_size, memory_of(device))
     if chunk_size:
         model.loss = functools.partial(chunked_loss, model, chunk_size)
 

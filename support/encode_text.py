@@ -141,11 +141,6 @@ def encode_in_order(portions, workers, encoder):
         pool.shutdown(cancel_futures=True)
 
 
-def count_cores():
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
 # -----------------------------------------------------------------------------
 # token ids in .npy files, as build-nanogpt and others write them: they are copied, not encoded
 

@@ -25,11 +25,10 @@ GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium
 TINYSHAKESPEARE = (
     'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
     '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')
-# what eval.py --tasks reads: url, file
+# what eval.py --tasks reads
 BENCHMARKS = {
-    'hellaswag': ('https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl',
-                  'hellaswag_val.jsonl'),
-    'core': ('https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip', 'eval_bundle.zip'),
+    'hellaswag': 'https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl',
+    'core': 'https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip',
 }
 
 
@@ -210,10 +209,9 @@ def fetch(url, sha256, path):
 
 def fetch_benchmark(name, folder):
     """Put the files of a benchmark into `folder`, where eval.py --tasks looks for them."""
-    url, file = BENCHMARKS[name]
-    path = os.path.join(folder, file)
-    fetch(url, None, path)
-    if file.endswith('.zip'):
+    path = os.path.join(folder, os.path.basename(BENCHMARKS[name]))
+    fetch(BENCHMARKS[name], None, path)
+    if path.endswith('.zip'):
         with zipfile.ZipFile(path) as f:
             f.extractall(folder)
         path = path.removesuffix('.zip')

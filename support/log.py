@@ -160,7 +160,7 @@ class Logger:
         vocab_size = self.run.data.meta['vocab_size']
         expected = math.log(vocab_size)
         # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
-        if math.isfinite(loss) and abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
+        if abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
             self.dist.print(
                 f"note: the first loss is {loss:.2f}, far from ln({vocab_size}) = {expected:.2f}, which "
                 "random weights give. below: does a position see the one it is to predict (the causal mask, "

@@ -67,7 +67,7 @@ def peak(run, memory):
     each = 16 if c.softcap else 12
     loss = tokens * V * each
     if size := choose_loss_chunk_size(run.dist.device, tokens, V, memory):
-        loss = size * V * (each + width + 2) + 4 * C * (V + tokens)  # and what is left of the chunk before
+        loss = size * V * each + width * C * (V + tokens)  # and the gradients of head and x so far
     activations = around + kept_in_all + max(loss, working)
 
     # gradients: those kept between micro-batches. DDP's are buckets, which stay

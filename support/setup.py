@@ -96,13 +96,6 @@ class Run:
         k, split = self.k, self.data.val or self.data.train
         return k.eval_iters * k.batch_size or math.ceil(split.n_targets(k.block_size) / k.block_size)
 
-    @property
-    def loss_chunk_size(self):
-        """Tokens at a time in the loss, if all logits would take much of the memory; else 0."""
-        tokens, device = self.k.batch_size * self.k.block_size, self.dist.device
-        return devices.choose_loss_chunk_size(device, tokens, self.config.vocab_size,
-                                              devices.memory_of(device))
-
     def state(self, it):
         """Its part of a checkpoint."""
         return {'tokenizer': self.data.tokenizer_state, 'trained_on': self.trained_on,

@@ -256,7 +256,8 @@ def evaluate_tasks(tasks, model, dist, autocast, is_stopping=lambda: False, at='
         for task in parts:
             r = results[task.name] = accuracy(task, score(model, task, dist, autocast, is_stopping))
             dist.print(f"{at}{task.name} {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % of "
-                       f"{r['questions']:,} examples (chance: {100 * r['chance']:.0f} %)")
+                       f"{r['questions']:,} examples (chance: {100 * r['chance']:.0f} %; longer than "
+                       f"the context: {r['truncated']:,})")
         metrics[name] = r['accuracy']
         if name == 'core':
             metrics[name] = sum(results[task.name]['centered'] for task in parts) / len(parts)

@@ -14,7 +14,7 @@ from support import check
 
 # {the promise that it breaks: an edit of train.py}
 EDITS = {'a resume gives': ("    first = number * batch_size\n    x,",
-                            "    import numpy as np\n    first = np.random.randint(1000) * batch_size\n    x,"),
+                            "    import numpy as np\n    first = (np.random.randint(1000) + dist.rank) * batch_size\n    x,"),
          'two processes': ('batch_loss / loss_divisor(it, micro_step)', 'batch_loss / gradient_accumulation_steps'),
          'the learning rate': ('return learning_rate * (it + 1) / (warmup_iters + 1)',
                                'return learning_rate * it / warmup_iters')}

@@ -5,6 +5,7 @@ code bypasses an edit.
 """
 
 import copy
+import functools
 import os
 import re
 import shutil
@@ -294,12 +295,12 @@ def test_an_edit_of_the_line_of_the_attention_holds_in_bfloat16_on_a_cpu_and_wit
     ('return logits, F.cross_entropy(', 'return logits, 1e-4 * flat.logsumexp(-1).square().mean() + F.cross_entropy('),
 ])
 def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new):
-    from support.devices import use_chunked_loss
+    from support.devices import chunked_loss
     change = edited(old, new)
     net = change.GPT(change.GPTConfig(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32))
     idx, found = torch.arange(32).view(2, 16) % 11, []
-    for chunk_size in (0, 8):
-        use_chunked_loss(net, chunk_size)
+    for loss_of in (net.loss, functools.partial(chunked_loss, net, 8)):
+        net.loss = loss_of
         net.zero_grad()
         loss = net(idx, idx)[1]
         loss.backward()

@@ -1,6 +1,7 @@
 """Sharded training has the losses, the checkpoints and the samples of one process; what saves memory changes
 nothing else."""
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import PLACE, train
 
 from model import GPT, GPTConfig
-from support.devices import use_chunked_loss
+from support.devices import chunked_loss
 
 
 def test_every_layout_has_the_losses_of_one_process_and_resumes_exactly():
@@ -59,7 +60,7 @@ def is_close(found, loss, gradient):
 @pytest.mark.parametrize('arch', ['gpt2', 'modern'])
 def test_the_chunked_loss_is_the_loss(arch):
     def chunked(net):
-        use_chunked_loss(net, 7)  # 96 targets: the last chunk is a smaller one
+        net.loss = functools.partial(chunked_loss, net, 7)  # 96 targets: the last chunk is a smaller one
     found, net, (idx, targets) = with_and_without(dict(arch=arch), chunked)
     is_close(found, 2e-6, 2e-6)
     is_close(with_and_without(dict(arch=arch), chunked, low=True)[0], 2e-5, 2e-2)
@@ -74,7 +75,7 @@ def test_the_chunked_loss_is_the_loss(arch):
 def test_the_chunked_loss_never_holds_all_logits():
     V, largest = 4001, []
     net = GPT(GPTConfig(block_size=256, vocab_size=V, n_layer=1, n_head=1, n_embd=16, arch='modern'))
-    use_chunked_loss(net, 64)
+    net.loss = functools.partial(chunked_loss, net, 64)
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
