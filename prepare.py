@@ -75,7 +75,7 @@ HUB = {
 }
 # how each is trained; others by config/mybook.py, or if they are large by train.py's defaults
 TRAIN = {'pystdlib': 'config/quickstart.py', 'shakespeare_char': 'config/train_shakespeare_char.py',
-         'openwebtext': 'config/train_gpt2.py', 'fineweb': 'config/train_fineweb_124m.py'}
+         'fineweb': 'config/train_fineweb_124m.py'}
 
 # what was not given; a tokenizer is chosen below, once the size of the text is known
 looks_like_path = os.sep in name or '.' in name or os.path.isfile(name)
@@ -96,9 +96,10 @@ folder = folder_of(name, data_dir)
 unfinished = os.path.join(folder, 'unfinished')
 command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
 # what decides the bytes: a run that was interrupted is continued, and a dataset made again, with these only
-settings = dict(name=name, input=input, tokenizer=tokenizer, text_key=text_key, encoding=encoding,
-                encoding_errors=encoding_errors, val_fraction=val_fraction, max_tokens=max_tokens,
-                shard_tokens=shard_tokens, chat=chat, bad_rows=bad_rows)
+settings = {key: knobs[key] for key in (
+    'tokenizer', 'text_key', 'encoding', 'encoding_errors', 'val_fraction', 'max_tokens', 'shard_tokens',
+    'chat', 'bad_rows')}
+settings['input'] = [path if path.startswith('hf:') else os.path.abspath(path) for path in sources or ()]
 
 # -----------------------------------------------------------------------------
 # from files to ids, from ids to the dataset
