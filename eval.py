@@ -111,9 +111,11 @@ cpu.faster(model)
 iter_num = state['iter_num']
 state = None  # frees its memory
 age = f"after {iter_num:,} iterations" if iter_num else "of unknown age"
-n_params = model.get_num_params(non_embedding=False)
-dist.print(f"{path}, {age}: {config.arch}, {n_params:,} parameters, {block_size} positions; {device}, "
-           f"{dtype}, processes: {dist.world_size}")
+where = f"{device}, {dtype}"
+if dist.is_distributed:
+    where += f", {dist.world_size} processes"
+dist.print(f"{path}, {age}: {config.arch}, {model.get_num_params(False):,} parameters, "
+           f"{block_size} positions; {where}")
 result = {'checkpoint': os.path.basename(path), 'iter': iter_num}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if any(before.get(key) != value for key, value in result.items()):

@@ -60,7 +60,7 @@ model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
 config, weights = model.config, model.state_dict()
 tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
 parent, name = os.path.split(os.path.abspath(to))
-n_params = sum(p.numel() for p in model.parameters())
+n_params = model.get_num_params(non_embedding=False)
 
 
 def write_folder(path):

@@ -122,7 +122,7 @@ def encode_files():
 
 
 def encode(draft):
-    """Yield ({split: (ids, documents)}, place) from where the draft stands."""
+    """({split: ids}, place) of each portion, from where the draft stands."""
     if encode_text.are_ids(draft.files):
         return encode_text.read_npy(draft.files, draft.encoder, draft.place)
     split_at = draft.encoder.tokenizer.split_at

@@ -176,9 +176,9 @@ random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
-if teacher:
+if teacher:  # learns from all logits at once
     load.distill(model, teacher, run.data.tokenizer_state, dist.device)
-else:  # which wants all logits
+else:  # if they are too large for that, a part of the tokens at a time
     devices.use_chunked_loss(model, batch_size * block_size, dist.device)
 model.set_activation_checkpointing(activation_checkpointing)
 model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
@@ -269,7 +269,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     # the gradient, averaged over micro-batches and processes
     loss_sum = torch.zeros((), device=dist.device)
     for micro_step in range(grad_accum_steps):
-        # dropout: seeded anew for each micro-batch, so there is no random state to save
+        # random numbers, of dropout above all, are seeded anew for each micro-batch: no state to save
         torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
         # DDP averages gradients at the last micro-step alone, FSDP at each; must be set before forward
         ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1

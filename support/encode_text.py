@@ -152,7 +152,7 @@ def are_ids(files):
 def read_npy(files, encoder, start):
     """What encode_in_order() yields, from files of ids: those with val in their name are the validation
     split."""
-    for i, file in enumerate(files):
+    for i, file in itertools.islice(enumerate(files), start[0], None):
         with explain_errors(file.path):
             ids, n = np.load(file.path, mmap_mode='r'), encoder.tokenizer.n_vocab
             if ids.ndim != 1 or ids.dtype.kind not in 'ui' or not 0 <= ids.min() <= ids.max() < n:

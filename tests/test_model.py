@@ -9,7 +9,7 @@ import pytest
 import record_nanogpt
 import torch
 import torch._dynamo.testing
-from conftest import REPO, same
+from conftest import REPO
 from torch.nn import functional as F
 
 from model import GPT, PRESETS, GPTConfig, KVCache, sample_next

@@ -19,7 +19,6 @@ from warm import Process
 from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support import samples as in_loop
-from support.tokenizer import make_tokenizer
 
 
 @pytest.fixture(scope='module')
