@@ -6,7 +6,7 @@
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
 #   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
-#   cost     at most five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
+#   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
 import glob as _glob

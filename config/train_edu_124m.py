@@ -1,6 +1,6 @@
 # GPT-2 124M on ten billion tokens of FineWeb-Edu, as in Karpathy's build-nanogpt and the walkthroughs of it.
 #
-#   data     python prepare.py fineweb_edu           (28 GB become 10 billion tokens)
+#   data     python prepare.py fineweb_edu           (30 GB become 10 billion tokens)
 #            python prepare.py hellaswag             (the benchmark)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_edu_124m.py
 #   batch    64 sequences x 1,024 tokens x 1 micro-batch x 8 GPUs = 524,288 tokens per iteration; on fewer

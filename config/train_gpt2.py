@@ -11,7 +11,7 @@
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-124M'
 
-n_layer, n_head, n_embd = 12, 12, 768  # 124.3M parameters
+n_layer, n_head, n_embd = 12, 12, 768  # 124.4M parameters
 batch_size = 12
 block_size = 1024
 gradient_accumulation_steps = 5 * 8  # over all GPUs: with fewer, each does more of them

@@ -11,7 +11,7 @@
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-350M'
 
-n_layer, n_head, n_embd = 24, 16, 1024  # 354.8M parameters
+n_layer, n_head, n_embd = 24, 16, 1024  # 354.6M parameters
 batch_size = 8
 block_size = 1024
 gradient_accumulation_steps = 8 * 8  # over all GPUs: with fewer, each does more of them

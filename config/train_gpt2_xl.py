@@ -11,7 +11,7 @@
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-1558M'
 
-n_layer, n_head, n_embd = 48, 25, 1600  # 1,558M parameters
+n_layer, n_head, n_embd = 48, 25, 1600  # 1,557M parameters
 batch_size = 4
 block_size = 1024
 gradient_accumulation_steps = 16 * 8  # over all GPUs: with fewer, each does more of them

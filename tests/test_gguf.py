@@ -1,5 +1,5 @@
 """A GGUF file holds the same network and the same tokenizer. Read here by the packages gguf and transformers;
-llama.cpp itself runs in dev/handover.py."""
+llama.cpp itself ran in dev/handover.py of commit bcd6dc1."""
 
 import codecs
 import re

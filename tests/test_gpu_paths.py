@@ -1,6 +1,6 @@
 """
 What only GPUs run, as far as a CPU can tell: one graph and one more for evaluations, no recompiles, no wait
-for the device. dev/gpuless.py looks at what needs torch's CUDA build.
+for the device. dev/gpuless.py of commit bcd6dc1 looked at what needs torch's CUDA build.
 """
 
 import functools
