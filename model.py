@@ -499,9 +499,10 @@ class GPT(nn.Module):
         return loading.build(cls, loading.read(loading.find(source)), **(override_args or {}))
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type=None):
-        """nanoGPT's AdamW; train.py calls create_optimizer itself."""
-        from optim import create_optimizer
-        return create_optimizer(self, learning_rate, weight_decay, betas, 1e-8)
+        """nanoGPT's AdamW; train.py calls create_optimizer in optim.py."""
+        groups = [{'params': [p for p in self.parameters() if (p.dim() > 1) == matrix], 'weight_decay': decay}
+                  for matrix, decay in ((True, weight_decay), (False, 0.0))]
+        return torch.optim.AdamW(groups, learning_rate, betas, fused=True)
 
     def set_activation_checkpointing(self, on):
         """Whether blocks keep only their input, and compute the rest again in backward."""

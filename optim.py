@@ -47,8 +47,7 @@ def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_opti
             groups.append({'params': params, **options})
             before = options
     # fused: one kernel for all tensors; on a CPU, too, it saves the memory traffic of a dozen small steps
-    fused = model.lm_head.weight.device.type in ('cuda', 'cpu')
-    optimizer = (MuonAdamW if muon else torch.optim.AdamW)(groups, learning_rate, betas, eps, fused=fused)
+    optimizer = (MuonAdamW if muon else torch.optim.AdamW)(groups, learning_rate, betas, eps, fused=True)
     if muon:
         optimizer.dtype = getattr(torch, dtype)
     return optimizer

@@ -90,13 +90,13 @@ except ValueError as e:
 if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
     fail(f"a prompt has ids beyond the {model.config.vocab_size} of the model: it was trained with another "
          "tokenizer. name its dataset with --dataset=NAME")
-n_texts = 1 if chat else min(len(samples), batch_size)  # at once
-cpu.to_inference(model, device, dtype, n_texts=n_texts, compiling=compiling)
+cpu.to_inference(model, device, dtype, compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
 # compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)
 n_steps = len(samples) / batch_size * max_new_tokens
 if compiling and (compile != 'auto' or n_steps > 10_000):
+    n_texts = 1 if chat else min(len(samples), batch_size)  # at once
     idx = torch.zeros(n_texts, 1, dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
                          mode='reduce-overhead', dynamic=False)

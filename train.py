@@ -20,7 +20,8 @@ from configurator import configure
 out_dir = 'out'  # checkpoints, log.csv, run.json, report.md
 init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume if there is one;
 # 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
-# 'auto:PATH': resume if there is a run in out_dir, else start from these weights
+# 'auto:PATH': resume if there is a run in out_dir, else start from these weights; with torchrun's
+# --max-restarts every word means its auto
 overwrite = False  # True: 'scratch' deletes the run that is in out_dir
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
 save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
@@ -86,7 +87,7 @@ tasks = ''  # benchmarks: 'hellaswag,core'; 'core:500': with 500 examples of eac
 tasks_interval = 0  # iterations between them, and at the end; 0: never
 sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
 sample_prompts: str = None  # file with a prompt per line. None: three empty ones
-sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8 prompts=1'
+sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8'
 overfit_batch = False  # True: one batch only. If its loss stays far from 0, something is broken
 log_interval = 1  # iterations between lines on the console and in log.csv
 wandb_log = False

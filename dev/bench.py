@@ -393,7 +393,7 @@ def samplers(net, B, dtype):
         with cast:
             net.generate(idx, number, 0.8, 200, use_cache=False, generator=generator)
     ways['ours, no cache'] = no_cache, False
-    small = to_inference(copy.deepcopy(net), device, dtype, n_texts=B, compiling=compiling)
+    small = to_inference(copy.deepcopy(net), device, dtype, compiling)
     static = compiling and compile_model(
         small, lambda: small.generate(torch.zeros(B, 1, dtype=torch.long, device=device), 4, static=True),
         knobs['compile'], mode='reduce-overhead', dynamic=False) is None

@@ -36,7 +36,7 @@ LIMITS = {
     'files in support/': (35, 36),
     'files in support/ below 70 lines that fewer than three others import': (0, 0),
     'files in support/ above 450 lines': (0, 0),
-    'imports of ours inside functions': (4, 12),
+    'imports of ours inside functions': (3, 12),
     'files of ours in circles of imports': (0, 0),
     'files that configurator.py reaches': (2, 4),
     'files that train.py reaches': (32, 32),

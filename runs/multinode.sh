@@ -5,7 +5,7 @@
 # HEAD: the address of one of the machines, as all of them reach it. NODES: how many machines; 1:2 waits for
 # one, takes two, and continues with one. Environment: NPROC (processes per machine), PORT, RESTARTS (of all
 # processes when one is lost; 3), WAIT (seconds until the head has to answer; 600). A restart continues the
-# run; where a config file or a flag names weights to start from, --init_from=PATH, only the first start does.
+# run; weights to start from, --init_from=PATH, are for the first start alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ] && [ -d .venv ]; then PATH="$PWD/.venv/bin:$PATH"; fi
@@ -25,20 +25,6 @@ if [ -z "${NPROC:-}" ]; then
 fi
 wait=${WAIT:-600}
 shift 2
-
-# What the run begins with; a later file wins over an earlier one, a flag over all files
-from=$(
-  for arg in "$@"; do
-    case $arg in *.py) sed -n "s/^init_from *= *['\"]\([^'\"]*\).*/\1/p" "$arg" ;; esac
-  done
-  printf '%s\n' "$@" | sed -n 's/^--init_from=//p'
-)
-from=${from##*$'\n'}
-case $from in
-  '' | scratch) from=auto ;;
-  auto* | resume*) ;;
-  *) from=auto:$from ;;
-esac
 
 # The address from which this machine talks to the head; on the head that is the head's own address.
 # torchrun would compare with what the machine's own name stands for, often 127.0.1.1; so would gloo.
@@ -64,4 +50,4 @@ export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$(ip -o addr show to "$here" | a
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes="$nodes" --nproc_per_node="${NPROC:-gpu}" --max-restarts="${RESTARTS:-3}" \
   --local-addr="$here" --rdzv-backend=c10d --rdzv-endpoint="$head:$port" --rdzv-id=flatgpt \
-  --rdzv-conf="is_host=$is_host" train.py "$@" --init_from="$from"
+  --rdzv-conf="is_host=$is_host" train.py "$@"

@@ -9,6 +9,7 @@ losses of one, a learning rate that follows its schedule, the same text with and
 values. Ends with status 1 if one does not.
 """
 
+import dataclasses
 import math
 import os
 import subprocess
@@ -20,14 +21,15 @@ import numpy as np
 import torch
 
 from model import GPT, KVCache
-from support import load
+from support import cpu, load
 from support.report import read_log
 
 REPO = Path(__file__).resolve().parents[1]
 TINY = ('--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=2 --dropout=0.1 --token_noise=0.1 '
         '--gradient_accumulation_steps=4 --max_iters=8 --lr_decay_iters=8 --warmup_iters=2 '
         '--learning_rate=1e-2 --min_lr=0 --lr_schedule=cosine --eval_interval=4 --eval_iters=2 '
-        '--log_interval=1 --device=cpu --dtype=float32 --compile=False --dataset=check').split()
+        '--log_interval=1 --device=cpu --dtype=float32 --compile=False --dataset=check '
+        '--init_from=scratch --shard=1 --decay_lr=True').split()
 
 
 def make_text(folder):
@@ -80,14 +82,17 @@ def rate_differs(flags, place):
 
 def cache_differs(flags, place):
     """Where logits with the cache are others than those of the whole context, or None."""
-    model, _ = load.model_and_tokenizer(GPT, str(place / 'one'))
+    one, _ = load.model_and_tokenizer(GPT, str(place / 'one'))
+    model = GPT(dataclasses.replace(one.config, block_size=1024)).eval()  # windows may be long
     torch.manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 1:  # as after long training: attention looks far and near
                 p.normal_(std=0.3)
-        idx = torch.randint(60, (2, 32))
-        whole, cache = model(idx, full_logits=True)[0], KVCache(model, 2, 32)
+        idx = torch.randint(60, (2, 1024))
+        whole = model(idx, full_logits=True)[0]
+        cpu.to_inference(model, idx.device, 'float32')  # as sample.py does
+        cache = KVCache(model, 2, 1024)
         steps = [model(one, full_logits=True, cache=cache.advance(1))[0] for one in idx.split(1, dim=1)]
     apart = (torch.cat(steps, dim=1) - whole).abs().max()
     if apart > 1e-3:

@@ -174,7 +174,7 @@ class Saver:
         self.is_async = dist.device.type == 'cuda'  # there it is written by a thread, beside the training
         self.job = futures.Future()  # the checkpoint that was begun last, with whether it could be written
         self.job.set_result(True)
-        self.best_val_loss = self.best_on_disk = run.ckpt['best_val_loss'] if run.continues else math.inf
+        self.best_val_loss = self.best_on_disk = run.ckpt['best_val_loss'] if run.compares else math.inf
         self.whole = True  # whether the newest checkpoint could be written
         explain_lost_data(self.rescue)
         if dist.is_main and self.writes:

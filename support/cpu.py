@@ -89,9 +89,9 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 # weights for generating
 
 
-def to_inference(model, device, dtype, n_texts=None, compiling=False):
-    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. n_texts: how many at
-    once, if that is known. compiling: torch.compile follows, which cannot take packed matrices."""
+def to_inference(model, device, dtype, compiling=False):
+    """For generate() alone: the weights on `device` in `dtype`, a string. Returns model. compiling:
+    torch.compile follows, which cannot take packed matrices."""
     for p in model.parameters():  # not the table of rotations
         p.data = p.data.to(device, getattr(torch, dtype))
     if device.type == 'cpu':
@@ -100,15 +100,13 @@ def to_inference(model, device, dtype, n_texts=None, compiling=False):
         model.cache_dtype = torch.float32
         if not compiling:
             with contextlib.suppress(RuntimeError, AttributeError):  # a CPU, or a torch, without the kernels
-                faster_linears(model, one_row=n_texts == 1 and dtype == 'bfloat16')
+                faster_linears(model)
     return model.to(device)
 
 
-def faster_linears(model, one_row):
+def faster_linears(model):
     for linear in model.modules():
-        if isinstance(linear, nn.Linear) and one_row:
-            linear.__class__ = OneRowLinear
-        elif isinstance(linear, nn.Linear):
+        if type(linear) is nn.Linear:  # one of yours has a forward of its own
             packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1)
             del linear.weight  # a Parameter cannot be packed
             linear.weight, linear.__class__ = packed, PackedLinear
@@ -120,18 +118,6 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
-
-
-class OneRowLinear(nn.Linear):
-    """A Linear for inference, in bfloat16 for one text at a time: for a single row torch's own product needs
-    0.5 to 0.8 of the time of oneDNN's, packed or not (dev/LOG.md); for the rows of a prompt it is slow."""
-
-    def forward(self, x):
-        torch.backends.mkldnn.enabled = x.numel() > x.size(-1)
-        try:
-            return super().forward(x)
-        finally:
-            torch.backends.mkldnn.enabled = True
 
 
 # -----------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Evaluator:
         self.knobs = run.knobs
         # what was measured last, which is not measured again after a resume
         self.done = {'iter': None, 'names': [], 'metrics': {}}
-        if run.continues and not self.knobs['eval_only']:
+        if run.compares and not self.knobs['eval_only']:
             self.done.update(run.ckpt.get('evaluation', {}))
 
     def due(self, it, last):

@@ -67,7 +67,7 @@ def meet(backend, timeout):
             'waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed '
             'out|aborted)', 'lost contact with the other processes',
             "the process that ended first says why. to continue: the same command with --init_from=resume; "
-            "torchrun's --max-restarts does it by itself, with --init_from=auto", 5)
+            "torchrun's --max-restarts does it by itself", 5)
 
 
 class Distributed:

@@ -106,31 +106,24 @@ def begin(text, tokenizer, stop_ids=(), stop_text=None):
 
 
 def parse_style(sample_tokens):
-    """{tokens, temperature, top_k, top_p, prompts} of 200 or '64 temperature=1 top_p=0.8 prompts=1'; what is
-    not given is as in sample.py, and all prompts are used. ValueError for anything else."""
-    style = {'tokens': 200, 'temperature': 0.8, 'top_k': 200, 'top_p': 1.0, 'prompts': 10**6}
+    """{tokens, temperature, top_k, top_p} of 200 or '64 temperature=1 top_p=0.8'; what is not given is as in
+    sample.py. ValueError for anything else."""
+    style = {'tokens': 200, 'temperature': 0.8, 'top_k': 200, 'top_p': 1.0}
     for part in f"tokens={sample_tokens}".split():
         name, value = part.split('=')
         if name not in style:
             raise ValueError(name)
         style[name] = type(style[name])(value)
-    problems = out_of_range(style, above_zero='tokens top_k top_p prompts', from_zero='temperature')
+    problems = out_of_range(style, above_zero='tokens top_k top_p', from_zero='temperature')
     if problems or style['tokens'] > 10**6 or style['top_p'] > 1:
         raise ValueError(sample_tokens)
     return style
 
 
-def choose(prompts, n, it, seed):
-    """n of the prompts at random, others at each iteration, or all of them, in their order."""
-    generator = torch.Generator().manual_seed(hash_seed(seed, SAMPLES, it))
-    chosen = torch.randperm(len(prompts), generator=generator)[:n].tolist()
-    return [prompts[i] for i in sorted(chosen)]
-
-
 def write(model, tokenizer, prompts, sample_tokens, it, seed, autocast, is_stopping=lambda: False):
     """[(prompt, continuation)], of which each process finds the same. prompts: [(text, its ids)]."""
     device, style, written = model.lm_head.weight.device, parse_style(sample_tokens), []
-    n_tokens, prompts = style.pop('tokens'), choose(prompts, style.pop('prompts'), it, seed)
+    n_tokens = style.pop('tokens')
     with eval_mode(model), varying_shapes(), autocast:
         for i, (text, ids) in enumerate(prompts):
             if is_stopping():

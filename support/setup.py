@@ -70,6 +70,13 @@ class Run:
         return self.start == 'resume'
 
     @property
+    def compares(self):
+        """Whether out_dir's run is continued and evaluated over the same windows: else its losses are
+        others."""
+        before = self.ckpt['config'] if self.continues else {}
+        return all(before.get(name) == self.knobs[name] for name in ('eval_iters', 'batch_size'))
+
+    @property
     def tokens_per_iter(self):
         """Over all processes."""
         return self.k.batch_size * self.k.block_size * self.grad_accum_steps * self.dist.world_size
@@ -162,7 +169,9 @@ def choose_start(run, k):
     """(the path of a checkpoint or None, what Run.start says of it)"""
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
-    if k.init_from == 'resume' or (word == 'auto' and here):
+    # what torchrun may start again, or Slurm, goes on
+    auto = word == 'auto' or os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0'
+    if k.init_from == 'resume' or (auto and here):
         if here and not k.eval_only:
             run.lock = checkpoint.lock(k.out_dir)  # before it is read: another run may be writing
         return load.newest_whole(k.out_dir), 'resume'
@@ -188,8 +197,7 @@ def check_knobs(run):
     for name, parse, remedy in (
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
             ('sample_tokens', parse_style, "a million or less but above 0, and behind it, if you like, "
-             "temperature (0 or more), top_k, top_p (up to 1) and prompts, as in '64 temperature=1 top_p=0.8 "
-             "prompts=1'")):
+             "temperature (0 or more), top_k and top_p (up to 1), as in '64 temperature=1 top_p=0.8'")):
         try:
             parse(run.knobs[name])
         except ValueError:
@@ -218,7 +226,11 @@ def settle_shape(run):
     run.grad_accum_steps = max(1, counted // unit)
     if counted % unit:
         low = run.grad_accum_steps * unit
-        problems.append(f"{name}={counted} is not a multiple of {of}. use {low} or {low + unit}")
+        tokens = k.total_batch_size or counted * k.batch_size * k.block_size
+        remedy = next((f"the same batch: --batch_size={size} --total_batch_size={tokens}"
+                       for size in range(k.batch_size, 0, -1) if tokens % (size * k.block_size * n) == 0),
+                      f"use {low} or {low + unit}")
+        problems.append(f"{name}={counted} is not a multiple of {of}. {remedy}")
     stop_if(problems)
 
 

@@ -144,9 +144,9 @@ def no_wandb(place, monkeypatch):
 row('--wandb_log', 'wandb', 'pip install wandb', given=no_wandb)
 row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
-for steps in (1, 6):
-    row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', '4 or 8', given=processes(4))
-row('--total_batch_size=640', '4 x 16 x 4 = 256', '512 or 768', given=processes(4))
+for steps, same in ((1, '--batch_size=1 --total_batch_size=64'), (6, '--batch_size=3 --total_batch_size=384')):
+    row(f'--gradient_accumulation_steps={steps}', f'gradient_accumulation_steps={steps}', 'number 4', same, given=processes(4))
+row('--total_batch_size=650', '4 x 16 x 4 = 256', '512 or 768', given=processes(4))
 for text in ('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total\nof', "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 GiB"):
     row('', 'out of memory (', 'half the --batch_size with twice', given=out_of_memory(text), writes=True)
 

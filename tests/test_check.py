@@ -22,7 +22,7 @@ EDITS = {'a resume gives': ("    first = number * batch_size\n    x,",
 NEAR = ("        causal = True if mask is None",
         "        if mask is None and T > 1:\n"
         "            i = torch.arange(T)\n"
-        "            mask = (i[:, None] >= i) & (i[:, None] - i < 8)\n"
+        "            mask = (i[:, None] >= i) & (i[:, None] - i < 64)\n"
         "        causal = True if mask is None")
 
 

@@ -172,14 +172,9 @@ def test_a_compiled_step_is_compiled_once_and_changes_no_text(arch):
 @pytest.mark.parametrize('arch', PRESETS)
 def test_weights_for_inference_keep_the_function(arch):
     net = lively(arch, bias=True if arch == 'gpt2' else None)
+    net.lm_head.__class__ = type('Edited', (torch.nn.Linear,), {'forward': lambda self, x: 3 * F.linear(x, self.weight)})
     idx = torch.randint(40, (2, 16))
     want = net(idx, full_logits=True)[0]
-    for_one = cpu.to_inference(copy.deepcopy(net), CPU, 'bfloat16', n_texts=1)
-    for rows in idx, idx[:1, :1]:  # one row goes another way
-        got, alone = for_one(rows, full_logits=True)[0], net(rows, full_logits=True)[0]
-        assert 0 < (got.float() - alone).norm() < 0.05 * alone.norm()
-    assert for_one.generate(idx[:1], 20, temperature=0).shape == (1, 36)
-    assert torch.backends.mkldnn.enabled
     exact = cpu.to_inference(copy.deepcopy(net), CPU, 'float32')
     torch.testing.assert_close(exact(idx, full_logits=True)[0], want, rtol=1e-4, atol=1e-5)
     cpu.to_inference(net, CPU, 'bfloat16')

@@ -87,17 +87,8 @@ def test_torchrun_shows_our_line_at_the_end_of_its_report(tmp_path, monkeypatch)
     assert 'error: unknown knob (--x). see python train.py --help' in report and 'elastic/errors.html' not in report
 
 
-@pytest.mark.parametrize('args, init_from', [
-    ([], 'auto'), (['--init_from=w.pt'], 'auto:w.pt'), (['c.py', '--batch_size=2'], 'auto:gpt2'), (['c.py', '--init_from=resume'], 'resume')])
-def test_a_restart_on_several_machines_goes_on_where_the_first_start_took_weights(tmp_path, args, init_from):
-    for name, says in dict(torchrun='echo "$@"', ip='echo x src 127.0.0.1', getent='echo 127.0.0.1').items():
-        (tmp_path / name).write_text(f'#!/bin/sh\n{says}\n')
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / 'c.py').write_text("n_layer = 2\ninit_from = 'gpt2'  # the smallest\n")
-    args = [arg.replace('c.py', str(tmp_path / 'c.py')) for arg in args]
-    env = {**os.environ, 'PATH': f"{tmp_path}:{os.environ['PATH']}", 'CUDA_VISIBLE_DEVICES': '', 'NPROC': '2', 'VIRTUAL_ENV': 'x'}
-    line = ['bash', 'runs/multinode.sh', '127.0.0.1', '1', *args]
+def test_several_machines_without_gpus_want_a_number_of_processes():
+    env = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', 'NPROC': '', 'VIRTUAL_ENV': 'x'}
+    line = ['bash', 'runs/multinode.sh', '127.0.0.1', '1']
     done = subprocess.run(line, cwd=REPO, env=env, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == f'--init_from={init_from}', done
-    done = subprocess.run(line, cwd=REPO, env={**env, 'NPROC': ''}, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'NPROC=2' in done.stderr, done.stderr

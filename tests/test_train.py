@@ -86,6 +86,8 @@ def test_with_always_save_off_the_named_checkpoint_is_the_best(works, tiny, out)
     vals = {int(r['iter']): float(r['val_loss']) for r in log if r['val_loss'] and r['iter'] != '0'}
     assert state['iter_num'] == min(vals, key=vals.get) < 40 and state['best_val_loss'] == pytest.approx(min(vals.values()))
     assert load.read(checkpoint.newest(str(out)))['iter_num'] == 40, 'resume takes the newest one'
+    works('train.py', *tiny, '--init_from=resume', '--max_iters=44', '--eval_iters=1')
+    assert saved(out)['iter_num'] >= 40, 'losses over other windows do not compare'
 
 
 def test_eval_only_writes_nothing_and_never_trains(works, tiny, tmp_path, out):
@@ -110,15 +112,18 @@ def test_a_resume_needs_no_flags_and_flags_override_it(works, tiny, tmp_path, ou
     assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
 
 
-def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out):
+def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out, monkeypatch):
     works('train.py', *tiny)
     old = str(out / 'ckpt.pt')
     result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert 'iter 0:' in result.out
     assert saved(tmp_path / 'new')['model_args']['block_size'] == 8
-    for n in (1, 2):  # one line that begins and, started again, goes on
-        result = works('train.py', *tiny, f'--init_from=auto:{old}', f"--out_dir={tmp_path / 'restarted'}", f'--max_iters={n}', '--warmup_iters=0')
-        assert list(result.losses()) == [n - 1]
+    for start in ('auto:', ''):  # one line that begins and, started again, goes on
+        for n in (1, 2):
+            result = works('train.py', *tiny, f'--init_from={start}{old}', f"--out_dir={tmp_path / f'again{start}'}", f'--max_iters={n}', '--warmup_iters=0')
+            assert list(result.losses()) == [n - 1]
+        monkeypatch.setenv('TORCHELASTIC_MAX_RESTARTS', '3')
+    monkeypatch.undo()
     result = works('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
     assert f"val loss {float(rows(out)[-1]['val_loss']):.4f}" in result.out
 
