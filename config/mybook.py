@@ -5,7 +5,7 @@
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
-#   batch    16 sequences x 128 tokens = 2,048 tokens per iteration
+#   batch    16 sequences x 128 tokens, or 4 x 512 bytes, = 2,048 tokens per iteration
 #   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
@@ -16,10 +16,10 @@ from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels; against learning it by heart: dropout, token_noise
 # and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md. The
-# first row is for bytes, which are learned by heart less than the tokens of a BPE and their pairs
+# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
-    (200_000, 2, 128, 0.1, 0.05, 0.1, 10),
-    (500_000, 2, 128, 0.2, 0.15, 0.3, 9),
+    (150_000, 2, 128, 0.1, 0.05, 0.1, 10),
+    (450_000, 2, 192, 0.1, 0.05, 0.1, 11),
     (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
     (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
     (1e15, 1, 192, 0.0, 0.0, 0.0, 1),
@@ -37,10 +37,12 @@ if globals().get('teacher'):  # what it says is not learned by heart so soon
 arch = 'local'
 norm = 'layernorm'  # has a fast kernel on a CPU
 qk_norm = False
+softcap = 15.0 if _vocab_size < 1000 else 0.0  # of so many logits it is a quarter of an iteration
 bias = False
 n_head = n_embd // 64
-batch_size = 16
-block_size = min(128, max(8, _tokens // 64))
+# bytes need a longer context for as many words
+block_size = min(512 if _vocab_size < 300 else 128, max(8, _tokens // 64))
+batch_size = 2048 // block_size
 gradient_accumulation_steps = 1
 
 matrix_optimizer = 'muon'
@@ -67,7 +69,7 @@ def _seconds_per_iteration():
     where, _ = devices.choose_device('auto')
     words, _ = devices.choose_dtype('auto', where)
     shape = GPTConfig(block_size, _vocab_size, n_layer, n_head, n_embd, dropout, bias, arch=arch, norm=norm,
-                      qk_norm=qk_norm)
+                      qk_norm=qk_norm, softcap=softcap)
     model = GPT(shape).to(where)
     cpu.faster(model)
     cpu.watch(where)  # beside other programs threads that spin would be measured instead

@@ -15,7 +15,8 @@
 #                                     of training; whole minutes
 #   bash runs/mybook.sh book.txt --name=NAME
 #                                     the dataset data/NAME, the run out-NAME
-# Run again, it continues; --overwrite starts over.
+# Run again, it continues: a run that is done teaches one more network;
+# --overwrite starts over.
 # PYTHON=/path/to/python chooses another Python.
 set -euo pipefail
 here=$PWD
@@ -37,7 +38,13 @@ for word in "$@"; do
     --data_dir=*) data=$(absolute "${word#*=}") data_dir=("--data_dir=$data") ;;
     --out_dir=*) out_dir=$(absolute "${word#*=}") ;;
     --name=*) name=${word#*=} ;;
-    --minutes=*) minutes=${word#*=} ;;
+    --minutes=*)
+      minutes=${word#*=}
+      if [[ ! $minutes =~ ^[0-9]+$ ]]; then
+        echo "error: minutes takes a whole number ($word)" >&2
+        exit 2
+      fi
+      ;;
     --seed=*) seed=${word#*=} ;;
     --overwrite | --overwrite=True) prepare+=(--overwrite); init='--init_from=scratch --overwrite' ;;
     -*) train+=("$word") ;;
@@ -101,7 +108,7 @@ while true; do
   init=--init_from=auto
 done
 echo "done: the network in $out_dir, taught by $teachers before it," \
-  "$((SECONDS - begin)) seconds of training"
+  "$((SECONDS - begin)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte after $((minutes < 15 ? 5 : 20)) minutes"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300

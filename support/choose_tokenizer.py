@@ -13,7 +13,7 @@ from support.tokenizer import END_OF_TEXT, PATTERN, make_tokenizer
 # bytes of text from which on each is taken, and why; bytes per token were measured on English books
 BY_SIZE = (
     (0, 'byte', "of a small text only bytes occur often enough to be learned"),
-    (200_000, 'bpe:512', "enough to learn frequent syllables, about 2.2 bytes per token"),
+    (500_000, 'bpe:512', "enough to learn frequent syllables, about 2.2 bytes per token"),
     (3_000_000, 'bpe:2048', "enough to learn frequent words, about 3 bytes per token"),
     (30_000_000, 'bpe:8192', "enough to learn most words"),
     (300_000_000, 'gpt2', "enough for each of its 50,257 tokens to occur often"),

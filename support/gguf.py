@@ -31,7 +31,11 @@ def write(path, weights, config, tokenizer_state, dtype, name):
     vectors and learned positions stay float32, as with llama.cpp's own converter. Returns the preset;
     ValueError if llama.cpp has no such network or tokenizer."""
     import gguf
-    arch = arch_of(config)
+    arch = preset_of(config)
+    if arch == 'modern' or config.mlp == 'relu2':
+        raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write "
+                         "a folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
+                         "--mlp=gelu_tanh")
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -57,16 +61,6 @@ def write(path, weights, config, tokenizer_state, dtype, name):
 
 # -----------------------------------------------------------------------------
 # the network
-
-
-def arch_of(config):
-    """The preset that llama.cpp has for a GPTConfig; ValueError if there is none."""
-    arch = preset_of(config)
-    if arch == 'modern' or config.mlp == 'relu2':
-        raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write "
-                         "a folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
-                         "--mlp=gelu_tanh")
-    return arch
 
 
 def sizes(config, arch):

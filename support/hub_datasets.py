@@ -67,12 +67,6 @@ def is_folder(source):
     return os.path.isfile(os.path.join(source, 'config.json'))
 
 
-def repo_of(source):
-    """'gpt2' -> ('openai-community/gpt2', None); 'a/b@main' -> ('a/b', 'main')"""
-    repo, _, revision = GPT2_NAMES.get(source, source).partition('@')
-    return repo, revision or None
-
-
 def get_file(source, name, needed=True):
     """The path of the file `name` of the model `source`: in a folder, in Hugging Face's cache, or downloaded.
     If the model has no such file: an error if it is needed, else None."""
@@ -82,7 +76,8 @@ def get_file(source, name, needed=True):
             fail(f"no {name} in {source}. name a folder that transformers' save_pretrained or export.py "
                  "wrote")
         return path if os.path.isfile(path) else None
-    package, (repo, revision) = hub(), repo_of(source)
+    package, (repo, _, revision) = hub(), GPT2_NAMES.get(source, source).partition('@')
+    revision = revision or None
     try:
         return package.hf_hub_download(repo, name, revision=revision)
     except Exception as e:  # the network has many ways to fail, and they have no common class

@@ -32,7 +32,8 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'overwrite', 'max_minutes', 'device'}
+ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'overwrite', 'max_minutes', 'device',
+         'log_interval'}
 ROWS = 12  # of the table of evaluations, at most
 FEW = 100  # values are drawn as points
 NO_END = 'running, or killed'

@@ -16,7 +16,7 @@ import time
 
 from configurator import fail
 from support.dataset_meta import read_ids, sha256_of
-from support.encode_text import Encoder
+from support.encode_text import Encoder, are_ids
 from support.files import lock, read_json, sync_folder, write_whole
 from support.tokenizer import make_tokenizer, read_files, write_tokenizer
 
@@ -153,14 +153,15 @@ class Draft:
         self.saved_at = time.time()
 
     def finish(self, val_fraction):
-        """All documents are in: a single one gives its end to val, and neither split that there should be is
-        empty. Exits if there is too little text for that. Returns what meta.json says of the tokenizer and
-        the splits."""
+        """All documents are in. Where they are few, their hashes may give val far more than its share, or
+        less: then it gets the end of all. Exits if there is too little text for that. Returns what meta.json
+        says of the tokenizer and the splits."""
         train, val = self.splits['train'], self.splits['val']
-        if train.tokens == 0:  # one document, or few, and by chance all of them went to val
+        share = val_fraction * self.tokens()
+        fits = are_ids(self.files) and val.tokens or share / 2 <= val.tokens <= 2 * share
+        if not (train.tokens and fits):
             self.move_end(val, train, val.tokens)
-        if val.tokens == 0:
-            self.move_end(train, val, int(train.tokens * val_fraction))
+            self.move_end(train, val, int(share))
         if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
             shutil.rmtree(self.folder)
             fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more")

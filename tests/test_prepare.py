@@ -11,6 +11,7 @@ from conftest import TEXT, is_refused
 from test_read_text import files_of, ids_of, write
 
 from dataset import Dataset
+from support.encode_text import split_by_hash
 from support.tokenizer import same_tokenizer
 
 
@@ -87,6 +88,13 @@ def test_a_document_stays_on_its_side_when_others_are_added(prepare, tmp_path):
         sides.append({*Dataset(f'{n}', tmp_path / 'data').tokenizer().decode(val).split('<|endoftext|>')[1:]})
     assert sides[0] == {text for text in sides[1] if text in texts[:100]}
     assert 3 < len(sides[0]) < 25
+
+
+def test_the_hash_of_a_long_document_does_not_give_most_of_the_text_to_val(prepare, tmp_path):
+    long = next(text for i in range(99) if split_by_hash(text := f'{i}{TEXT}', 0.1) == 'val')
+    prepare('mine', write(tmp_path / 'all.jsonl', [long, 'short']))
+    data = Dataset('mine', tmp_path / 'data')
+    assert 0.05 < data.val.n / data.train.n < 0.2
 
 
 def test_a_single_document_gives_its_end(prepare, tmp_path, book):
