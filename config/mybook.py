@@ -73,7 +73,8 @@ def _seconds_per_iteration():
     model = GPT(shape).to(where)
     cpu.faster(model)
     cpu.watch(where)  # beside other programs threads that spin would be measured instead
-    optimizer = create_optimizer(model, learning_rate, 0.0, (beta1, beta2), adam_eps, 'muon', matrix_lr)
+    optimizer = create_optimizer(model, learning_rate, 0.0, (beta1, beta2), adam_eps, 'muon', matrix_lr,
+                                 dtype='bfloat16' if words == 'bfloat16' else 'float32')
     ids = torch.randint(_vocab_size, (batch_size, block_size + 1), device=where)
     for i in range(13):
         if i == 3:
@@ -98,7 +99,7 @@ if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto'))
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
         if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
-        elif _fit > 2 * _best:  # leaves most of the time to one that it teaches
+        elif _fit > 1.5 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
         max_iters = int(min(_best, _fit))
     eval_interval = sample_interval = max(1, max_iters // 5)
