@@ -73,15 +73,15 @@ python prepare.py "$name" "${inputs[@]}" ${prepare[@]+"${prepare[@]}"} \
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
-# measured on English books (dev/records/own_text.md): bytes to train on, bits per byte in 5 and 20 minutes
+# measured on English books (dev/records/own_text.md): bytes to train on, bits per byte
 expected=$(python -c "
 import json, numpy, sys
 size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
-bits = [2.2, 2.0, 2.1, 2.0, 1.9] if $minutes < 15 else [2.2, 1.9, 2.1, 2.0, 1.8]
+bits = [2.2, 1.9, 2.1, 2.0, 1.8]
 print(f'{numpy.interp(numpy.log(size), numpy.log([9e4, 2.7e5, 9e5, 4.5e6, 1.8e7]), bits):.1f}')" \
   "$data/$name/meta.json")
 echo "expected  about $expected bits per byte of the validation text, if it is English prose," \
-  "after $((minutes < 15 ? 5 : 20)) minutes"
+  "after five minutes of two cores with bfloat16, or twenty without"
 
 left() {  # of all the minutes, and a fifth as a reserve
   local seconds=$(((60 * minutes - SECONDS + begin) * 6 / 5))
@@ -110,7 +110,7 @@ done
 echo "done: the network in $out_dir, taught by $teachers before it," \
   "$((SECONDS - begin)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-echo "expected were about $expected bits per byte after $((minutes < 15 ? 5 : 20)) minutes"
+echo "expected were about $expected, after five minutes of two cores with bfloat16 or twenty without"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi
