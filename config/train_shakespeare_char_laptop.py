@@ -5,7 +5,7 @@
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_laptop.py
 #   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
-#   cost     100 seconds on two CPU cores with bfloat16, 200 to 400 without
+#   cost     100 seconds on two CPU cores with bfloat16, 220 to 440 without
 #   loss     1.4795 over all of val.bin, by the worst of seven seeds, which is the default one (1.4617 by the
 #            best); in bfloat16 1.4761 by the worst of eight; with a teacher 1.4260:
 #            dev/records/recipe_laptop.md
