@@ -1,7 +1,7 @@
-"""A whole training run: train.py without all that makes it fast, exact and safe. It learns how
-model.py is spelled.
+"""A whole training run: train.py without all that makes it fast, exact and safe. It learns
+how model.py is spelled.
 
-    $ python docs/minimal_loop.py                                  (half a minute on a laptop)
+    $ python docs/minimal_loop.py
 """
 import sys
 from pathlib import Path

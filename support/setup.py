@@ -71,10 +71,10 @@ class Run:
 
     @property
     def compares(self):
-        """Whether out_dir's run is continued and evaluated over the same windows: else its losses are
-        others."""
-        before = self.ckpt['config'] if self.continues else {}
-        return all(before.get(name) == self.knobs[name] for name in ('eval_iters', 'batch_size'))
+        """Whether out_dir's run is continued, and evaluated over the same windows as before: only then its
+        losses compare."""
+        return self.continues and all(self.ckpt['config'].get(name) == self.knobs[name]
+                                      for name in ('eval_iters', 'batch_size'))
 
     @property
     def tokens_per_iter(self):
@@ -169,8 +169,8 @@ def choose_start(run, k):
     """(the path of a checkpoint or None, what Run.start says of it)"""
     word, _, source = k.init_from.partition(':')
     here = checkpoint.newest(k.out_dir)
-    # what torchrun may start again, or Slurm, goes on
-    auto = word == 'auto' or os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0'
+    # a training that torchrun may start again, or Slurm, goes on
+    auto = word == 'auto' or not k.eval_only and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0'
     if k.init_from == 'resume' or (auto and here):
         if here and not k.eval_only:
             run.lock = checkpoint.lock(k.out_dir)  # before it is read: another run may be writing
