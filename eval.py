@@ -148,6 +148,8 @@ def evaluate_text():
     starts = windows(tokens.n_targets(block_size), block_size, most)
     size = min(batch_size, len(starts))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
+    if most:
+        name += f", {most:,} windows"  # beside the result of all of it
     found = text_loss(model, tokens, starts, block_size, size, dist, autocast, sizes,
                       tick=dist.progress(name))
     if not math.isfinite(found['loss']):

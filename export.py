@@ -109,7 +109,7 @@ try:
 except ValueError as e:
     fail(f"{ckpt['path']} cannot be exported: {e}")
 except ImportError as e:
-    fail(f"to export, a package is needed that is not installed ({e.name}). pip install tokenizers "
+    fail(f"to export, a package is needed that is not installed ({e}). pip install tokenizers "
          "safetensors huggingface_hub gguf")
 except OSError as e:
     fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")

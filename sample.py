@@ -58,8 +58,8 @@ sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what
 # -----------------------------------------------------------------------------
 # the prompts
 
-if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k top_p',
-                            from_zero='temperature seed'):
+if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k',
+                            from_zero='temperature seed', up_to_one='top_p'):
     fail(*problems)
 
 if prompts:
@@ -172,6 +172,9 @@ while samples and not interrupted:  # after Ctrl-C: what there is of a batch
         made += len(sample.shown)
 if interrupted:
     sys.exit(128 + signal.SIGINT)
-seconds, read = time.perf_counter() - t0, steps * sum(p.nbytes for p in model.parameters())
+seconds = time.perf_counter() - t0
+# of the embeddings a step reads a row of each text
+weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+read = steps * weights * getattr(torch, dtype).itemsize
 say(f"{source}: {made:,} tokens, {made / seconds:,.0f} per second, "
-    f"{read / seconds / 1e9:.1f} GB/s of weights read")
+    f"{read / seconds / 1e9:.2f} GB/s of weights read")

@@ -22,7 +22,7 @@ init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume i
 # 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
 # 'auto:PATH': resume if there is a run in out_dir, else start from these weights; with torchrun's
 # --max-restarts every word means its auto
-overwrite = False  # True: 'scratch' deletes the run that is in out_dir
+overwrite = False  # True: a new run deletes the one that is in out_dir
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
 save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all
@@ -43,7 +43,7 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 n_kv_head: int = None  # key/value heads (grouped-query attention). None: n_head
-mlp_width: int = None  # hidden size of the MLP. None: 4 * n_embd, or 8/3 * n_embd for swiglu
+mlp_width: int = None  # hidden size of the MLP. None: 4 n_embd; for swiglu 8/3, up to a multiple of 64
 dropout = 0.0  # 0 for pretraining; for small data and finetuning try 0.1 or more
 bias = False  # in Linear and LayerNorm
 # parts of arch
@@ -80,11 +80,11 @@ lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_it
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
 # evaluation and logging
 eval_interval = 2000  # iterations between evaluations; 0: only at the end
-eval_iters = 200  # batches of each split, always the same ones; 0: all of it
+eval_iters = 200  # batches of each split, always the same ones; 0: all of val.bin, and as many of train
 eval_only = False  # evaluate once and exit
 stop_val_loss: float = None  # end the run when the validation loss is this low
 tasks = ''  # benchmarks: 'hellaswag,core'; 'core:500': with 500 examples of each task
-tasks_interval = 0  # iterations between them, and at the end; 0: never
+tasks_interval = 0  # iterations between them; 0: only at the end
 sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
 sample_prompts: str = None  # file with a prompt per line. None: three empty ones
 sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8'
@@ -227,7 +227,7 @@ def estimate_loss(it):
 # Add yours here; each metric becomes a column of log.csv. All processes call it, with the model in train
 # mode and gradients on: use eval_mode in support/evaluate.py
 evaluated = {'loss': (eval_interval, estimate_loss)}
-if tasks and tasks_interval:
+if tasks:
     evaluated['tasks'] = tasks_interval, tasks_in_loop(run, model, dist, autocast, stop)
 if sample_interval:
     evaluated['sample'] = sample_interval, samples_in_loop(run, model, dist, autocast, stop)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from model import GPT, KVCache
 from support import cpu, load
@@ -55,10 +56,11 @@ def resume_differs(flags, place):
     """What a resume does otherwise than a run that goes through, or None."""
     train(flags, place, 'halves', '--max_iters=4')
     halves = train(flags, place, 'halves', '--init_from=resume')
-    a, b = (load.read(str(out / 'ckpt.pt'))['model'] for out in (place / 'one', halves))
-    other = [name for name in a if not torch.equal(a[name], b[name])]
-    if other:
-        return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or noise "
+    a, b = (tree_leaves_with_path(load.read(str(out / 'ckpt.pt'))) for out in (place / 'one', halves))
+    other = [keystr(path) for (path, x), (_, y) in zip(a, b)
+             if torch.is_tensor(x) and not torch.equal(x, y)]
+    if other or len(a) != len(b):
+        return (f"{len(other)} tensors of the checkpoints differ, {other[:1]} first. is a batch, a mask or noise "
                 "drawn from a random state that no checkpoint holds, is something missing in state()?")
 
 
@@ -100,7 +102,8 @@ def cache_differs(flags, place):
                 "alone (GPT.attention_mask is asked by both), is noise drawn in eval mode?")
 
 
-PROMISES = {'a resume gives the same bits': resume_differs,
+PROMISES = {'train.py runs': lambda flags, place: train(flags, place, 'one') and None,
+            'a resume gives the same bits': resume_differs,
             'two processes draw different batches and give the losses of one': processes_differ,
             'the learning rate follows its schedule': rate_differs,
             'a sample with the cache is one without': cache_differs}
@@ -111,7 +114,6 @@ def main():
     with tempfile.TemporaryDirectory(prefix='check-') as folder:
         place = Path(folder)
         make_text(place / 'check')
-        train(flags, place, 'one')
         for promise, differs in PROMISES.items():
             try:
                 found = differs(flags, place)

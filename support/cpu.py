@@ -24,11 +24,11 @@ from torch.nn import functional as F
 
 
 def faster(model):
-    """Replace the norms and the attention of `model`, a GPT. An edit of the line that calls them counts."""
+    """Replace torch's norms and attention in `model`, a GPT; not those of yours."""
     for module in model.modules():
-        if type(module) is nn.RMSNorm:
+        if type(module) is nn.RMSNorm and module.eps and len(module.normalized_shape) == 1:
             module.__class__ = RMSNorm
-        if hasattr(module, 'scaled_dot_product_attention'):
+        if getattr(module, 'scaled_dot_product_attention', None) is F.scaled_dot_product_attention:
             module.scaled_dot_product_attention = scaled_dot_product_attention
 
 

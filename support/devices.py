@@ -138,7 +138,9 @@ def chunked_loss(model, chunk_size, x, targets, reduction='mean', return_logits=
     loss = functools.partial(type(model).loss, model, reduction='none', return_logits=False)
     parts = zip(x.view(1, -1, x.size(-1)).split(chunk_size, dim=1), targets.split(chunk_size))
     losses = torch.cat([checkpoint(loss, *part, use_reentrant=False)[1] for part in parts])
-    return None, losses if reduction == 'none' else losses.sum() / (targets >= 0).sum()
+    if reduction == 'mean':
+        losses = torch.where(targets >= 0, losses, 0.0).sum() / (targets >= 0).sum()
+    return None, losses
 
 
 def peak_flops_of(device):

@@ -170,12 +170,13 @@ class Evaluator:
                 continue
             with self.clock.spending('sample' if name == 'sample' else 'eval'):
                 with contextlib.suppress(Interrupted):
-                    self.done['metrics'].update(function(it))
+                    found = function(it)
+                    self.done['metrics'].update({name: float(value) for name, value in found.items()})
                     self.done['names'].append(name)
-            goal = self.knobs['stop_val_loss']
-            if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:
-                self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
-                last = True
+        goal = self.knobs['stop_val_loss']
+        if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:
+            self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
+            last = True
         return self.done['metrics'], last
 
     def state(self):

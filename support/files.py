@@ -92,5 +92,5 @@ def space_problems(out_dir, size, keep, replaced):
     if need <= free:
         return []
     return [f"too little space on the disk of {out_dir} ({free / 1e9:.3f} GB free; {keep} checkpoints, the "
-            f"best and one being written take {need / 1e9:.3f}). make room, name another --out_dir, or use a "
-            "smaller --keep_checkpoints"]
+            f"best and one being written take {need / 1e9:.3f}). make room, name another --out_dir, or use "
+            "--keep_checkpoints=1"]

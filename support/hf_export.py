@@ -50,7 +50,10 @@ def write(folder, weights, config, tokenizer_state, dtype='float32', card=''):
 def their_weights(weights, config, dtype):
     """Our weights {name: tensor} under their names, in their layout and in `dtype`."""
     arch, out = preset_of(config), {}
-    for ours, theirs in weight_names(arch, config.n_layer).items():
+    names = weight_names(arch, config.n_layer)
+    if added := sorted(set(weights) - set(names)):
+        raise ValueError(f"{added[0]} is not in {arch}. nothing else reads it")
+    for ours, theirs in names.items():
         if ours in weights and not (config.tie and ours == 'lm_head.weight'):
             out[theirs] = convert(ours, weights[ours], config.n_embd, config.n_head, arch).to(dtype)
     if arch == 'gpt2' and not config.bias:  # transformers' GPT-2 always has biases

@@ -176,11 +176,13 @@ def build(cls, ckpt, dropout=0.0, **changes):
     with explained(ckpt['path']):
         # copied, as the file may be replaced while it is mapped
         weights = {name: p.to(torch.float32, copy=True) for name, p in ckpt['model'].items()
-                   if not name.endswith(CONSTANTS)}
+                   if name in model.state_dict() or not name.endswith(CONSTANTS)}
         assert all(torch.isfinite(p).all() for p in weights.values()), 'its weights are not finite'
+        first = {}  # of the names of one parameter, which stay one, such as a tied head
+        for name, p in model.named_parameters(remove_duplicate=False):
+            if name in weights:
+                weights[name] = first.setdefault(p, torch.nn.Parameter(weights[name]))
         model.load_state_dict(weights, assign=True)
-    if config.tie:
-        model.transformer.wte.weight = model.lm_head.weight
     if block_size < config.block_size:
         model.crop_block_size(block_size)
     return model
@@ -193,9 +195,11 @@ def distill(model, teachers, tokenizer, device):
     experts, alone = [], model.forward
     for teacher in teachers.split(','):
         ckpt = read(find(teacher))
-        if not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
-            fail(f"the teacher {teacher} has another tokenizer than the dataset. name a run on the same "
-                 "dataset")
+        shorter = ckpt['model_args']['block_size'] < model.config.block_size
+        if shorter or not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
+            what = 'a shorter context' if shorter else 'another tokenizer'
+            fail(f"the teacher {teacher} has {what}. name a run on the same dataset, with the same block_size "
+                 "or a longer one")
         experts.append(build(type(model), ckpt).to(device).eval())
         cpu.faster(experts[-1])
 

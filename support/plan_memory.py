@@ -96,8 +96,9 @@ def lines(run, memory, peak_flops):
     if not fits:
         found.append("remedy    a smaller --batch_size with more --gradient_accumulation_steps, "
                      "--activation_checkpointing, --shard=0 among more processes, a smaller --block_size")
-    found.append(f"disk      {gb(size)} a checkpoint, {gb(size * (k.keep_checkpoints + 2))} for the "
-                 f"{k.keep_checkpoints} newest, the best and one being written")
+    kept = (f"{gb(size * (k.keep_checkpoints + 2))} for the {k.keep_checkpoints} newest, the best and one "
+            "being written") if k.keep_checkpoints else "and all of them stay"
+    found.append(f"disk      {gb(size)} a checkpoint, {kept}")
     if not peak_flops:
         return found + ["time      only a trial can tell: add --measure; or say --peak_flops=989e12"], fits
     with torch.device('meta'):

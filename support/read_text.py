@@ -269,11 +269,12 @@ def text_of_html(content):
     """The text of a page, a paragraph per <p>."""
     parts = re.split(r'(?is)(<pre\b.*?</pre\s*>)', content)
     parts[::2] = (re.sub(r'[ \t\r\n\f]+', ' ', part) for part in parts[::2])  # as a browser shows it
+    parts[1::2] = (part.expandtabs(4).replace(' ', '\0') for part in parts[1::2])  # where spaces stay
     text = re.sub(r'(?s)<!--.*?-->|<!\[CDATA\[|\]\]>', '', ''.join(parts))
     text = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', text)
     for space, tags in BREAKS.items():
         text = re.sub(rf'(?i)</?({tags})\b[^>]*>', space, text)
     text = html.unescape(re.sub('</?[a-zA-Z!?][^>]*>', '', text)).replace('\xad', '')
-    text = '\n'.join(line.strip(' \t') for line in text.split('\n'))
+    text = '\n'.join(line.strip(' \t') for line in text.split('\n')).replace('\0', ' ')
     text = re.sub(r'\n{3,}', '\n\n', text).strip('\n')
     return text + '\n' if text else ''

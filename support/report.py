@@ -32,8 +32,7 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'init_from', 'overwrite', 'max_minutes', 'device',
-         'log_interval'}
+ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'overwrite', 'max_minutes', 'device', 'log_interval'}
 ROWS = 12  # of the table of evaluations, at most
 FEW = 100  # values are drawn as points
 NO_END = 'running, or killed'
@@ -90,6 +89,9 @@ def groups(runs):
     themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     knobs = [record.get('knobs', {}) for record in records]
+    for k in knobs:
+        if k.get('init_from') in ('resume', 'auto'):  # where a run goes on is not where it began
+            k['init_from'] = 'scratch'
     given = set().union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
@@ -100,10 +102,14 @@ def groups(runs):
     return found if 0 < len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
 
 
+def judged_by(logs, y):
+    """The column whose best value is told: beside the loss that of the validation, if there is one."""
+    return 'val_loss' if y == 'loss' and any(len(values(log, 'val_loss')) for log in logs) else y
+
+
 def best_and_last(logs, y):
     """The best and the last value of a column, as texts: of several logs the mean and the spread."""
-    found = [values(log, 'val_loss' if y == 'loss' and len(values(log, 'val_loss')) else y) for log in logs]
-    best = METRICS.get(y, (y, None))[1]
+    found, best = [values(log, judged_by(logs, y)) for log in logs], METRICS.get(y, (y, None))[1]
     for choose in (best, lambda column: column[-1]):
         chosen = [choose(column) for column in found if choose and len(column)]
         spread = f" ± {np.std(chosen, ddof=1):.4f}" if len(chosen) > 1 else ''
@@ -117,12 +123,14 @@ def iterations(log):
 
 def comparison(logs, y):
     """Lines for the console about {name: [log, ...]}."""
-    length = max(map(len, logs))
-    yield f"{'':{length}}  {'best ' + y:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
+    length, column = max(map(len, logs)), judged_by(sum(logs.values(), []), y)
+    yield f"{'':{length}}  runs  {'best ' + column:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
     for name, of_one in logs.items():
         best, last = best_and_last(of_one, y)
-        tokens, seconds = (max(values(of_one[0], column), default=0) for column in ('tokens', 'seconds'))
-        yield f"{name:{length}}  {best:>17}  {last:>17}  {tokens:15,.0f}  {format_duration(seconds):>8}"
+        tokens, seconds = (np.mean([max(values(log, column), default=0) for log in of_one])
+                           for column in ('tokens', 'seconds'))
+        yield (f"{name:{length}}  {len(of_one):4}  {best:>17}  {last:>17}  {tokens:15,.0f}  "
+               f"{format_duration(seconds):>8}")
 
 
 # -----------------------------------------------------------------------------

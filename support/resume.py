@@ -101,7 +101,12 @@ def data_problems(run):
 
 
 def tell_what_changed(run):
-    """A note if the resume cannot be bit-exact."""
+    """Notes on what does not go on as it was."""
+    if run.continues and not run.compares:
+        run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
+                       "loss begins anew, and ckpt_best.pt with it")
+    if run.ckpt.get('trained_on', {}).get('tokens per iteration', run.tokens_per_iter) != run.tokens_per_iter:
+        run.dist.print("note: tokens and epochs are counted as if all iterations had had this batch")
     old = run.ckpt.get('environment', {})
     changed = [f"{name} {value} -> {run.environment.get(name)}" for name, value in old.items()
                if run.environment.get(name) != value]
@@ -131,13 +136,14 @@ def restore_optimizer(run, optimizer, scaler):
 
 
 OURS = ('AdamW', 'MuonAdamW')
+GIVEN = ('lr_scale', 'weight_decay', 'betas', 'momentum')  # options of groups that follow from knobs
 
 
 def load_optimizer_state(optimizer, ckpt, tell=print):
     """Take over the state of a checkpoint. AdamW's and Muon's: the moments, but the options of this run
     (load_state_dict would silently bring back the old weight_decay, betas and fused). Any other optimizer:
-    its own load_state_dict, all of it. The learning rate is set at every step anyway. Raises AssertionError
-    and others if it does not fit."""
+    its own load_state_dict, with the options that follow from knobs. The learning rate is set at every step
+    anyway. Raises AssertionError and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
     before = ckpt.get('optimizer_class', 'AdamW')
     if before != now:
@@ -154,6 +160,8 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
         # before loading, not after: by `fused` torch decides on which device a step counter has to be. The
         # parameters are counted through all groups, in the same order however they are divided into groups
         state = {'state': state['state'], 'param_groups': optimizer.state_dict()['param_groups']}
+    for group, new in zip(state['param_groups'], optimizer.param_groups):
+        group.update({name: new[name] for name in GIVEN if name in new})
     moments = {i: {name: moment_of(params[i], value) for name, value in own.items()}
                for i, own in state['state'].items()}
     optimizer.load_state_dict({**state, 'state': moments})

@@ -25,7 +25,7 @@ from support.samples import parse_style
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
-FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval eval_iters tasks_interval '
+FROM_ZERO = ('seed max_iters warmup_iters eval_interval eval_iters tasks_interval '
              'log_interval grad_clip shard save_interval keep_checkpoints learning_rate matrix_lr '
              'embedding_lr head_lr min_lr weight_decay matrix_weight_decay')
 BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
@@ -73,8 +73,9 @@ class Run:
     def compares(self):
         """Whether out_dir's run is continued, and evaluated over the same windows as before: only then its
         losses compare."""
-        return self.continues and all(self.ckpt['config'].get(name) == self.knobs[name]
-                                      for name in ('eval_iters', 'batch_size'))
+        before = self.ckpt['config'] if self.continues else {}
+        windows = before.get('eval_iters', -1) * before.get('batch_size', 1)
+        return windows == self.k.eval_iters * self.k.batch_size
 
     @property
     def tokens_per_iter(self):
@@ -95,6 +96,8 @@ class Run:
         found = {name: self.knobs[name] for name in ('matrix_lr', 'embedding_lr', 'head_lr')}
         if self.knobs['matrix_optimizer'] == 'muon' and found['matrix_lr'] is None:
             found['matrix_lr'] = MUON_LR
+        if self.config.tie:  # the head is the embedding
+            del found['head_lr']
         return {name: lr for name, lr in found.items() if lr is not None}
 
     @property
@@ -193,7 +196,8 @@ def choose_start(run, k):
 def check_knobs(run):
     """What is wrong with single knobs."""
     k = run.k
-    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
+    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE,
+                            up_to_one='decay_fraction')
     for name, parse, remedy in (
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
             ('sample_tokens', parse_style, "a million or less but above 0, and behind it, if you like, "
@@ -267,7 +271,7 @@ def settle_data(run):
         run.checkpoint_bytes -= 4 * run.n_block_params
     if run.dist.is_main and not k.eval_only:
         stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
-                                     checkpoint.numbered(k.out_dir)))
+                                     checkpoint.numbered(k.out_dir) if k.keep_checkpoints else []))
 
 
 def settle_schedule(run):
@@ -297,7 +301,7 @@ def iterations(run, budget):
             raise ValueError
     except (ValueError, KeyError):
         fail(f"budget is out of range ({budget}). use a number above 0 and what it counts: '1e9 tokens', "
-             "'3 epochs' or '20 tokens_per_param'")
+             "'3 epochs' (of a dataset that is here) or '20 tokens_per_param'")
     return math.ceil(tokens / run.tokens_per_iter)
 
 

@@ -75,7 +75,7 @@ PAGE = """<!DOCTYPE html><html><head><title>No</title><style>p {}</style></head>
 <h1>A   Title</h1><p>It&rsquo;s caf&eacute;,<br>two
 lines.</p><script>var no = "<p>no</p>";</script><ul><li>one<li>two</ul><pre>  as
     it is</pre><p>soft&shy;ware <b>bold</b>ly</p></body></html>"""
-PAGE_TEXT = "A Title\n\nIt’s café,\ntwo lines.\n\none\ntwo\n\nas\nit is\n\nsoftware boldly\n"
+PAGE_TEXT = "A Title\n\nIt’s café,\ntwo lines.\n\none\ntwo\n\n  as\n    it is\n\nsoftware boldly\n"
 CONTAINER = ('<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
              '<rootfile full-path="OPS/book.opf"/></rootfiles></container>')
 
