@@ -1,6 +1,6 @@
 # A text of your own, in about five minutes on a laptop without a GPU. The shape of the network, and how often
 # it sees the text, follow from its size, by the table below, and from the minutes: the pace of this machine
-# is measured first. Flags win, as everywhere.
+# is measured first, with the flags of the command line.
 #
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
@@ -31,6 +31,8 @@ if 'dataset' in globals():
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, token_noise, weight_decay, _times = _row
+_flags = globals().get('_flags', {})  # those of the command line, which the rest follows
+globals().update(_flags)
 if globals().get('teacher'):  # what it says is not learned by heart so soon
     dropout, token_noise = dropout / 2, token_noise * 2 / 3
 
@@ -59,33 +61,35 @@ lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
 
+globals().update(_flags)
+
 
 def _seconds_per_iteration():
     import torch
 
-    from model import GPT, GPTConfig
+    from model import GPT
     from optim import create_optimizer
     from support import cpu, devices
-    where, _ = devices.choose_device('auto')
-    words, _ = devices.choose_dtype('auto', where)
-    shape = GPTConfig(block_size, _vocab_size, n_layer, n_head, n_embd, dropout, bias, arch=arch, norm=norm,
-                      qk_norm=qk_norm, softcap=softcap)
-    model = GPT(shape).to(where)
+    from support.setup import make_config
+    where, _ = devices.choose_device(device)
+    words, _ = devices.choose_dtype(dtype, where)
+    model = GPT(make_config({**globals(), 'vocab_size': _vocab_size})).to(where)
     cpu.faster(model)
     cpu.watch(where)  # beside other programs threads that spin would be measured instead
-    optimizer = create_optimizer(model, learning_rate, 0.0, (beta1, beta2), adam_eps, 'muon', matrix_lr,
-                                 dtype='bfloat16' if words == 'bfloat16' else 'float32')
+    optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps,
+                                 matrix_optimizer, dtype='bfloat16' if words == 'bfloat16' else 'float32')
     ids = torch.randint(_vocab_size, (batch_size, block_size + 1), device=where)
-    for i in range(13):
-        if i == 3:
-            begin = _time.perf_counter()
+    times = []
+    for _ in range(15):
+        begin = _time.perf_counter()
         with devices.autocast(where, words):
             loss = model(ids[:, :-1], ids[:, 1:])[1]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         loss.item()  # waits for a GPU
-    return (_time.perf_counter() - begin) / 10
+        times.append(_time.perf_counter() - begin)
+    return gradient_accumulation_steps * sorted(times)[len(times) // 2]
 
 
 if globals().get('out_dir', 'out') == 'out':
@@ -95,7 +99,7 @@ eval_iters = 20
 _best = max(100, _times * _tokens // (batch_size * block_size))
 _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
-    if max_iters == 600_000:  # no flag
+    if 'max_iters' not in _flags:
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
         if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)

@@ -5,8 +5,7 @@
 # for a network, as it learns its text by heart, another one of the same shape
 # learns from the text and from what those before predict, which is better
 # than either; in longer runs up to three such.
-#   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz; in
-#                                     any encoding
+#   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz
 #   bash runs/mybook.sh book.txt more.epub folder
 #                                     together one dataset, named as the first
 #   bash runs/mybook.sh book.txt --tokenizer=char --n_layer=4
@@ -40,10 +39,14 @@ for word in "$@"; do
     --name=*) name=${word#*=} ;;
     --minutes=*)
       minutes=${word#*=}
-      if [[ ! $minutes =~ ^[0-9]+$ ]]; then
-        echo "error: minutes takes a whole number ($word)" >&2
+      if [[ ! $minutes =~ ^[1-9][0-9]*$ ]]; then
+        echo "error: minutes takes a whole number above 0 ($word)" >&2
         exit 2
       fi
+      ;;
+    --minutes | --name | --seed | --tokenizer | --out_dir | --data_dir)
+      echo "error: no value ($word). write it as $word=VALUE" >&2
+      exit 2
       ;;
     --seed=*) seed=${word#*=} ;;
     --overwrite | --overwrite=True) prepare+=(--overwrite); init='--init_from=scratch --overwrite' ;;
@@ -98,7 +101,7 @@ while true; do
     ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
-    echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
+    if [ $status != 2 ]; then echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"; fi
     exit $status
   fi
   # one that is taught needs more time: a step is longer, and more steps pay
@@ -107,8 +110,9 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-echo "done: the network in $out_dir, taught by $teachers before it," \
-  "$((SECONDS - begin)) seconds"
+ended=done
+if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
+echo "$ended: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected, after five minutes of two cores with bfloat16 or twenty without"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300

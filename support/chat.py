@@ -99,7 +99,7 @@ class RoleFormat:
 
     def __init__(self, tokenizer):
         self.tokenizer, self.special = tokenizer, tokenizer.special_ids()
-        self.bos = self.special[BOS] if tokenizer.end_of_text is None else tokenizer.end_of_text
+        self.bos = tokenizer.end_of_text
         self.stop_ids = [self.special[ASSISTANT_END], self.bos]
         self.template = TEMPLATE.format(bos=BOS if BOS in self.special else END_OF_TEXT)
 

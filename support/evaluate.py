@@ -171,7 +171,8 @@ class Evaluator:
             with self.clock.spending('sample' if name == 'sample' else 'eval'):
                 with contextlib.suppress(Interrupted):
                     found = function(it)
-                    self.done['metrics'].update({name: float(value) for name, value in found.items()})
+                    self.done['metrics'].update(
+                        {name: None if value is None else float(value) for name, value in found.items()})
                     self.done['names'].append(name)
         goal = self.knobs['stop_val_loss']
         if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:

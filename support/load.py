@@ -198,8 +198,8 @@ def distill(model, teachers, tokenizer, device):
         shorter = ckpt['model_args']['block_size'] < model.config.block_size
         if shorter or not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
             what = 'a shorter context' if shorter else 'another tokenizer'
-            fail(f"the teacher {teacher} has {what}. name a run on the same dataset, with the same block_size "
-                 "or a longer one")
+            fail(f"the teacher {teacher} has {what}. name a run on the same dataset, with the same "
+                 "block_size or a longer one")
         experts.append(build(type(model), ckpt).to(device).eval())
         cpu.faster(experts[-1])
 

@@ -153,19 +153,6 @@ class Logger:
             'memory_gb': devices.peak_memory(self.dist.device)})
         with self.clock.paused():
             self.flush()
-        if it == 0 and run.start == 'scratch':
-            self.check_first_loss(loss)
-
-    def check_first_loss(self, loss):
-        vocab_size = self.run.data.meta['vocab_size']
-        expected = math.log(vocab_size)
-        # weights of 0.02 spread tied logits by 0.02 sqrt(C), which adds half of its square
-        if abs(loss - expected) > 0.5 + 2e-4 * self.knobs['n_embd']:
-            self.dist.print(
-                f"note: the first loss is {loss:.2f}, far from ln({vocab_size}) = {expected:.2f}, which "
-                "random weights give. below: does a position see the one it is to predict (the causal mask, "
-                "the shift of the targets)? above: are the initial weights too large, is a norm missing, or "
-                "is vocab_size far above the ids that occur?")
 
     def flush(self):
         """Write the row of the present iteration, and if it has an evaluation the report, once a minute."""

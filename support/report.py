@@ -77,8 +77,8 @@ def remark(log):
     """A line that a person should not overlook: that the validation loss rose, and what it may mean."""
     losses = values(log, 'val_loss')
     if len(losses) and losses[-1] > 1.02 * losses.min():
-        yield (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. The best weights are "
-               "in ckpt_best.pt. If the training loss fell meanwhile, the model overfits: more text, "
+        yield (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. "
+               "If the training loss fell meanwhile, the model overfits: more text, "
                "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
                "rate or a longer warmup.\n")
 

@@ -4,7 +4,7 @@ Tokenizers. Each one has
     end_of_text             the id that stands before each document, or None
     stop_ids                ids that end a text when they are generated, or None
     encode(text)            the ids, an array; nothing in the text is special
-    encode_prompt(text)     the same as a list, but <|endoftext|> is that token
+    encode_prompt(text)     the same as a list, but special tokens, such as <|endoftext|>, are themselves
     decode(ids)             the text
     special_ids()           {token: id} of special tokens, without Hugging Face's
     token_bytes()           bytes of text per id, (n_vocab,); 0 for special tokens
@@ -17,6 +17,7 @@ import base64
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 
@@ -34,63 +35,57 @@ PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s
            r"\s*[\r\n]|\s+(?!\S)|\s")
 
 
-def stop_ids(special):
-    """The ids that end a text, of the special tokens {token: id}, or None."""
-    return [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special] or None
-
-
-class Plain:
-    """What the tokenizers that need no package have in common: ids of text, then special tokens."""
+class Pieces:
+    """What the tokenizers below have in common: each id stands for some bytes."""
     split_at = 'anywhere'
 
-    def __init__(self, state, pieces, own=()):
-        """pieces: the bytes of each id. After those come the special tokens `own` and those that the state
-        adds."""
-        self._state, self.added = state, state.get('added', [])
-        self.names, self.lengths = [*own, *self.added], [len(piece) for piece in pieces]
-        self.special = {token: len(pieces) + i for i, token in enumerate(self.names)}
-        self.pieces = [*pieces, *map(str.encode, self.names)]
-        self.n_vocab = len(self.pieces)
-        self.end_of_text = self.special.get(END_OF_TEXT)
-        self.stop_ids = stop_ids(self.special)
+    def __init__(self, state, pieces, special):
+        """pieces: {id: its bytes}, of text. special: {token: id}."""
+        self._state, self.text_pieces, self.special = state, pieces, special
+        self.pieces = {**pieces, **{id: token.encode() for token, id in special.items()}}
+        self.n_vocab = max(self.pieces) + 1
+        self.end_of_text = next((special[token] for token in SEPARATORS if token in special), None)
+        self.stop_ids = [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special] or None
 
     def encode_prompt(self, text):
-        parts = re.split(f"({'|'.join(map(re.escape, self.names))})", text) if self.names else [text]
+        parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         ids = []
         for part in parts:
             ids += [self.special[part]] if part in self.special else self.encode(part).tolist()
         return ids
 
     def decode(self, ids):
-        return b''.join(self.pieces[i] for i in ids).decode('utf-8', 'replace')
+        # o200k_base and others have ids without a meaning, which a model may still produce
+        return b''.join(self.pieces.get(i, b'') for i in ids).decode('utf-8', 'replace')
 
     def special_ids(self):
-        return {token: self.special[token] for token in self.added}
+        return dict(self.special)
 
     def token_bytes(self):
-        return np.array(self.lengths + [0] * len(self.names))
+        return np.array([len(self.text_pieces.get(i, b'')) for i in range(self.n_vocab)])
 
     def state(self):
         return dict(self._state)
 
 
-class ByteTokenizer(Plain):
+class ByteTokenizer(Pieces):
     """The UTF-8 bytes of the text; id 256 stands before each document."""
 
     def __init__(self, state):
-        super().__init__(state, [bytes([b]) for b in range(256)], [END_OF_TEXT])
+        special = [END_OF_TEXT, *state.get('added', [])]
+        super().__init__(state, {b: bytes([b]) for b in range(256)}, dict(zip(special, itertools.count(256))))
 
     def encode(self, text):
         return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
 
 
-class CharTokenizer(Plain):
+class CharTokenizer(Pieces):
     """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
 
     def __init__(self, state):
-        self.chars = list(state['chars'])
-        pieces = [c.encode('utf-8', 'surrogatepass') for c in self.chars]
-        super().__init__({**state, 'chars': ''.join(self.chars)}, pieces)
+        self.chars = state['chars']
+        pieces = {i: c.encode('utf-8', 'surrogatepass') for i, c in enumerate(self.chars)}
+        super().__init__(state, pieces, dict(zip(state.get('added', []), itertools.count(len(pieces)))))
         self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
         self.id_of[[ord(c) for c in self.chars]] = np.arange(len(self.chars))
 
@@ -102,12 +97,12 @@ class CharTokenizer(Plain):
         return ids
 
 
-class IdsTokenizer(Plain):
+class IdsTokenizer(Pieces):
     """For ids that are no text: notes, moves, genes. They are written as numbers."""
     split_at = 'nowhere'
 
     def __init__(self, state):
-        super().__init__(state, [b''] * state['n_vocab'])
+        super().__init__(state, dict.fromkeys(range(state['n_vocab']), b''), {})
 
     def encode(self, text):
         words = text.split()
@@ -119,45 +114,23 @@ class IdsTokenizer(Plain):
         return ''.join(f'{i} ' for i in ids)
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(Pieces):
     """GPT-2's BPE and the other encodings of the tiktoken package, and those that prepare.py learns."""
     split_at = 'words'
 
     def __init__(self, encoding):
-        self.encoding, self.n_vocab = encoding, encoding.n_vocab
-        special = self.special_ids()
-        self.separator = next((text for text in SEPARATORS if text in special), END_OF_TEXT)
-        self.end_of_text = special.get(self.separator)
-        self.stop_ids = stop_ids(special)
+        self.encoding = encoding
+        pieces = {rank: token for token, rank in encoding._mergeable_ranks.items()}
+        super().__init__({}, pieces, encoding._special_tokens)
 
     def encode(self, text):
         # nothing is special in a corpus: text that merely contains <|endoftext|> is text
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
-    def encode_prompt(self, text):
-        return self.encoding.encode(text, allowed_special={self.separator}, disallowed_special=())
-
-    def decode(self, ids):
-        try:
-            return self.encoding.decode(ids)
-        except KeyError:  # o200k_base and others have ids without a meaning, which a model may still produce
-            known = {*self.encoding._mergeable_ranks.values(), *self.special_ids().values()}
-            return self.encoding.decode([i for i in ids if i in known])
-
-    def special_ids(self):
-        return dict(self.encoding._special_tokens)
-
-    def token_bytes(self):
-        lengths = np.zeros(self.n_vocab, dtype=np.int64)
-        for token, rank in self.encoding._mergeable_ranks.items():
-            lengths[rank] = len(token)
-        return lengths
-
     def state(self):
-        e = self.encoding
-        ranks = (base64.b64encode(token) + b' %d\n' % rank for token, rank in e._mergeable_ranks.items())
-        return {'kind': 'tiktoken', 'name': e.name, 'pat_str': e._pat_str,
-                'special_tokens': dict(e._special_tokens), 'ranks': b''.join(ranks)}
+        ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank for rank, token in self.text_pieces.items())
+        return {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
+                'special_tokens': self.special_ids(), 'ranks': ranks}
 
 
 # -----------------------------------------------------------------------------

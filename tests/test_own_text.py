@@ -261,7 +261,7 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
-    names = [asked_by_mybook(tmp_path, path, '--minutes=0')[1][0][1] for path in
+    names = [asked_by_mybook(tmp_path, path, '--minutes=1')[1][0][1] for path in
              ('红楼梦.txt', '三国志.txt.gz', 'a=b.txt', './-dash.txt', './--overwrite.txt', '.hidden.txt', 'book.v2.epub')]
     assert names == ['红楼梦', '三国志', 'a=b', 'dash', 'overwrite', 'hidden', 'book.v2']
     done, asked = asked_by_mybook(tmp_path, '')
@@ -280,7 +280,8 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
         os.truncate(folder / 'train.bin', size)
         (folder / 'meta.json').write_text(json.dumps({
             'vocab_size': 60_000, 'splits': {'train': {'tokens': size // 2, 'bytes': size}}}))
-        known = dict(dataset=f'{size}', data_dir=str(tmp_path), init_from='scratch', max_iters=9, max_minutes=None)
+        known = dict(dataset=f'{size}', data_dir=str(tmp_path), init_from='scratch', max_iters=9,
+                     _flags={'max_iters': 9}, max_minutes=None)
         rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py'), init_globals=known))
         rows[-1]['epochs'] = rows[-1]['_best'] * 2048 / (size // 2)
     assert all(a['n_embd'] <= b['n_embd'] and a['dropout'] >= b['dropout'] for a, b in zip(rows[2:], rows[3:]))  # before them bytes

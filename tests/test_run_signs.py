@@ -1,31 +1,12 @@
-"""What a run says about itself: its first loss, one batch, a goal that is reached, the live line."""
+"""What a run says about itself: one batch, a goal that is reached, the live line."""
 
 import os
 import re
 import struct
 
 import pytest
-import torch
 import warm
 from conftest import NO_PICTURES, saved
-
-from model import GPT
-
-
-def test_a_first_loss_that_cannot_be_is_named(script, tiny, monkeypatch):
-    assert 'the first loss is' not in script('train.py', *tiny, '--max_iters=3').out
-    real = GPT.init_weights
-
-    def too_large(self):
-        real(self)
-        with torch.no_grad():
-            for p in self.parameters():
-                p *= 20
-    monkeypatch.setattr(GPT, 'init_weights', too_large)
-    result = script('train.py', *tiny, '--max_iters=3', '--overwrite')
-    assert re.search(r'note: the first loss is \S+, far from ln\(18\) = 2.89, .* above: .*initial weights', result.out)
-    result = script('train.py', *tiny, '--init_from=resume', '--max_iters=4')
-    assert 'the first loss is' not in result.out, 'these weights are not random'
 
 
 def test_one_batch_may_be_trained_on_again_and_again(script, tiny):
