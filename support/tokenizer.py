@@ -128,7 +128,8 @@ class TiktokenTokenizer(Pieces):
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def state(self):
-        ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank for rank, token in self.text_pieces.items())
+        ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank
+                         for rank, token in self.text_pieces.items())
         return {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
                 'special_tokens': self.special_ids(), 'ranks': ranks}
 
