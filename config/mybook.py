@@ -103,7 +103,7 @@ if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto'))
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
         if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
-        elif _fit > 1.5 * _best:  # leaves most of the time to one that it teaches
+        elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
         max_iters = int(min(_best, _fit))
     eval_interval, sample_interval = max(1, max_iters // 5), max(1, max_iters // 2)

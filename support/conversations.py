@@ -9,6 +9,7 @@ They are packed into windows best fit: the longest first, each into the window w
 enough. None is cut, unless it alone is longer than a window.
 """
 
+import bisect
 import collections
 import hashlib
 import os
@@ -200,22 +201,16 @@ class Conversations(Tokens):
 def best_fit(by_length, lengths, block_size):
     """[the conversations of each window]"""
     windows = []
-    with_room = [[] for _ in range(block_size + 1)]  # windows by the room they have left
-    rooms = 0  # a bit for each room that some window has
-    for conversation in by_length.tolist():
+    rooms = []  # of the windows that are not full, sorted: (room, -its last conversation's place, window)
+    for i, conversation in enumerate(by_length.tolist()):
         length = int(lengths[conversation])
-        enough = rooms >> length
-        if enough:
-            room = length + (enough & -enough).bit_length() - 1  # the least that is enough
-            window = with_room[room].pop()
-            if not with_room[room]:
-                rooms &= ~(1 << room)
+        at = bisect.bisect_left(rooms, (length,))  # the least that is enough
+        if at < len(rooms):
+            room, _, window = rooms.pop(at)
         else:
             room, window = block_size, []
             windows.append(window)
         window.append(conversation)
-        room -= length
-        if room:
-            with_room[room].append(window)
-            rooms |= 1 << room
+        if room > length:
+            bisect.insort(rooms, (room - length, -i, window))
     return windows
