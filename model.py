@@ -238,9 +238,7 @@ class CausalSelfAttention(nn.Module):
         norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False)
         self.qk_norm = norm if config.qk_norm else nn.Identity()
         self.resid_dropout = nn.Dropout(config.dropout)
-        # of the attention's weights; not in local, where it cost a third of a CPU's time and gave nothing
-        self.dropout = 0.0 if config.near else config.dropout
-        self.layer_idx = layer_idx
+        self.dropout, self.layer_idx = config.dropout, layer_idx
 
     def forward(self, x, rope=None, mask=None, cache=None):
         B, T, C = x.shape

@@ -29,7 +29,7 @@ stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftex
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
-compile: bool | str = 'auto'  # torch.compile the step of one token; auto: on GPUs, for long texts
+compile: bool | str = False  # torch.compile the step of one token; 'auto': on GPUs, if it works
 # -----------------------------------------------------------------------------
 knobs, given = configure(globals(), positional='out_dir')
 
@@ -59,7 +59,7 @@ sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what
 # the prompts
 
 if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k',
-                            from_zero='temperature seed', up_to_one='top_p'):
+                            from_zero='temperature seed', shares='top_p'):
     fail(*problems)
 
 if prompts:
@@ -93,9 +93,7 @@ if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
 cpu.to_inference(model, device, dtype, compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
-# compiling takes half a minute or more and saves some milliseconds per step (estimated, not measured)
-n_steps = len(samples) / batch_size * max_new_tokens
-if compiling and (compile != 'auto' or n_steps > 10_000):
+if compiling:
     n_texts = 1 if chat else min(len(samples), batch_size)  # at once
     idx = torch.zeros(n_texts, 1, dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,

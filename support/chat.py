@@ -54,7 +54,7 @@ def with_chat_tokens(state):
     tokenizer = make_tokenizer(state)
     if state['kind'] == 'hf':
         return with_template(tokenizer)
-    special = tokenizer.special_ids()
+    special = dict(tokenizer.special)
     wanted = ROLE_TOKENS if tokenizer.end_of_text is not None else (BOS, *ROLE_TOKENS)
     new = [token for token in wanted if token not in special]
     if state['kind'] == 'tiktoken':
@@ -91,14 +91,14 @@ def chat_format(tokenizer):
     """The format that a tokenizer's conversations have; None if it has none."""
     if tokenizer.state()['kind'] == 'hf':
         return TemplateFormat(tokenizer) if tokenizer.config.get('chat_template') else None
-    return RoleFormat(tokenizer) if {*ROLE_TOKENS} <= tokenizer.special_ids().keys() else None
+    return RoleFormat(tokenizer) if {*ROLE_TOKENS} <= tokenizer.special.keys() else None
 
 
 class RoleFormat:
     """nanochat's roles as special tokens. A role's name in the text itself stays text."""
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.special = tokenizer, tokenizer.special_ids()
+        self.tokenizer, self.special = tokenizer, tokenizer.special
         self.bos = tokenizer.end_of_text
         self.stop_ids = [self.special[ASSISTANT_END], self.bos]
         self.template = TEMPLATE.format(bos=BOS if BOS in self.special else END_OF_TEXT)

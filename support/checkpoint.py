@@ -25,7 +25,7 @@ import torch
 
 from configurator import fail, warn
 from support import files
-from support.errors import CHECKPOINT_WRITER, explain_lost_data, first_line
+from support.errors import CHECKPOINT_WRITER, first_line
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
@@ -176,7 +176,6 @@ class Saver:
         self.job.set_result(True)
         self.best_val_loss = self.best_on_disk = run.ckpt['best_val_loss'] if run.compares else math.inf
         self.whole = True  # whether the newest checkpoint could be written
-        explain_lost_data(self.rescue)
         if dist.is_main and self.writes:
             self.lock = run.lock or lock(self.out_dir)
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
@@ -248,23 +247,6 @@ class Saver:
         if self.is_async:  # else it is part of an iteration's time
             self.stop.save_seconds = max(self.stop.save_seconds, time.monotonic() - t0)
         return True
-
-    def rescue(self):
-        """As the data is lost: save the state after the last update, if this process can do so without the
-        others. Returns what was done, for a line."""
-        run, it = self.run, max(self.guard.it + 1, self.run.start_iter)
-        # shards are gathered by all processes
-        if not (self.writes and self.dist.is_main) or self.dist.sharded:
-            return ''
-        again = f"to continue: {resume_line(run, 'auto')}"
-        if it == run.start_iter:
-            return f". {again}"
-        try:
-            self.job.result()  # one that is being written
-            write_checkpoint(self.out_dir, self.state(it, self.best_val_loss), ['ckpt.pt'], 0)
-        except OSError as e:
-            return f". {e}. {again}"
-        return f". saved in {self.out_dir} after {it:,} iterations. {again}"
 
     def finish(self):
         """Wait for the checkpoint that is being written; one that failed has no best loss."""

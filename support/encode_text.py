@@ -55,9 +55,7 @@ def cut_up(pieces, find_cut):
             if not end and window < LONGEST:
                 window *= 2
                 continue
-            if not end:
-                print(f"note: {window:,} characters without a space after a letter; the text was cut there")
-                end = window
+            end = end or window
             yield rest[:end]
             rest, window = rest[end:], PORTION
     if rest:

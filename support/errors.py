@@ -23,10 +23,9 @@ def explain(pattern, what, remedy, status):
     add(Exception, pattern, status, lambda error: f"{what} ({first_line(error)}). {remedy}")
 
 
-def explain_lost_data(rescue=lambda: ''):
-    """From now on an uncaught DataLost ends this process with its line and status 2. rescue(): saves what
-    there is, returns what it did."""
-    add(DataLost, '', 2, lambda error: f"{error}{rescue()}")
+def explain_lost_data():
+    """From now on an uncaught DataLost ends this process with its line and status 2."""
+    add(DataLost, '', 2, str)
 
 
 def explain_out_of_memory():

@@ -196,8 +196,6 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
                                  stop.asks_to_stop, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     judged = found.get('val', found['train'])
-    if dist.on_terminal:
-        losses += f", perplexity {judged['perplexity']:.2f}"
     dist.print(f"step {it}: {losses}")
     metrics = {f'{split}_loss': result['loss'] for split, result in found.items()}
     return {**metrics, 'perplexity': judged['perplexity'], 'bpb': judged['bpb']}

@@ -15,7 +15,7 @@ import torch
 from support.chat import ASSISTANT_END, chat_format
 from support.hf_tokenizer import bytes_to_unicode, oniguruma
 from support.huggingface import convert, preset_of, to_config, weight_names
-from support.tokenizer import END_OF_TEXT, make_tokenizer
+from support.tokenizer import make_tokenizer
 
 # Readers insist on an id that ends a text, and a vocabulary of characters has none. They are told the first
 # of these that it has, else its last character: transformers leaves that one out when it shows a text without
@@ -113,14 +113,13 @@ def to_tokenizer_json(tokenizer, block_size):
         return state['json'], state.get('config') or settings
     if state['kind'] == 'ids':
         raise ValueError("its ids are no text, for which transformers has no tokenizer")
-    special, ends = tokenizer.special_ids(), None
+    special, ends = tokenizer.special, None
     if state['kind'] == 'char':
         chars = state['chars']
         out = char_tokenizer({**{c: i for i, c in enumerate(chars)}, **special})
         ends = next((c for c in RARE if c in chars), chars[-1])
         out.add_tokens([AddedToken(ends, special=False, normalized=False)])
     elif state['kind'] == 'byte':
-        special = {END_OF_TEXT: tokenizer.end_of_text, **special}
         out = bpe_tokenizer({bytes([i]): i for i in range(256)}, special)
     else:
         out = bpe_tokenizer(tokenizer.encoding._mergeable_ranks, special, tokenizer.encoding._pat_str)

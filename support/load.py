@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import glob
 import os
-import pickle
 import warnings
 
 import torch
@@ -95,11 +94,9 @@ def unpack(path, verify=True):
         raise
     except OSError as e:
         raise Damaged(f"cannot be read ({e.strerror})") from e
-    except pickle.UnpicklingError as e:
-        raise Damaged("is damaged, or holds more than tensors and plain values: refused, as loading it would "
-                      "run code") from e
     except Exception as e:  # as a pickle, a text may be any nonsense
-        raise Damaged(f"is damaged ({first_line(e)})") from e
+        raise Damaged("is damaged, or holds more than tensors and plain values, and loading it would run "
+                      f"code ({type(e).__name__}: {first_line(e)})") from e
 
 
 def read(path, verify=True):

@@ -79,11 +79,6 @@ class Distributed:
         self.is_main = rank == 0  # the process that prints and writes
         self.sharded = False
 
-    @property
-    def on_terminal(self):
-        """Whether a person sees what is printed: it may be shortened then, and wrapped."""
-        return self.is_main and sys.stdout.isatty()
-
     def print(self, *words):
         """On the main process. A full disk or a closed pipe does not end the run: log.csv has the numbers."""
         if self.is_main:
@@ -92,9 +87,9 @@ class Distributed:
     def progress(self, what, start=0):
         """tick(done, n, note=''), to be called as work advances: shows how far it is on a terminal's last
         line."""
-        if not self.on_terminal:
-            return lambda done, n, note='': None
-        return progress(what, start)
+        if self.is_main and sys.stdout.isatty():
+            return progress(what, start)
+        return lambda done, n, note='': None
 
     def all_reduce_sum(self, tensor):
         """`tensor`, summed over the processes, in place."""

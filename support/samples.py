@@ -114,7 +114,7 @@ def parse_style(sample_tokens):
         if name not in style:
             raise ValueError(name)
         style[name] = type(style[name])(value)
-    problems = out_of_range(style, above_zero='tokens top_k', from_zero='temperature', up_to_one='top_p')
+    problems = out_of_range(style, above_zero='tokens top_k', from_zero='temperature', shares='top_p')
     if problems or style['tokens'] > 10**6:
         raise ValueError(sample_tokens)
     return style

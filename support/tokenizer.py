@@ -6,7 +6,7 @@ Tokenizers. Each one has
     encode(text)            the ids, an array; nothing in the text is special
     encode_prompt(text)     the same as a list, but special tokens, such as <|endoftext|>, are themselves
     decode(ids)             the text
-    special_ids()           {token: id} of special tokens, without Hugging Face's
+    special                 {token: id} of special tokens, without Hugging Face's
     token_bytes()           bytes of text per id, (n_vocab,); 0 for special tokens
     state()                 a dict of plain types, from which make_tokenizer() makes it again
     split_at                where a text may be cut without changing its ids: 'anywhere', 'nowhere', or at
@@ -57,9 +57,6 @@ class Pieces:
     def decode(self, ids):
         # o200k_base and others have ids without a meaning, which a model may still produce
         return b''.join(self.pieces.get(i, b'') for i in ids).decode('utf-8', 'replace')
-
-    def special_ids(self):
-        return dict(self.special)
 
     def token_bytes(self):
         return np.array([len(self.text_pieces.get(i, b'')) for i in range(self.n_vocab)])
@@ -131,7 +128,7 @@ class TiktokenTokenizer(Pieces):
         ranks = b''.join(base64.b64encode(token) + b' %d\n' % rank
                          for rank, token in self.text_pieces.items())
         return {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
-                'special_tokens': self.special_ids(), 'ranks': ranks}
+                'special_tokens': self.special, 'ranks': ranks}
 
 
 # -----------------------------------------------------------------------------

@@ -308,7 +308,7 @@ def test_a_gguf_vocabulary_has_the_roles_and_the_template():
     pytest.importorskip('tokenizers')
     tokenizer = chat_tokenizer('byte')
     keys = vocabulary(tokenizer.state(), tokenizer.n_vocab)
-    for token, id in tokenizer.special_ids().items():
+    for token, id in tokenizer.special.items():
         assert keys['tokenizer.ggml.tokens'][id] == token and keys['tokenizer.ggml.token_type'][id] == CONTROL
     assert keys['tokenizer.ggml.eos_token_id'] == tokenizer.stop_ids[0]
     assert keys['tokenizer.chat_template'] == chat_format(tokenizer).template

@@ -41,35 +41,6 @@ def test_training_steps_are_timed_beside_a_peer_that_prints_as_nanogpt_does(work
     assert '| toy | 12 x 8 | nanoGPT | 19,200 | 5.00 (5.00 to 5.00) |' in result.out
 
 
-@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'dev/bench.py'])
-def test_a_mistake_is_answered_without_waiting_for_torch(name, tmp_path):
-    command = [sys.executable, '-X', 'importtime', str(REPO / name), '--no_such_knob=1']
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and 'unknown knob (--no_such_knob=1)' in done.stderr
-    assert ' torch' not in done.stderr and ' numpy' not in done.stderr
-
-
-def test_sampling_is_timed(works, tmp_path):
-    flags = '--what=sample --sizes=modern --tokens=3 --rounds=2 --device=cpu --dtype=float32'.split()
-    works('dev/bench.py', *flags, f"--json_file={tmp_path / 'x.json'}")
-    rows = json.loads((tmp_path / 'x.json').read_text())['sample']
-    assert [row['contestant'] for row in rows] == ['ours, no cache', 'ours, float32']
-    assert all(len(row['seconds_per_step']) == 2 and min(row['seconds_per_step']) > 0 for row in rows)
-
-
-def test_the_race_on_a_cpu_leaves_a_table_and_curves_that_can_be_drawn_again(works, tmp_path):
-    pytest.importorskip('matplotlib')
-    (tmp_path / 'input.txt').write_text(TEXT)
-    works('dev/race.py', '--smoke', '--seeds=1', f'--text={tmp_path}/input.txt', f'--out={tmp_path}')
-    table = (tmp_path / 'race_shakespeare.md').read_text()
-    assert 'A smoke test' in table and table.count('| ours in a hurry |') == 1
-    curves = json.loads((tmp_path / 'race_shakespeare.json').read_text())
-    assert len(curves) == 3 and curves['ours in a hurry'][0][-1][0] == 3
-    (tmp_path / 'race_shakespeare.png').unlink()
-    works('dev/race.py', '--draw_only', f'--out={tmp_path}')
-    assert (tmp_path / 'race_shakespeare.png').exists()
-
-
 @pytest.fixture
 def copied(tmp_path):
     """A folder with the files of the project."""

@@ -308,6 +308,29 @@ def test_an_edited_loss_is_not_bypassed_by_the_chunked_one(old, new):
     torch.testing.assert_close(*found)
 
 
+def test_what_is_added_to_the_loss_counts_once_in_the_chunked_one():
+    from support.devices import chunked_loss
+    change = edited('return logits, F.cross_entropy(', 'return logits, 1.0 + F.cross_entropy(')
+    net = change.GPT(change.GPTConfig(block_size=16, vocab_size=11, n_layer=1, n_head=2, n_embd=32))
+    idx = torch.arange(32).view(2, 16) % 11
+    targets = idx.where(idx > 7, -1)
+    whole = net(idx, targets)[1]
+    net.loss = functools.partial(chunked_loss, net, 8)
+    torch.testing.assert_close(net(idx, targets)[1], whole)
+
+
+def test_parameters_that_are_shared_stay_one_when_they_are_loaded():
+    from support import load
+    change = edited("        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)\n",
+                    "        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)\n"
+                    "        self.transformer.h[1].mlp.c_fc.weight = self.transformer.h[0].mlp.c_fc.weight\n")
+    config = change.GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32)
+    net = change.GPT(config)
+    again = load.build(change.GPT, {'model': net.state_dict(), 'model_args': config.model_args(), 'path': 'x'})
+    assert len(list(again.parameters())) == len(list(net.parameters()))
+    assert again.lm_head.weight is again.transformer.wte.weight
+
+
 @pytest.mark.parametrize('field', ['x: float = 0.0', 'x: float = -1.0', 'x: int = None',
                                    'x: float | None = 0.5'])
 def test_a_field_of_gptconfig_needs_no_knob_and_no_range(field):

@@ -345,6 +345,8 @@ def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, works,
     for arch in ('gpt2', 'llama', 'modern'):
         with pytest.raises(ValueError, match='window=8'):
             huggingface.preset_of(Mine(arch=arch, window=8))
+    with pytest.raises(ValueError, match='wte2.weight is not in gpt2'):
+        hf_export.their_weights({'transformer.wte2.weight': torch.zeros(1)}, Mine(), torch.float32)
     works('train.py', *tiny)
     # without a field it shows in the logits
     real = F.scaled_dot_product_attention

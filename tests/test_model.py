@@ -283,6 +283,18 @@ def test_our_rmsnorm_is_torchs(dtype):
     torch.testing.assert_close(*found, **tolerance)
 
 
+def test_an_attention_and_norms_of_yours_are_not_replaced_by_ours():
+    def mine(*args, **kwargs):
+        raise RuntimeError('mine')
+    net = GPT(GPTConfig(block_size=8, vocab_size=8, n_layer=1, n_head=1, n_embd=8))
+    net.transformer.h[0].attn.scaled_dot_product_attention = mine
+    net.norms = torch.nn.ModuleList([torch.nn.RMSNorm((4, 8), 1e-5), torch.nn.RMSNorm(8)])
+    cpu.faster(net)
+    assert {type(norm) for norm in net.norms} == {torch.nn.RMSNorm}
+    with pytest.raises(RuntimeError, match='mine'):
+        net(torch.zeros(1, 4, dtype=torch.long))
+
+
 @pytest.mark.parametrize('kind', ['causal', 'mask', 'mask of texts'])
 @pytest.mark.parametrize('K', [4, 2])
 def test_attention_in_bfloat16_on_a_cpu_is_torchs(kind, K):

@@ -136,9 +136,14 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
+    finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
+    assert len(report.groups([a, b, finetuned])) == 2, 'not another seed alone'
+    _, line = report.comparison({'x': list(map(report.read_log, (a, finetuned)))}, 'loss')
+    assert line.split()[-2:] == ['150,000', '0m15s'], 'means'
     out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
-    assert out[1].split() == 'n_layer 2 1.2429 ± 0.0000 1.2429 ± 0.0000 200,000 0m20s'.split()
-    assert out[2].split() == 'n_layer 4 2.0000 2.0000 200,000 0m20s'.split()
+    assert out[0].split()[:3] == ['runs', 'best', 'val_loss']
+    assert out[1].split() == 'n_layer 2 2 1.2429 ± 0.0000 1.2429 ± 0.0000 200,000 0m20s'.split()
+    assert out[2].split() == 'n_layer 4 1 2.0000 2.0000 200,000 0m20s'.split()
     pixels = matplotlib.imread(tmp_path / 'curves.png')[:, :, :3]
     found = [(abs(pixels - to_rgb(color)) < 1e-3).all(-1).sum() for color in ('C0', 'C1', 'C2')]
     assert min(found[:2]) > 300 and found[2] == 0, 'each group has its color'

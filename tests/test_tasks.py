@@ -20,7 +20,7 @@ from support.tokenizer import make_tokenizer
 
 
 # a stand-in for what parallel.init() returns to a single process
-ONE = SimpleNamespace(rank=0, world_size=1, sharded=False, is_main=True, print=print, on_terminal=False,
+ONE = SimpleNamespace(rank=0, world_size=1, sharded=False, is_main=True, print=print,
                       all_reduce_sum=lambda tensor: tensor, progress=lambda what: lambda done, n: None)
 PLAIN = contextlib.nullcontext()  # no autocast
 BYTES = {'kind': 'byte'}
