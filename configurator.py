@@ -69,12 +69,12 @@ def escape_control_characters(text):
     return ''.join(c if c in harmless or unicodedata.category(c)[0] != 'C' else repr(c)[1:-1] for c in text)
 
 
-def out_of_range(knobs, above_zero='', from_zero='', shares=''):
+def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
     """The problems with numbers outside their range, None being fine; the arguments are strings of names."""
     problems = []
     for names, in_range, remedy in ((above_zero, lambda v: v > 0, 'use a number above 0'),
                                     (from_zero, lambda v: v >= 0, 'use 0 or more'),
-                                    (shares, lambda v: 0 <= v <= 1, 'use 0 to 1')):
+                                    (below_one, lambda v: 0 <= v < 1, 'use 0 or more, but less than 1')):
         for name in names.split():
             if knobs[name] is not None and not in_range(knobs[name]):
                 problems.append(f"{name} is out of range ({knobs[name]}). {remedy}")

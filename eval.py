@@ -148,7 +148,7 @@ def evaluate_text():
     starts = windows(tokens.n_targets(block_size), block_size, most)
     size = min(batch_size, len(starts))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
-    if most:
+    if len(starts) == most:
         name += f", {most:,} windows"  # beside the result of all of it
     found = text_loss(model, tokens, starts, block_size, size, dist, autocast, sizes,
                       tick=dist.progress(name))

@@ -192,7 +192,7 @@ def make_conversations():
 
 
 def check_knobs():
-    problems = out_of_range(knobs, shares='val_fraction', above_zero='max_tokens shard_tokens workers')
+    problems = out_of_range(knobs, below_one='val_fraction', above_zero='max_tokens shard_tokens workers')
     if name not in KNOWN and input is None and not show:
         problems.append(f"no text for the dataset {name}. say where it is: python prepare.py {name} "
                         f"--input=FILE_OR_FOLDER (made without it: {', '.join(KNOWN)})")

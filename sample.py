@@ -16,7 +16,7 @@ init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging 
 out_dir = 'out'  # the run's folder, if init_from is 'resume'
 dataset: str = None  # whose tokenizer to use. None: the checkpoint's (nanoGPT's checkpoints name a dataset)
 data_dir: str = None  # the folder with the datasets. None: data/ beside this file
-start = '\n'  # the prompt, in which '<|endoftext|>' is that token; or FILE:prompt.txt; or '-': standard input
+start = '\n'  # the prompt, where '<|endoftext|>' is that token; or FILE:prompt.txt; or '-': standard input
 chat = False  # True: a conversation, with a model that was finetuned on some (config/finetune_chat.py)
 prompts: str = None  # a file with a prompt per line, in place of start; \n in it is a new line
 num_samples = 10  # for each prompt
@@ -24,7 +24,7 @@ batch_size = 64  # samples generated at once; fewer need less memory
 max_new_tokens = 500  # per sample
 temperature = 0.8  # 1: the model's own probabilities; lower: less random; 0: always the most likely token
 top_k: int | None = 200  # sample from that many most likely tokens. None: from all
-top_p: float | None = None  # sample from the most likely tokens with this total probability. None: from all
+top_p: float | None = None  # sample from the most likely tokens with this total probability. None: all
 stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftext|>'
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
@@ -58,8 +58,8 @@ sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what
 # -----------------------------------------------------------------------------
 # the prompts
 
-if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k',
-                            from_zero='temperature seed', shares='top_p'):
+if problems := out_of_range(knobs, above_zero='num_samples batch_size max_new_tokens top_k top_p',
+                            from_zero='temperature seed'):
     fail(*problems)
 
 if prompts:

@@ -41,7 +41,7 @@ norm = 'layernorm'  # has a fast kernel on a CPU
 qk_norm = False
 softcap = 15.0 if _vocab_size < 1000 else 0.0  # of so many logits it is a quarter of an iteration
 bias = False
-n_head = n_embd // 64
+n_head = max(1, n_embd // 64)
 # bytes need a longer context for as many words
 block_size = min(512 if _vocab_size < 300 else 128, max(8, _tokens // 64))
 batch_size = 2048 // block_size
@@ -67,13 +67,17 @@ globals().update(_flags)
 def _seconds_per_iteration():
     import torch
 
+    from configurator import fail
     from model import GPT
     from optim import create_optimizer
     from support import cpu, devices
     from support.setup import make_config
     where, _ = devices.choose_device(device)
     words, _ = devices.choose_dtype(dtype, where)
-    model = GPT(make_config({**globals(), 'vocab_size': _vocab_size})).to(where)
+    shape = make_config({**globals(), 'vocab_size': _vocab_size})
+    if problems := shape.problems():
+        fail(*problems)
+    model = GPT(shape).to(where)
     cpu.faster(model)
     cpu.watch(where)  # beside other programs threads that spin would be measured instead
     optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps,
@@ -96,7 +100,7 @@ if globals().get('out_dir', 'out') == 'out':
     out_dir = f'out-{_name}'
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
 eval_iters = 20
-_best = max(100, _times * _tokens // (batch_size * block_size))
+_best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if 'max_iters' not in _flags:

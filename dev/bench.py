@@ -86,7 +86,7 @@ THEIRS = (  # knobs that nanoGPT has too
     'n_layer n_head n_embd block_size batch_size gradient_accumulation_steps dropout bias dtype '
     'learning_rate weight_decay beta1 beta2 grad_clip warmup_iters').split()
 # knobs of a config file that would end the run or interrupt it
-INTERRUPTS = re.compile('.*_interval|budget|max_minutes|stop_val_loss')
+INTERRUPTS = re.compile('.*_interval|budget|max_minutes|stop_val_loss|tasks')
 ITERATION = re.compile(r'iter \d+: loss .*?time ([\d.]+)ms')
 NO_MEMORY = ("can't allocate memory", 'not enough memory', 'out of memory')
 

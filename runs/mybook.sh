@@ -101,7 +101,9 @@ while true; do
     ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
-    if [ $status != 2 ]; then echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"; fi
+    if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
+      echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
+    fi
     exit $status
   fi
   # one that is taught needs more time: a step is longer, and more steps pay

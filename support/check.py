@@ -56,11 +56,11 @@ def resume_differs(flags, place):
     """What a resume does otherwise than a run that goes through, or None."""
     train(flags, place, 'halves', '--max_iters=4')
     halves = train(flags, place, 'halves', '--init_from=resume')
-    a, b = (tree_leaves_with_path(load.read(str(out / 'ckpt.pt'))) for out in (place / 'one', halves))
-    other = [keystr(path) for (path, x), (_, y) in zip(a, b)
-             if torch.is_tensor(x) and not torch.equal(x, y)]
-    if other or len(a) != len(b):
-        return (f"{len(other)} tensors of the checkpoints differ, {other[:1]} first. is a batch, a mask or "
+    a, b = ({keystr(path): x for path, x in tree_leaves_with_path(load.read(str(out / 'ckpt.pt')))
+             if torch.is_tensor(x)} for out in (place / 'one', halves))
+    other = [name for name in a if name not in b or not torch.equal(a[name], b[name])]
+    if other:
+        return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or "
                 "noise drawn from a random state that no checkpoint holds, is something missing in state()?")
 
 

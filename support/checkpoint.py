@@ -287,6 +287,6 @@ def replay_line(run, it):
                               f"--lr_decay_iters={run.knobs['lr_decay_iters']}", '--log_interval=1'])
 
 
-def resume_line(run, init_from='resume'):
+def resume_line(run):
     """The line that continues the run."""
-    return command_line(run, [f'--init_from={init_from}', f"--out_dir={run.knobs['out_dir']}"])
+    return command_line(run, ['--init_from=resume', f"--out_dir={run.knobs['out_dir']}"])

@@ -166,18 +166,16 @@ class Evaluator:
         if self.done['iter'] != it:
             self.done = {'iter': it, 'names': [], 'metrics': {}}
         for name, (_, function) in self.evaluated.items():
-            if name in self.done['names'] or name not in self.due(it, last) or self.stop.poll() == 'stop':
-                continue
-            with self.clock.spending('sample' if name == 'sample' else 'eval'):
-                with contextlib.suppress(Interrupted):
-                    found = function(it)
-                    self.done['metrics'].update(
-                        {name: None if value is None else float(value) for name, value in found.items()})
-                    self.done['names'].append(name)
-        goal = self.knobs['stop_val_loss']
-        if goal is not None and self.done['metrics'].get('val_loss', math.inf) <= goal:
-            self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
-            last = True
+            due = name in self.due(it, last) and name not in self.done['names']
+            if due and self.stop.poll() != 'stop':
+                with self.clock.spending('sample' if name == 'sample' else 'eval'):
+                    with contextlib.suppress(Interrupted):
+                        self.done['metrics'].update(function(it))
+                        self.done['names'].append(name)
+            goal = self.knobs['stop_val_loss']  # which may have been reached before a resume
+            if goal is not None and not last and self.done['metrics'].get('val_loss', math.inf) <= goal:
+                self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
+                last = True
         return self.done['metrics'], last
 
     def state(self):

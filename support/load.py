@@ -95,7 +95,7 @@ def unpack(path, verify=True):
     except OSError as e:
         raise Damaged(f"cannot be read ({e.strerror})") from e
     except Exception as e:  # as a pickle, a text may be any nonsense
-        raise Damaged("is damaged, or holds more than tensors and plain values, and loading it would run "
+        raise Damaged("is damaged, or holds more than tensors and plain values: refused, as that would run "
                       f"code ({type(e).__name__}: {first_line(e)})") from e
 
 
@@ -173,7 +173,7 @@ def build(cls, ckpt, dropout=0.0, **changes):
     with explained(ckpt['path']):
         # copied, as the file may be replaced while it is mapped
         weights = {name: p.to(torch.float32, copy=True) for name, p in ckpt['model'].items()
-                   if name in model.state_dict() or not name.endswith(CONSTANTS)}
+                   if not name.endswith(CONSTANTS) or name in model.state_dict()}
         assert all(torch.isfinite(p).all() for p in weights.values()), 'its weights are not finite'
         first = {}  # of the names of one parameter, which stay one, such as a tied head
         for name, p in model.named_parameters(remove_duplicate=False):

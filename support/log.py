@@ -292,7 +292,7 @@ class RunRecord:
 
     def __init__(self, run):
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
-        earlier = files.read_json(self.path).get('sessions', []) if run.continues else []
+        before = files.read_json(self.path) if run.continues else {}
         dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
@@ -303,8 +303,10 @@ class RunRecord:
             'plan': run.overview, 'max_iters': run.knobs['max_iters'],
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'knobs': run.knobs, 'given': list(run.given), 'outcome': None,
-            'sessions': [*earlier, self.session]}
+            # where a run began, also after a resume
+            'knobs': {**run.knobs, 'init_from': before.get('knobs', run.knobs)['init_from']},
+            'given': list(run.given), 'outcome': None,
+            'sessions': [*before.get('sessions', []), self.session]}
         self.write()
 
     def log(self, row):

@@ -20,7 +20,7 @@ MARGIN = 2e9, 0.05  # bytes for CUDA, NCCL and libraries, and the share lost to 
 MFU = 0.4  # share of the peak FLOP/s, assumed
 # a trial is a short run of its own
 TRIAL = ('--init_from=scratch --overwrite --budget=None --max_iters=4 --lr_schedule=constant '
-         '--warmup_iters=0 --eval_only=False --eval_interval=0 --eval_iters=1 --tasks_interval=0 '
+         '--warmup_iters=0 --eval_only=False --eval_interval=0 --eval_iters=1 --tasks= '
          '--sample_interval=0 --log_interval=1 --wandb_log=False')
 
 

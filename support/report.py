@@ -90,7 +90,7 @@ def groups(runs):
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     knobs = [record.get('knobs', {}) for record in records]
     for k in knobs:
-        if k.get('init_from') in ('resume', 'auto'):  # where a run goes on is not where it began
+        if k.get('init_from') == 'auto':
             k['init_from'] = 'scratch'
     given = set().union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]

@@ -114,8 +114,8 @@ def parse_style(sample_tokens):
         if name not in style:
             raise ValueError(name)
         style[name] = type(style[name])(value)
-    problems = out_of_range(style, above_zero='tokens top_k', from_zero='temperature', shares='top_p')
-    if problems or style['tokens'] > 10**6:
+    problems = out_of_range(style, above_zero='tokens top_k top_p', from_zero='temperature')
+    if problems or style['tokens'] > 10**6 or style['top_p'] > 1:
         raise ValueError(sample_tokens)
     return style
 

@@ -25,10 +25,10 @@ from support.samples import parse_style
 PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
-FROM_ZERO = ('seed max_iters warmup_iters eval_interval eval_iters tasks_interval '
+FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval eval_iters tasks_interval '
              'log_interval grad_clip shard save_interval keep_checkpoints learning_rate matrix_lr '
              'embedding_lr head_lr min_lr weight_decay matrix_weight_decay')
-SHARES = 'dropout token_noise beta1 beta2 momentum decay_fraction'
+BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
 
 
 @dataclasses.dataclass
@@ -196,7 +196,7 @@ def choose_start(run, k):
 def check_knobs(run):
     """What is wrong with single knobs."""
     k = run.k
-    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, shares=SHARES)
+    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
     for name, parse, remedy in (
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
             ('sample_tokens', parse_style, "a million or less but above 0, and behind it, if you like, "

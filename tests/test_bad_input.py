@@ -103,7 +103,7 @@ row('--block_size=99999', 'block_size', 'train.bin', 'val.bin', lines=2)
 row('', 'train.bin', 'not the', 'prepare.py', given=ids(lambda a: a[:-10]))
 row('', 'train.bin', '5000', 'another tokenizer', given=ids(lambda a: np.where(a > 9, 5000, a).astype('<u2')))
 row('', 'train.bin', 'became shorter', given=shrinks_early, writes=True)
-row('', 'train.bin', 'became shorter', '--init_from=auto', given=shrinking, writes=True)
+row('', 'train.bin', 'became shorter', given=shrinking, writes=True)
 row('', 'meta.pkl', 'Path', given=raw(Evil, 'meta.pkl'))
 row('', 'meta.pkl', 'prepare.py', given=raw(pickle.dumps({'vocab_size': 10**12, 'itos': {}}), 'meta.pkl'))
 
@@ -330,7 +330,7 @@ KNOBS = names_at_top(REPO / 'train.py')
 @pytest.mark.parametrize('name', [name for name, kinds in types_of(KNOBS, plain(KNOBS)).items() if {int, float} & set(kinds)])
 def test_a_number_of_0_or_less_is_a_run_or_one_line(script, tiny, name):
     for value in (0, -1):
-        result = script('train.py', *tiny, '--overwrite', f'--{name}={value}', *(['--tasks=core'] if name == 'tasks_interval' else []))
+        result = script('train.py', *tiny, '--overwrite', f'--{name}={value}')
         if result.status:
             is_refused(result, name)
         else:

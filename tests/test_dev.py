@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 import tarfile
 
 import pytest

@@ -120,7 +120,7 @@ def test_the_tokenizer_fits_the_size_and_says_why(capsys):
     def choice(size, path='a.txt'):
         name = choose_tokenizer.by_size([read_text.File(path, size, '')])
         line = capsys.readouterr().out
-        assert f'tokenizer {name} for ' in line and '--tokenizer=' in line and line.count('\n') == 1
+        assert f'tokenizer {name}, by the files' in line and '--tokenizer=' in line and line.count('\n') == 1
         return name
 
     sizes = [choice(size) for size in (1e5, 1e6, 5e6, 1e8, 1e10)]
@@ -291,7 +291,7 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
     result = script('prepare.py', str(tmp_path / 'book.txt'), f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 0 and 'tokenizer byte for 0.07 MB of text: ' in result.out, result.err
+    assert result.status == 0 and "tokenizer byte, by the files' 0.07 MB: " in result.out, result.err
     assert f"train.py --dataset=book --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
                     f"--out_dir={tmp_path / 'out'}", '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
