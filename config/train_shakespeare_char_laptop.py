@@ -6,9 +6,8 @@
 #   launch   python train.py config/train_shakespeare_char_laptop.py
 #   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
 #   cost     100 seconds on two CPU cores with bfloat16, 220 to 440 without
-#   loss     1.4795 over all of val.bin, by the worst of seven seeds, which is the default one (1.4617 by the
-#            best); in bfloat16 1.4761 by the worst of eight; with a teacher 1.4260:
-#            dev/records/recipe_laptop.md
+#   loss     over all of val.bin, in bfloat16: 1.4654, and 1.4764 by the worst of eight seeds; with a teacher
+#            1.4230: dev/records/recipe_laptop.md
 
 out_dir = 'out-shakespeare-char-laptop'
 dataset = 'shakespeare_char'
