@@ -29,7 +29,7 @@ ALONE = ('model.py', 'optim.py', 'configurator.py')  # each works in an empty fo
 # raise one says what leaves instead.
 LIMITS = {
     'code tokens, top level': (19_400, 20_000),
-    'code tokens, support/': (44_700, 46_000),
+    'code tokens, support/': (44_600, 46_000),
     'code tokens, product': (64_000, 64_000),  # 55,000 is the real aim
     'code tokens, tests/': (75_000, 75_000),
     'code tokens, dev/': (18_000, 18_000),
