@@ -293,6 +293,7 @@ class RunRecord:
     def __init__(self, run):
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
         before = files.read_json(self.path) if run.continues else {}
+        knobs = before.get('knobs') or run.knobs
         dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
@@ -304,7 +305,7 @@ class RunRecord:
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
             # where a run began, also after a resume
-            'knobs': {**run.knobs, 'init_from': before.get('knobs', run.knobs)['init_from']},
+            'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
             'given': list(run.given), 'outcome': None,
             'sessions': [*before.get('sessions', []), self.session]}
         self.write()
