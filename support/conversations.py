@@ -14,6 +14,7 @@ import collections
 import hashlib
 import os
 import pathlib
+import re
 
 import numpy as np
 
@@ -35,21 +36,21 @@ def messages_of(row):
         {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
         {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
         {"instruction": "...", "input": "...", "output": "..."}
+    The last two may have a "system" as well.
     """
     if 'instruction' in row:
         question = '\n\n'.join(filter(None, [row['instruction'], row.get('input')]))
-        found = [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': row['output']}]
+        said = [('user', question), ('assistant', row['output'])]
     else:
-        found = row.get('messages') or row['conversations']
-    messages = [{'role': ROLES[message.get('role') or message['from']],
-                 'content': message.get('content', message.get('value'))} for message in found]
-    for message in messages:
-        assert message['content'].encode().strip(), 'a content is empty'
-    turns = [message['role'] for message in messages]
-    if turns[0] == 'system':
-        del turns[0]
-    assert turns and turns == ['user', 'assistant'] * (len(turns) // 2), f"its roles are {', '.join(turns)}"
-    return messages
+        said = [(ROLES[message.get('role') or message['from']], message.get('content', message.get('value')))
+                for message in row.get('messages') or row['conversations']]
+    if row.get('system'):
+        said.insert(0, ('system', row['system']))
+    turns = ' '.join(role for role, _ in said)
+    assert re.fullmatch('(system )?user assistant( user assistant)*', turns), f"its roles are {turns}"
+    assert not row.get('history'), 'history is not read'
+    assert all(content.encode().strip() for _, content in said), 'a content is empty'
+    return [{'role': role, 'content': content} for role, content in said]
 
 
 def read_conversations(rows, on_bad='stop'):
@@ -84,7 +85,7 @@ def write_splits(folder, conversations, tokenizer, dtype):
         parts, masks = zip(*found[split])
         ids, mask = np.concatenate(parts), np.concatenate(masks)
         bits = np.packbits(mask, bitorder='little').tobytes()
-        starts = np.cumsum([0] + [len(part) for part in parts[:-1]]).astype('<u8').tobytes()
+        starts = np.cumsum([0, *map(len, parts[:-1])]).astype('<u8').tobytes()
         for ending, content in (('_000000.bin', ids.tobytes()), ('.mask', bits), ('.starts', starts)):
             write_whole(os.path.join(folder, split + ending), content)
         entries[split] = {'tokens': len(ids), 'bytes': int(n_bytes[ids].sum()), 'documents': len(parts),
@@ -134,7 +135,7 @@ class Conversations(Tokens):
             return
         self.block_size = block_size
         lengths = np.minimum(self.lengths, block_size)
-        counted = np.concatenate(([0], np.cumsum(self.mask)))
+        counted = np.append(0, np.cumsum(self.mask))
         # targets that count: those after the first token
         n_targets = counted[self.starts + 1 + lengths] - counted[self.starts + 1]
         usable = np.flatnonzero(n_targets > 0)

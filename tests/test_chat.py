@@ -63,11 +63,14 @@ def test_the_three_forms_are_the_same_conversation():
     assert messages_of({'messages': TALK}) == messages_of({'conversations': sharegpt}) == TALK
     found = messages_of({'instruction': 'Add.', 'input': '1 and 2', 'output': '3'})
     assert found == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
+    system, *others = messages_of({'system': 'Be brief.', 'conversations': sharegpt})
+    assert system == {'role': 'system', 'content': 'Be brief.'} and others == TALK
 
 
 @pytest.mark.parametrize('row', [
     {'messages': TALK[1:]}, {'messages': [TALK[0], TALK[0]]}, {'messages': []}, {'messages': 'hello'},
-    {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'instruction': 'Add.'}, None, '{broken'])
+    {'messages': [{'role': 'user', 'content': None}, TALK[1]]}, {'instruction': 'Add.'}, None,
+    {'messages': TALK, 'history': [TALK]}, '{broken'])
 def test_what_is_no_conversation_is_left_out(row, capsys):
     assert list(read_conversations([('rows:1', row), ('rows:2', {'messages': TALK})], 'skip')) == [TALK]
     assert '1 rows' in capsys.readouterr().out
