@@ -84,7 +84,7 @@ def check_logits(path, model):
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
-    idx = torch.arange(min(64, config.block_size))[None] % config.vocab_size
+    idx = torch.arange(min(1024, config.block_size))[None] % config.vocab_size
     with torch.no_grad():
         logits = theirs(idx).logits
         difference = ((model(idx, full_logits=True)[0] - logits).abs().max() / logits.abs().max()).item()

@@ -44,9 +44,9 @@ def compile_model(model, step, wish, **options):
     compile_parts(model, **options)
     try:
         step()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as e:  # the compiler's failures have no common class
-        if isinstance(e, torch.OutOfMemoryError):
-            raise
         reason = first_line(e)
         if wish != 'auto':
             fail(f"compile={wish}, but torch.compile failed ({type(e).__name__}: {reason}). install a C++ "

@@ -172,13 +172,13 @@ def build(cls, ckpt, dropout=0.0, **changes):
         model = cls(config)
     with explained(ckpt['path']):
         # copied, as the file may be replaced while it is mapped
-        weights = {name: p.to(torch.float32, copy=True) for name, p in ckpt['model'].items()
+        weights = {name: p.clone() for name, p in ckpt['model'].items()
                    if not name.endswith(CONSTANTS) or name in model.state_dict()}
         assert all(torch.isfinite(p).all() for p in weights.values()), 'its weights are not finite'
         first = {}  # of the names of one parameter, which stay one, such as a tied head
         for name, p in model.named_parameters(remove_duplicate=False):
             if name in weights:
-                weights[name] = first.setdefault(p, torch.nn.Parameter(weights[name]))
+                weights[name] = first.setdefault(p, torch.nn.Parameter(weights[name].float()))
         model.load_state_dict(weights, assign=True)
     if block_size < config.block_size:
         model.crop_block_size(block_size)

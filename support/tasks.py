@@ -134,8 +134,6 @@ def add_example(task, examples, i, block_size):
     shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
     rows, answer = render(task, example, shots), answer_of(task, example)
     assert task.kind == 'generate' or 0 <= answer < len(rows), 'no such answer'
-    if task.chance is None:  # one's own
-        task.chance = 1 / len(rows) if len(rows) > 1 else 0.0
     longest = max(len(ids) for ids, _ in rows)
     task.truncated += longest > block_size
     # a prompt that is too long loses its beginning, and nothing predicts the first token
@@ -148,7 +146,9 @@ def answer_of(task, example):
     """The number of an example's correct alternative; of a question the text."""
     if task.kind == 'generate':
         return example['answer'].strip()
-    return example.get('gold', example.get('label', 0))
+    if task.kind == 'language_modeling':
+        return 0
+    return example['label' if task.kind == 'hellaswag' else 'gold']
 
 
 # -----------------------------------------------------------------------------
@@ -242,6 +242,8 @@ def judge_answer(model, task, rows, answer):
 def accuracy(task, correct):
     """The accuracy, its standard error, ...: what eval.json says, where `questions` are examples."""
     p, n, chance = correct.mean().item(), len(correct), task.chance
+    if chance is None:  # one's own
+        chance = sum(len(rows) > 1 and 1 / len(rows) for rows, _ in task.examples) / n
     q = (n * p + 1) / (n + 2)  # so that a few examples, all of them right, are not sure
     return {'accuracy': p, 'error': math.sqrt(q * (1 - q) / (n + 2)), 'chance': chance,
             'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': task.shots,

@@ -233,6 +233,7 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
     ('summs', None, None, 'sums, who, choice, hellaswag_10shot'),
     ('who', 'eval_data/who.jsonl', '{"context_options": ["a", "b"], "continuation": "c", "gold": 2}',
      'who.jsonl:1'),
+    ('who', 'eval_data/who.jsonl', '{"context_options": ["a", "b"], "continuation": "c"}', 'who.jsonl:1'),
     ('hellaswag', '../hellaswag_val.jsonl', None, 'prepare.py hellaswag'),
     ('choice', 'core.yaml', '[' * 10_000, 'cannot be read'),
     ('choice', 'core.yaml', None, 'prepare.py core')])
