@@ -110,7 +110,7 @@ if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto'))
         elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
         max_iters = int(min(_best, _fit))
-    eval_interval, sample_interval = max(1, max_iters // 5), max(1, max_iters // 2)
+    eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
           f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "

@@ -5,7 +5,7 @@
 #   batch    16 sequences x 128 bytes = 2,048 tokens per iteration;
 #            3,600 iterations = 7.4 million tokens, about 0.7 epochs
 #   cost     3m11s on two CPU cores with bfloat16, 5m41s without: dev/records/quickstart.md
-#   loss     1.0088 nats per byte for validation, 0.9994 (1.44 bits) over all of it
+#   loss     without: 1.0088 nats per byte for validation, 0.9994 (1.44 bits) over all of it
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'

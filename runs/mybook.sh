@@ -76,15 +76,16 @@ python prepare.py "$name" "${inputs[@]}" ${prepare[@]+"${prepare[@]}"} \
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
-# measured on English books (dev/records/own_text.md): bytes to train on, bits per byte
+# measured on English books (dev/records/own_text.md), others of the same size were up to 0.2 away: bytes to
+# train on, bits per byte
 expected=$(python -c "
 import json, numpy, sys
 size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
 bits = [2.2, 1.9, 2.1, 2.0, 1.8]
 print(f'{numpy.interp(numpy.log(size), numpy.log([9e4, 2.7e5, 9e5, 4.5e6, 1.8e7]), bits):.1f}')" \
   "$data/$name/meta.json")
-echo "expected  about $expected bits per byte of the validation text, if it is English prose," \
-  "after five minutes of two cores with bfloat16, or twenty without"
+echo "expected  about $expected bits per byte of the validation text, give or take 0.2, if it is English" \
+  "prose, after five minutes of two cores with bfloat16, or twenty without"
 
 left() {  # of all the minutes, and a fifth as a reserve
   local seconds=$(((60 * minutes - SECONDS + begin) * 6 / 5))
@@ -112,11 +113,14 @@ while true; do
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-ended=done
+ended=done taught=''
 if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
-echo "$ended: the network in $out_dir, taught by $teachers before it, $((SECONDS - begin)) seconds"
+if ((teachers)); then taught=", taught by $teachers before it"; fi
+echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-echo "expected were about $expected, after five minutes of two cores with bfloat16 or twenty without"
+echo "expected were about $expected, give or take 0.2, after five minutes of two cores with bfloat16 or" \
+  "twenty without"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
+echo "to have it write more: source .venv/bin/activate, then python sample.py --out_dir=$out_dir"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

@@ -24,7 +24,7 @@ EVALUATED = ('train_loss', 'val_loss', 'bpb', 'hellaswag', 'core')
 METRICS = {
     'iter': ('iteration', None),
     'seconds': ('training time', None),
-    'loss': ('loss (nats per token); dashed: validation', min),
+    'loss': ('loss of the batches (nats per token); dashed: validation', min),
     'train_loss': ('training loss', min),
     'val_loss': ('validation loss', min),
     'bpb': ('bits per byte', min),
@@ -34,7 +34,7 @@ METRICS = {
 # knobs that do not tell what a run is
 ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'overwrite', 'max_minutes', 'device', 'log_interval'}
 ROWS = 12  # of the table of evaluations, at most
-FEW = 100  # values are drawn as points
+FEW = 40  # values are drawn as points
 NO_END = 'running, or killed'
 
 
@@ -157,7 +157,6 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
     as_time = x == 'seconds'
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
-    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()
     ax.grid(alpha=0.25)
     with replacing(path) as f:
