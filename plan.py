@@ -83,7 +83,7 @@ if run.data is not NoData:
 found, fits = plan_memory.lines(run, memory, peak)
 show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *found])
 if measure:
-    if not fits:  # a trial could take the machine down
-        fail("measure: it would not fit, so it was not tried")
+    if not fits or run.ckpt:  # a trial could take the machine down
+        fail("measure: it would not fit, or does not start from scratch, so it was not tried")
     del given['measure']
     show(plan_memory.trial(_train_py, given, run))

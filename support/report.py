@@ -32,7 +32,7 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = {'out_dir', 'data_dir', 'wandb_run_name', 'overwrite', 'max_minutes', 'device', 'log_interval'}
+ASIDE = {'out_dir', 'wandb_run_name', 'overwrite', 'max_minutes', 'device', 'log_interval'}
 ROWS = 12  # of the table of evaluations, at most
 FEW = 40  # values are drawn as points
 NO_END = 'running, or killed'
@@ -126,7 +126,7 @@ def comparison(logs, y):
     length, column = max(map(len, logs)), judged_by(sum(logs.values(), []), y)
     yield f"{'':{length}}  runs  {'best ' + column:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
     for name, of_one in logs.items():
-        best, last = best_and_last(of_one, y)
+        best, last = best_and_last(of_one, column)
         tokens, seconds = (np.mean([max(values(log, column), default=0) for log in of_one])
                            for column in ('tokens', 'seconds'))
         yield (f"{name:{length}}  {len(of_one):4}  {best:>17}  {last:>17}  {tokens:15,.0f}  "

@@ -105,8 +105,8 @@ def tell_what_changed(run):
     if run.continues and not run.compares:
         run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
                        "loss begins anew, and ckpt_best.pt with it")
-    if run.ckpt.get('trained_on', {}).get('tokens per iteration', run.tokens_per_iter) != run.tokens_per_iter:
-        run.dist.print("note: tokens and epochs are counted as if all iterations had had this batch")
+    if run.ckpt.get('trained_on', run.trained_on) != run.trained_on:
+        run.dist.print("note: tokens and epochs are counted as if all iterations had had this batch and data")
     old = run.ckpt.get('environment', {})
     changed = [f"{name} {value} -> {run.environment.get(name)}" for name, value in old.items()
                if run.environment.get(name) != value]

@@ -162,7 +162,7 @@ def find_start(run):
     path, run.start = run.dist.all_gather_object(choice)[0]
     if path is None:
         return
-    run.ckpt = load.read(path, verify=not run.resuming)
+    run.ckpt = load.read(path, verify=not run.continues)
     if run.resuming and 'optimizer' not in run.ckpt:
         fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
              "--out_dir=ANOTHER")
