@@ -22,7 +22,7 @@ init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume i
 # 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
 # 'auto:PATH': resume if there is a run in out_dir, else start from these weights; with torchrun's
 # --max-restarts every word means its auto
-overwrite = False  # True: a new run deletes the one that is in out_dir
+overwrite = False  # True: a new run deletes the one that is in out_dir; not under --max-restarts
 always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
 save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all

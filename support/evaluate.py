@@ -69,11 +69,11 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
             batch = tokens.eval_batch(np.resize(starts, batch_size), block_size)
             x, y, *doc_ids = (torch.from_numpy(part).to(device).contiguous() for part in batch)
             y[len(starts):] = -1  # not counted
+            counted = y >= 0
             with autocast:
                 nats = model(x, y, *doc_ids, reduction='none', return_logits=False)[1]
-                nats = nats.float().view(y.shape)  # (B, T)
+                nats = nats.float().view(y.shape) * counted  # (B, T)
             if counts:
-                counted = y >= 0
                 size = sizes[y.clamp(min=0)] * counted
                 parts = nats.sum(1), (nats * (size > 0)).sum(1), counted.sum(1), size.sum(1)
                 sums[:, at] = torch.stack(parts)[:, :len(starts)]

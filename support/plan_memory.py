@@ -124,7 +124,7 @@ def trial(train_py, given, run):
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
     ms = np.nanmin(log['ms'])  # what else the machine does is not ours
-    taken = gb(1e9 * np.nanmax(log['memory_gb']))
-    return [f"measured  {taken} at the most in each process, on a CPU with torch itself",
+    return [f"measured  {gb(1e9 * np.nanmax(log['memory_gb']))} at the most in each process, on a CPU with "
+            "torch itself",
             f"time      {format_duration(run.k.max_iters * ms / 1000)} for {run.k.max_iters:,} iterations "
             f"of {ms:.2f} ms, without evaluating and saving"]

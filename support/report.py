@@ -155,8 +155,8 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     if not shown:
         raise ValueError(f"no {y} in {', '.join(logs)}")
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
-    as_time = x == 'seconds'
-    ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if as_time else EngFormatter(sep=''))
+    ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'
+                                 else EngFormatter(sep=''))
     ax.legend()
     ax.grid(alpha=0.25)
     with replacing(path) as f:

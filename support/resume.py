@@ -13,6 +13,7 @@ from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
 
 ARCHITECTURE = {field.name for field in dataclasses.fields(GPTConfig)} - {'vocab_size', 'dropout'}
+SAME = ('max_iters', 'budget'), ('gradient_accumulation_steps', 'total_batch_size')  # one thing in two words
 FREE = ('block_size', 'rope_theta', 'rope_scaling')  # no weights depend on them, unless positions are learned
 
 
@@ -45,8 +46,7 @@ def inherit_knobs(run, kinds):
         never.add('dtype')
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
-    # some say the same thing: with --budget given, the run's max_iters is void
-    for alternatives in (('max_iters', 'budget'), ('total_batch_size', 'gradient_accumulation_steps')):
+    for alternatives in SAME:  # with --budget given, the run's max_iters is void
         if any(name in given for name in alternatives):
             never.update(set(alternatives) - set(given))
     if 'lr_schedule' in given:
@@ -107,8 +107,8 @@ def tell_what_changed(run):
                        "loss begins anew, and ckpt_best.pt with it")
     if run.ckpt.get('trained_on', run.trained_on) != run.trained_on:
         run.dist.print("note: tokens and epochs are counted as if all iterations had had this batch and data")
-    old = run.ckpt.get('environment', {})
-    changed = [f"{name} {value} -> {run.environment.get(name)}" for name, value in old.items()
+    changed = [f"{name} {value} -> {run.environment.get(name)}"
+               for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]
     if changed:
         run.dist.print("note: from here on not the bits of an uninterrupted run, but the same up to "
@@ -136,7 +136,7 @@ def restore_optimizer(run, optimizer, scaler):
 
 
 OURS = ('AdamW', 'MuonAdamW')
-GIVEN = ('lr_scale', 'weight_decay', 'betas', 'momentum')  # options of groups that follow from knobs
+GIVEN = ('lr_scale', 'weight_decay', 'betas', 'eps', 'momentum')  # options of groups that follow from knobs
 
 
 def load_optimizer_state(optimizer, ckpt, tell=print):

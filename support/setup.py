@@ -73,7 +73,7 @@ class Run:
     def compares(self):
         """Whether out_dir's run is continued, and evaluated over the same windows as before: only then its
         losses compare."""
-        before = self.ckpt['config'] if self.continues else {}
+        before = self.ckpt['config'] if self.continues and 'evaluation' in self.ckpt else {}
         windows = before.get('eval_iters', -1) * before.get('batch_size', 1)
         return windows == self.k.eval_iters * self.k.batch_size
 
@@ -135,11 +135,12 @@ def resolve(knobs, given, dist):
 
 def settle(run, kinds):
     """What follows from run.knobs, the checkpoint and the dataset. kinds: the types of the knobs."""
-    # budget wins over max_iters, unless max_iters was given after it, as by a flag after a config file
+    # the second one wins, unless the first was given after it, as by a flag after a config file
     given = list(run.given)
-    if {'max_iters', 'budget'} <= set(given) and given.index('max_iters') > given.index('budget'):
-        run.given.pop('budget')
-        run.knobs['budget'] = None
+    for first, second in resume.SAME:
+        if {first, second} <= set(given) and given.index(first) > given.index(second):
+            run.given.pop(second)
+            run.knobs[second] = None
     if run.ckpt:
         resume.take_over(run, kinds)
     run.asked = dict(run.knobs)
