@@ -83,7 +83,9 @@ if run.data is not NoData:
 found, fits = plan_memory.lines(run, memory, peak)
 show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *found])
 if measure:
-    if not fits or run.ckpt:  # a trial could take the machine down
-        fail("measure: it starts from a checkpoint, or it would not fit, so it was not tried")
+    if run.ckpt:
+        fail("measure: a trial starts from scratch, and this from a checkpoint. leave out --measure")
+    if not fits:  # a trial could take the machine down
+        fail("measure: it would not fit, so it was not tried")
     del given['measure']
     show(plan_memory.trial(_train_py, given, run))

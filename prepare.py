@@ -137,11 +137,10 @@ def encode(draft):
 
 def find_files():
     """The files with the text, and a name for where it comes from."""
-    if as_nanogpt:
-        path = sources[0] if input else os.path.join(folder, 'input.txt')
-        if not input:
-            fetch(*TINYSHAKESPEARE, path)
-        return [read_text.stat(path)], path if input else TINYSHAKESPEARE[0]
+    if as_nanogpt and not input:
+        path = os.path.join(folder, 'input.txt')
+        fetch(*TINYSHAKESPEARE, path)
+        return [read_text.stat(path)], TINYSHAKESPEARE[0]
     if name == 'pystdlib':
         return read_text.find_pystdlib(), f"standard library of Python {sys.version.split()[0]}"
     if not sources[0].startswith('hf:'):

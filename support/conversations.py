@@ -36,7 +36,7 @@ def messages_of(row):
         {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
         {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
         {"instruction": "...", "input": "...", "output": "..."}
-    The last two may have a "system" as well.
+    Each may have a "system" as well.
     """
     if 'instruction' in row:
         question = '\n\n'.join(filter(None, [row['instruction'], row.get('input')]))

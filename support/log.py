@@ -306,7 +306,7 @@ class RunRecord:
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
             # where a run began, also after a resume
             'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
-            'given': sorted({*before.get('given', ''), *run.given}), 'outcome': None,
+            'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None,
             'sessions': [*before.get('sessions', []), self.session]}
         self.write()
 

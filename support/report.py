@@ -103,13 +103,15 @@ def groups(runs):
 
 
 def judged_by(logs, y):
-    """The column whose best value is told: beside the loss that of the validation, if there is one."""
-    return 'val_loss' if y == 'loss' and any(len(values(log, 'val_loss')) for log in logs) else y
+    """The column whose best value is told of each of {name: [log, ...]}: beside the loss that of the
+    validation, if one has it."""
+    validated = any(len(values(log, 'val_loss')) for of_one in logs.values() for log in of_one)
+    return 'val_loss' if y == 'loss' and validated else y
 
 
 def best_and_last(logs, y):
     """The best and the last value of a column, as texts: of several logs the mean and the spread."""
-    found, best = [values(log, judged_by(logs, y)) for log in logs], METRICS.get(y, (y, None))[1]
+    found, best = [values(log, y) for log in logs], METRICS.get(y, (y, None))[1]
     for choose in (best, lambda column: column[-1]):
         chosen = [choose(column) for column in found if choose and len(column)]
         spread = f" ± {np.std(chosen, ddof=1):.4f}" if len(chosen) > 1 else ''
@@ -123,7 +125,7 @@ def iterations(log):
 
 def comparison(logs, y):
     """Lines for the console about {name: [log, ...]}."""
-    length, column = max(map(len, logs)), judged_by(sum(logs.values(), []), y)
+    length, column = max(map(len, logs)), judged_by(logs, y)
     yield f"{'':{length}}  runs  {'best ' + column:>17}  {'last':>17}  {'tokens':>15}  {'time':>8}"
     for name, of_one in logs.items():
         best, last = best_and_last(of_one, column)
@@ -147,7 +149,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, 0
     for i, (name, of_one) in enumerate(logs.items()):
-        best, _ = best_and_last(of_one, y)
+        best, _ = best_and_last(of_one, judged_by(logs, y))
         label = name + (f", {best} at best" if best else '')
         for log in of_one:
             shown += draw_run(ax, log, x, y, label, color=f'C{i}')

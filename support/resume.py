@@ -13,7 +13,8 @@ from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
 
 ARCHITECTURE = {field.name for field in dataclasses.fields(GPTConfig)} - {'vocab_size', 'dropout'}
-SAME = ('max_iters', 'budget'), ('gradient_accumulation_steps', 'total_batch_size')  # one thing in two words
+# they say the same thing, the second one wins
+ALTERNATIVES = ('max_iters', 'budget'), ('gradient_accumulation_steps', 'total_batch_size')
 FREE = ('block_size', 'rope_theta', 'rope_scaling')  # no weights depend on them, unless positions are learned
 
 
@@ -46,7 +47,7 @@ def inherit_knobs(run, kinds):
         never.add('dtype')
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
-    for alternatives in SAME:  # with --budget given, the run's max_iters is void
+    for alternatives in ALTERNATIVES:  # with --budget given, the run's max_iters is void
         if any(name in given for name in alternatives):
             never.update(set(alternatives) - set(given))
     if 'lr_schedule' in given:

@@ -135,9 +135,9 @@ def resolve(knobs, given, dist):
 
 def settle(run, kinds):
     """What follows from run.knobs, the checkpoint and the dataset. kinds: the types of the knobs."""
-    # the second one wins, unless the first was given after it, as by a flag after a config file
+    # unless the first one was given after it, as by a flag after a config file
     given = list(run.given)
-    for first, second in resume.SAME:
+    for first, second in resume.ALTERNATIVES:
         if {first, second} <= set(given) and given.index(first) > given.index(second):
             run.given.pop(second)
             run.knobs[second] = None

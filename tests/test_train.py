@@ -44,7 +44,7 @@ def test_neither_evaluating_nor_logging_changes_the_training(works, tiny, out):
 
 def test_a_large_batch_and_many_small_ones_give_the_same_gradients(works, tiny, out):
     norms, params = [], []
-    for args in (['--batch_size=8', '--gradient_accumulation_steps=1'], ['--batch_size=2', '--gradient_accumulation_steps=99', '--total_batch_size=128']):
+    for args in (['--batch_size=8', '--total_batch_size=1', '--gradient_accumulation_steps=1'], ['--batch_size=2', '--gradient_accumulation_steps=99', '--total_batch_size=128']):
         works('train.py', *tiny, '--overwrite', '--grad_clip=0', '--max_iters=4', *args)
         norms.append([float(r['grad_norm']) for r in rows(out)[:-1]])
         params.append(weights(out))
