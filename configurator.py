@@ -3,8 +3,8 @@ The knobs at the top of a script, set by config files and --key=value. This file
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
 
-Flags win wherever they stand on the line, and config files see them: they are applied before the files and
-again after. Of two files the later one wins. A file is executed: run only what you would run as a program.
+Flags win wherever they stand on the line. Config files see them, even where they set the same name, so what
+follows from it agrees. Of two files the later one wins. A file is executed: run only what you would.
 
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
@@ -275,11 +275,11 @@ def run_config(path, names, knobs):
     if found is None:
         return {}, [f"config file not found ({path}). looked in {os.getcwd()} and {here}"]
     scope, assigned = {**names, '__file__': found, '__name__': 'config'}, {}
-
     # an assignment that repeats the default counts, too: a resume must know what was asked for
     class Recorder(dict):
         def __setitem__(self, name, value):
-            scope[name] = assigned[name] = value
+            assigned[name] = value
+            scope[name] = names['_flags'].get(name, value)  # what is derived from it agrees
 
     try:
         with open(found, 'rb') as f:
@@ -313,7 +313,7 @@ def override(script, before):
     argv = [] if sys.argv[0].endswith('kernel_launcher.py') else sys.argv[1:]  # a notebook's are nobody's
     flags, files, problems = parse_line(argv, knobs, kinds)
     for path in files:
-        assigned, mistakes = run_config(path, {**script, **flags}, knobs)
+        assigned, mistakes = run_config(path, {**script, **flags, '_flags': flags}, knobs)
         problems += mistakes
         note(f"Overriding config with {path}: {', '.join(assigned)}")
         script.update(assigned)

@@ -111,14 +111,11 @@ cpu.faster(model)
 iter_num = state['iter_num']
 state = None  # frees its memory
 age = f"after {iter_num:,} iterations" if iter_num else "of unknown age"
-where = f"{device}, {dtype}"
-if dist.is_distributed:
-    where += f", {dist.world_size} processes"
 dist.print(f"{path}, {age}: {config.arch}, {model.get_num_params(False):,} parameters, "
-           f"{block_size} positions; {where}")
-result = {'checkpoint': os.path.basename(path), 'iter': iter_num}
+           f"{block_size} positions; {dist.world_size} x {device}, {dtype}")
+result = {'checkpoint': '/'.join(path.split('/')[-2:]), 'iter': iter_num}  # RUN/NAME
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
-if any(before.get(key) != value for key, value in result.items()):
+if {**before, **result} != before:
     before = {'texts': {}, 'tasks': {}}  # about other weights
 result = {**before, **result}
 
@@ -146,11 +143,10 @@ def save():
 def evaluate_text():
     most = max(1, eval_tokens // block_size) if eval_tokens else None
     starts = windows(tokens.n_targets(block_size), block_size, most)
-    size = min(batch_size, len(starts))  # no more than there is
     name, t0 = f"{data.name}/{split}", time.perf_counter()
     if len(starts) == most:
         name += f", {most:,} windows"  # beside the result of all of it
-    found = text_loss(model, tokens, starts, block_size, size, dist, autocast, sizes,
+    found = text_loss(model, tokens, starts, block_size, min(batch_size, len(starts)), dist, autocast, sizes,
                       tick=dist.progress(name))
     if not math.isfinite(found['loss']):
         if dist.is_main:
@@ -167,8 +163,8 @@ def evaluate_text():
                f"{found['perplexity']:.2f}, {bpb}, over {amount} in {time.perf_counter() - t0:.0f} s")
     if sizes is None:
         return
-    small = data.train.n < 2**24 and dist.is_main  # else it takes minutes
-    if split == 'val' and found['tokens'] == tokens.n - 1 and small:
+    if split == 'val' and found['tokens'] == tokens.n - 1 and data.train.n < 2**24 and dist.is_main:
+        # of more it takes minutes
         result['texts'][name].update(by_other_means())
     if sample_tokens:
         write_sample()

@@ -89,8 +89,7 @@ sources = [input] if isinstance(input, str) else input  # hf:... , or paths
 tokenizer = tokenizer or {**AS_NANOGPT, **dict.fromkeys(HUB, 'gpt2'), 'pystdlib': 'byte'}.get(name)
 if val_fraction is None:
     val_fraction = 0.0005 if name in HUB else 0.1
-if workers is None:
-    workers = os.cpu_count()
+workers = workers or os.cpu_count()
 as_nanogpt = name in AS_NANOGPT
 folder = folder_of(name, data_dir)
 unfinished = os.path.join(folder, 'unfinished')
@@ -233,7 +232,7 @@ def show_dataset():
         entry = data.meta['splits'].get(split, {})
         known = [part.get('sha256') for part in entry.get('shards', [entry])]
         same = known == [sha256_of(path) for path in tokens.paths]
-        right = right and (same or None in known)
+        right &= same or None in known
         found = 'unknown' if None in known else 'right' if same else 'WRONG'
         print(f"{split}: {tokens.n:,} tokens, {entry.get('documents') or 'unknown'} documents, "
               f"checksums {found}: {tokenizer.decode(tokens.windows([0], min(100, tokens.n))[0].tolist())!r}")

@@ -74,7 +74,7 @@ budget: str = None  # instead of max_iters: '1e9 tokens', '3 epochs', '20 tokens
 # wsd: constant, then linear at the end
 lr_schedule: Literal['cosine', 'linear', 'wsd', 'constant'] = 'cosine'
 decay_fraction = 0.5  # for wsd: over this last share of the run the learning rate falls
-decay_lr = True  # False: learning_rate throughout, without warmup
+decay_lr = True  # False: learning_rate throughout, whatever lr_schedule says, without warmup
 warmup_iters = 2000  # of linear warmup
 lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_iters
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10

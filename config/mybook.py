@@ -31,8 +31,6 @@ if 'dataset' in globals():
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, dropout, token_noise, weight_decay, _times = _row
-_flags = globals().get('_flags', {})  # those of the command line, which the rest follows
-globals().update(_flags)
 if globals().get('teacher'):  # what it says is not learned by heart so soon
     dropout, token_noise = dropout / 2, token_noise * 2 / 3
 
@@ -60,8 +58,6 @@ grad_clip = 0.0
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
-
-globals().update(_flags)
 
 
 def _seconds_per_iteration():
@@ -103,7 +99,7 @@ eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
-    if 'max_iters' not in _flags:
+    if 'max_iters' not in _flags:  # those of the command line
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
         if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)

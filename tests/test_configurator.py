@@ -93,7 +93,7 @@ def test_flags_win_wherever_they_stand_and_config_files_see_them(monkeypatch, co
     assert apply(monkeypatch, a, b)['max_iters'] == 20 and apply(monkeypatch, b, a)['max_iters'] == 10, 'the later file'
     given = apply(monkeypatch, '--learning_rate=7', c, b)
     assert given == dict(learning_rate=7, min_lr=0.7, max_iters=200) and list(given)[-1] == 'learning_rate', 'what counts most is last'
-    assert apply(monkeypatch, '--max_iters=8', a) == dict(max_iters=8, wandb_run_name='ft-10', learning_rate=0.5)
+    assert apply(monkeypatch, '--max_iters=8', a) == dict(max_iters=8, wandb_run_name='ft-8', learning_rate=0.5)
     assert apply(monkeypatch, config('max_iters = 100\n')) == {'max_iters': 100}, 'a default that is repeated is given'
 
 
@@ -127,7 +127,7 @@ def test_a_wrong_config_file_is_named_with_its_line(monkeypatch, config, capsys,
 
 def test_a_config_is_found_from_any_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert configurator.run_config('config/quickstart.py', {}, {})[0]['n_layer'] == 1
+    assert configurator.run_config('config/quickstart.py', {'_flags': {}}, {})[0]['n_layer'] == 1
 
 
 def test_a_mistyped_knob_is_named_and_a_far_one_is_not_guessed():
