@@ -269,22 +269,23 @@ def check(value, kinds):
 
 def run_config(path, names, knobs):
     """Run the config file `path` in a copy of `names`. Returns ({name: value} of what it sets, problems)."""
-    help, here = helper(), os.path.dirname(os.path.abspath(__file__))
+    help, here, assigned = helper(), os.path.dirname(os.path.abspath(__file__)), {}
     # config/x.py works from any folder: the working directory comes first, then the one of this file
     found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
     if found is None:
         return {}, [f"config file not found ({path}). looked in {os.getcwd()} and {here}"]
-    scope, assigned = {**names, '__file__': found, '__name__': 'config'}, {}
-    # an assignment that repeats the default counts, too: a resume must know what was asked for
-    class Recorder(dict):
-        def __setitem__(self, name, value):
-            assigned[name] = value
-            scope[name] = names['_flags'].get(name, value)  # what is derived from it agrees
 
+    class Scope(dict):
+        def __setitem__(self, name, value):
+            # instead of its first value the flag's, so that what follows from it agrees
+            super().__setitem__(name, value if name in assigned else names['_flags'].get(name, value))
+            assigned[name] = value  # also what repeats the default: a resume must know it
+
+    scope = Scope({**names, '__file__': found, '__name__': 'config'})
     try:
         with open(found, 'rb') as f:
             tree = ast.parse(f.read(), found)
-        exec(compile(tree, found, 'exec'), scope, Recorder())
+        exec(compile(tree, found, 'exec'), scope)
     except (Exception, SystemExit) as e:
         if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
             raise
@@ -294,9 +295,7 @@ def run_config(path, names, knobs):
     # what a function set by `global`, or globals() did
     assigned.update({name: scope[name] for name in names if name[:2] != '__' and name in scope
                      and scope[name] is not names[name]})
-    if not help:
-        return assigned, []
-    mistyped, unused = help.names_of_no_knob(path, plain(assigned), tree, knobs)
+    mistyped, unused = help.names_of_no_knob(path, plain(assigned), tree, knobs) if help else ([], [])
     if unused:
         note(f"note: {path} sets what is no knob and what it does not use itself: {', '.join(unused)}")
     return assigned, mistyped

@@ -11,7 +11,7 @@ models with different tokenizers.
 
 from typing import Literal
 
-from configurator import configure, escape_control_characters, fail, out_of_range, say
+from configurator import configure, escape_control_characters, fail, out_of_range
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or PATH of one; or a Hugging Face folder or name
@@ -35,7 +35,6 @@ knobs, given = configure(globals(), positional='out_dir')
 import lzma
 import math
 import os
-import sys
 import time
 
 import torch
@@ -94,6 +93,8 @@ if split != 'none':
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
+    if not dataset and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint):
+        dist.print(f"note: {name} was made again since then, the model may have been trained on this text")
 
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
@@ -109,10 +110,10 @@ torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
 model = load.build(GPT, state).to(device).eval()
 cpu.faster(model)
 iter_num = state['iter_num']
-state = None  # frees its memory
-age = f"after {iter_num:,} iterations" if iter_num else "of unknown age"
-dist.print(f"{path}, {age}: {config.arch}, {model.get_num_params(False):,} parameters, "
-           f"{block_size} positions; {dist.world_size} x {device}, {dtype}")
+del state  # and its memory
+dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
+           f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
+           f"{device}, {dtype}")
 result = {'checkpoint': '/'.join(path.split('/')[-2:]), 'iter': iter_num}  # RUN/NAME
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if {**before, **result} != before:
@@ -149,10 +150,8 @@ def evaluate_text():
     found = text_loss(model, tokens, starts, block_size, min(batch_size, len(starts)), dist, autocast, sizes,
                       tick=dist.progress(name))
     if not math.isfinite(found['loss']):
-        if dist.is_main:
-            say(f"error: the loss of {name} is not finite ({found['loss']}, in {dtype}). try "
-                "--dtype=float32, else an older checkpoint")
-        sys.exit(3)
+        fail(f"the loss of {name} is not finite ({found['loss']}, in {dtype}). try --dtype=float32, else an "
+             "older checkpoint")
     result['texts'][name] = {**found, 'dtype': dtype}
     bpb = "bits per byte unknown, as the tokenizer is not on this machine"
     amount = f"{found['tokens']:,} tokens"
@@ -176,7 +175,7 @@ def by_other_means():
     for part in (data.val, data.train):
         ids = part.windows([0], part.n)[0]
         text = tokenizer.decode(ids[sizes[ids] > 0].tolist())
-        texts.append(text.encode('utf-8', 'replace'))
+        texts.append(text.encode())
     xz = 8 * len(lzma.compress(texts[0])) / len(texts[0])
     ngram = ngram_bits_per_byte(*texts)
     dist.print(f"for comparison: {xz:.4f} bits per byte by xz, {ngram:.4f} by counts of up to 6 bytes in the "

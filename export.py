@@ -58,8 +58,6 @@ from support.tokenizer import make_tokenizer
 ckpt = load.read(load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from))
 model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
 config, weights = model.config, model.state_dict()
-# what the file holds counts, not the knob: model.py may have been edited
-config.tie = torch.equal(weights['lm_head.weight'], weights['transformer.wte.weight'])
 tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
 parent, name = os.path.split(os.path.abspath(to))
 n_params = model.get_num_params(non_embedding=False)

@@ -103,7 +103,8 @@ while true; do
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
     if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
-      echo "to continue, and then sample: (cd $(printf %q "$here") && $again)"
+      echo "to continue, or with --overwrite behind it to start over, and then sample:" \
+        "(cd $(printf %q "$here") && $again)"
     fi
     exit $status
   fi
@@ -122,5 +123,6 @@ echo "expected were about $expected, give or take 0.2, after five minutes of two
   "twenty without"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
-echo "to have it write more: source .venv/bin/activate, then python sample.py --out_dir=$out_dir"
+echo "to have it write more: source .venv/bin/activate, then python sample.py" \
+  "--out_dir=$(printf %q "$out_dir")"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

@@ -157,10 +157,7 @@ def cannot_write(out_dir, e):
 def keep_original(path, it, tell):
     """Give `path`, a ckpt.pt as nanoGPT leaves it, a name that no run touches."""
     kept = os.path.join(os.path.dirname(path), f'ckpt_original_{it:08d}.pt')
-    try:
-        link(path, kept)
-    except OSError as e:
-        cannot_write(kept, e)
+    link(path, kept)
     tell(f"note: {path} is kept as {kept}, as the first save takes its name")
 
 

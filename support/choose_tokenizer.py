@@ -37,7 +37,7 @@ def choose_tokenizer(name, files, documents):
                  "--tokenizer=bpe:8192")
         print(f"learning {n_vocab} tokens", flush=True)
         return learn_bpe(n_vocab, sample(documents, files))
-    if name.startswith('hf:') or '/' in name or os.sep in name or name.endswith('.json'):
+    if name.startswith('hf:') or '/' in name or name.endswith('.json'):
         tokenizer = make_tokenizer(state_at(name.removeprefix('hf:')))
         text = next(sample(documents, files), '') if files else ''
         if lost := {*text} - {*tokenizer.decode(tokenizer.encode(text).tolist())}:
@@ -50,11 +50,7 @@ def state_at(source):
     """The state of the tokenizer in a dataset's folder, a .json file, or a Hugging Face folder or name."""
     if os.path.exists(os.path.join(source, 'meta.json')) or bin_files(source, 'train'):
         return read_tokenizer_state(source, read_meta(source))
-    state = read_tokenizer(source)
-    if make_tokenizer(state).end_of_text is None:
-        print(f"note: {source} has no token that begins or ends a text: documents follow each other without "
-              "a mark")
-    return state
+    return read_tokenizer(source)
 
 
 def by_size(files):

@@ -109,8 +109,6 @@ def find_files(spec):
     """The files of OWNER/NAME[@REVISION][:CONFIG][:SPLIT], with sizes and checksums."""
     repo, config, split = (spec.split(':') + ['', ''])[:3]
     repo, _, revision = repo.partition('@')
-    if config in ('train', 'validation', 'test') and not split:
-        config, split = '', config
     try:
         api = hub().HfApi()
         info = api.dataset_info(repo, revision=revision or None, files_metadata=True)

@@ -137,8 +137,10 @@ def checked(ckpt, path):
     if 'tokenizer' in ckpt:
         check_tokenizer_state(ckpt['tokenizer'])
     # older than that flag, or than the next ones
-    bias = 'transformer.ln_f.bias' in weights
+    bias, head = 'transformer.ln_f.bias' in weights, weights['lm_head.weight']
     args = {'bias': bias, 'dropout': 0.0, 'near_layers': 0, **ckpt['model_args']}
+    if not head.equal(weights.get('transformer.wte.weight', head)):
+        args['tie'] = False  # of a model.py without the line that ties them
     return {**ckpt, 'model': weights, 'model_args': args, 'iter_num': int(ckpt.get('iter_num', 0)),
             'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': dict(ckpt.get('config', {})),
             'path': path}

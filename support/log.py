@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -117,8 +118,9 @@ class Logger:
         if not metrics:
             return
         times = {f'{name}_seconds': seconds for name, seconds in self.clock.spent.items()}
-        self.row = {'iter': it, 'tokens': it * self.run.tokens_per_iter, 'seconds': self.clock.seconds,
-                    **metrics, **times}
+        tokens = it * self.run.tokens_per_iter
+        self.row = {'iter': it, 'tokens': tokens, 'tokens_total': self.run.tokens_before + tokens,
+                    'seconds': self.clock.seconds, **metrics, **times}
         interval = self.knobs['log_interval']
         if not interval or it % interval or it >= self.knobs['max_iters']:
             self.flush()  # else its line is completed by iteration()
@@ -199,7 +201,7 @@ class Logger:
         if not self.knobs['eval_only']:
             best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
             self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
-                           f"what it writes: python sample.py --out_dir={out_dir}"
+                           f"what it writes: python sample.py --out_dir={shlex.quote(out_dir)}"
                            + run.data.train.sample_flag)
         return 'done'
 

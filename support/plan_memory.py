@@ -105,8 +105,9 @@ def lines(run, memory, peak_flops):
         flops = GPT(run.config).flops_per_token() * run.tokens_per_iter
     if k.activation_checkpointing:
         flops *= 4 / 3
-    hours = k.max_iters * flops / (MFU * peak_flops * n) / 3600
-    return found + [f"time      {hours:,.1f} hours for {k.max_iters:,} iterations = {hours * n:,.0f} hours "
+    left = k.max_iters - run.start_iter
+    hours = left * flops / (MFU * peak_flops * n) / 3600
+    return found + [f"time      {hours:,.1f} hours for {left:,} iterations = {hours * n:,.0f} hours "
                     f"of a GPU, at {MFU:.0%} of its peak, which is assumed"], fits
 
 

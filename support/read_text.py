@@ -8,6 +8,7 @@ A document is an iterator over pieces of its text, so a long one is never in mem
 import codecs
 import contextlib
 import glob
+import gzip
 import html
 import io
 import json
@@ -18,11 +19,6 @@ import sysconfig
 import urllib.parse
 import xml.etree.ElementTree as ET
 import zipfile
-
-try:
-    from isal import igzip as gzip  # twice as fast as Python's own
-except ImportError:
-    import gzip
 
 from configurator import fail
 from support.errors import first_line

@@ -238,8 +238,6 @@ def samples_side_by_side(path):
 
 def evaluations(log, tokens_per_iter):
     """The table of evaluations in the loop, thinned if it is long."""
-    columns = [name for name in list(log)
-               if len(values(log, name)) and (name in EVALUATED or name not in COLUMNS)]
     rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
         return
@@ -248,6 +246,8 @@ def evaluations(log, tokens_per_iter):
     if len(rows) > ROWS:
         yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
         rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
+    columns = [name for name in list(log)
+               if np.isfinite(log[name][rows]).any() and (name in EVALUATED or name not in COLUMNS)]
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
     for i in rows:

@@ -107,13 +107,13 @@ def tell_what_changed(run):
         run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
                        "loss begins anew, and ckpt_best.pt with it")
     if run.ckpt.get('trained_on', run.trained_on) != run.trained_on:
-        run.dist.print("note: tokens and epochs are counted as if all iterations had had this batch and data")
+        run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and data")
     changed = [f"{name} {value} -> {run.environment.get(name)}"
                for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]
     if changed:
-        run.dist.print("note: from here on not the bits of an uninterrupted run, but the same up to "
-                       f"rounding: {', '.join(changed)}")
+        run.dist.print("note: from here on not the bits of an uninterrupted run, but the same up to rounding "
+                       f"(with another batch_size also other dropout and noise): {', '.join(changed)}")
 
 
 def model_of_checkpoint(run):

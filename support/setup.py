@@ -176,7 +176,7 @@ def choose_start(run, k):
     # a training that torchrun may start again, or Slurm, goes on
     auto = word == 'auto' or not k.eval_only and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0'
     if k.init_from == 'resume' or (auto and here):
-        if here and not k.eval_only:
+        if here and run.dist.is_main and not k.eval_only:  # plan.py writes nothing
             run.lock = checkpoint.lock(k.out_dir)  # before it is read: another run may be writing
         return load.newest_whole(k.out_dir), 'resume'
     if here and not k.overwrite and not k.eval_only:

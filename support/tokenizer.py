@@ -90,7 +90,7 @@ class CharTokenizer(Pieces):
         ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
         if (ids < 0).any():
             unknown = text[int(np.argmax(ids < 0))]
-            raise ValueError(f"character {unknown!r} is not in the vocabulary of {self.n_vocab} characters")
+            raise ValueError(f"character {unknown!r} is not in the vocabulary")
         return ids
 
 
