@@ -105,7 +105,7 @@ def lines(run, memory, peak_flops):
         flops = GPT(run.config).flops_per_token() * run.tokens_per_iter
     if k.activation_checkpointing:
         flops *= 4 / 3
-    left = k.max_iters - run.start_iter
+    left = max(0, k.max_iters - run.start_iter)
     hours = left * flops / (MFU * peak_flops * n) / 3600
     return found + [f"time      {hours:,.1f} hours for {left:,} iterations = {hours * n:,.0f} hours "
                     f"of a GPU, at {MFU:.0%} of its peak, which is assumed"], fits
