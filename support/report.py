@@ -246,7 +246,7 @@ def evaluations(log, tokens_per_iter):
     if len(rows) > ROWS:
         yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
         rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
-    columns = [name for name in list(log)
+    columns = [name for name in log
                if np.isfinite(log[name][rows]).any() and (name in EVALUATED or name not in COLUMNS)]
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
