@@ -3,8 +3,9 @@ The knobs at the top of a script, set by config files and --key=value. This file
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
 
-Flags win wherever they stand on the line. Config files see them, even where they set the same name, so what
-follows from it agrees. Of two files the later one wins. A file is executed: run only what you would.
+Flags win wherever they stand on the line. Config files see them, also in place of the first value that they
+set to that name, so what follows from it agrees. Of two files the later one wins. A file is executed: run
+only what you would.
 
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
@@ -142,7 +143,7 @@ def helper():
 
 
 def explain_missing_package(kind, error, traceback):
-    if kind is ModuleNotFoundError and error.name in ('torch', 'numpy'):
+    if kind is ModuleNotFoundError and error.name in ('torch', 'numpy', 'wandb'):
         fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made "
              "one, or pip install -r requirements.txt")
     sys.__excepthook__(kind, error, traceback)

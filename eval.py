@@ -193,8 +193,7 @@ def write_sample():
 
 if split != 'none':
     evaluate_text()
-    if loaded:
-        save()  # the tasks may take hours
+    save()  # the tasks may take hours
 
 # -----------------------------------------------------------------------------
 # the tasks, and CORE

@@ -137,9 +137,9 @@ def checked(ckpt, path):
     if 'tokenizer' in ckpt:
         check_tokenizer_state(ckpt['tokenizer'])
     # older than that flag, or than the next ones
-    bias, head = 'transformer.ln_f.bias' in weights, weights['lm_head.weight']
+    bias, head = 'transformer.ln_f.bias' in weights, weights.get('lm_head.weight')
     args = {'bias': bias, 'dropout': 0.0, 'near_layers': 0, **ckpt['model_args']}
-    if not head.equal(weights.get('transformer.wte.weight', head)):
+    if head is not None and not head.equal(weights.get('transformer.wte.weight', head)):
         args['tie'] = False  # of a model.py without the line that ties them
     return {**ckpt, 'model': weights, 'model_args': args, 'iter_num': int(ckpt.get('iter_num', 0)),
             'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': dict(ckpt.get('config', {})),
@@ -180,7 +180,9 @@ def build(cls, ckpt, dropout=0.0, **changes):
         first = {}  # of the names of one parameter, which stay one, such as a tied head
         for name, p in model.named_parameters(remove_duplicate=False):
             if name in weights:
-                weights[name] = first.setdefault(p, torch.nn.Parameter(weights[name].float()))
+                loaded = torch.nn.Parameter(weights[name].to(p.dtype), p.requires_grad)
+                loaded.__dict__.update(p.__dict__)  # what you gave it
+                weights[name] = first.setdefault(p, loaded)
         model.load_state_dict(weights, assign=True)
     if block_size < config.block_size:
         model.crop_block_size(block_size)
@@ -225,10 +227,11 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     name = dataset_name or ckpt['config'].get('dataset')
     if name and os.path.isdir(folder := folder_of(name, data_dir)):  # refuses a path: it may be a stranger's
         meta = read_meta(folder)
-        if meta['vocab_size'] <= vocab_size < meta['vocab_size'] + 64:
-            return read_tokenizer_state(folder, meta)
-        fail(f"dataset {name} has {meta['vocab_size']} tokens, the checkpoint {vocab_size}. name the one it "
-             "was trained on with --dataset=NAME")
+        state, fits = read_tokenizer_state(folder, meta), 0 <= vocab_size - meta['vocab_size'] < 64
+        if fits and same_tokenizer(ckpt.get('tokenizer'), state):
+            return state
+        fail(f"dataset {name} has another tokenizer than the checkpoint ({meta['vocab_size']} ids, "
+             f"{vocab_size} there). name the one it was trained on with --dataset=NAME")
     if vocab_size in (50257, 50304) and not dataset_name:  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
     fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name or '?'}. name the one "

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import importlib.util
 import io
 import itertools
 import math
@@ -99,11 +98,12 @@ class Logger:
     def __init__(self, run, clock, dist):
         self.run, self.clock, self.dist, self.knobs = run, clock, dist, run.knobs
         self.row = {}  # of the present iteration: what was measured before its update
-        saved = run.ckpt if run.continues else {}
+        saved = run.ckpt if run.resuming else {}
         # of the losses, each with 0.98 of the weight of the one after it: their weighted sum and the sum of
         # the weights, on the device, so that no iteration waits
         self.loss_sum = torch.tensor(saved.get('loss_sum') or [0.0, 0.0], device=dist.device)
-        self.wandb_run_id = saved.get('wandb_run_id')  # in checkpoints: a resume continues the same curves
+        # in checkpoints: a resume continues the same curves
+        self.wandb_run_id = saved.get('wandb_run_id') if run.continues else None
         self.reported = time.monotonic()
         self.outputs = []  # what takes rows, and how the run ended
         if self.knobs['wandb_log'] and dist.is_main:
@@ -111,7 +111,7 @@ class Logger:
             self.wandb_run_id = self.outputs[0].run.id
         if dist.is_main and not self.knobs['eval_only']:
             path = os.path.join(self.knobs['out_dir'], 'log.csv')
-            self.outputs += [CsvLog(path, run.start_iter), RunRecord(run)]
+            self.outputs += [CsvLog(path, run.start_iter, run.compares), RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
@@ -225,13 +225,17 @@ class Logger:
 
 class CsvLog:
     """log.csv: a row per logged or evaluated iteration. A resume at `start` first drops the rows from there
-    on: they are written again, once. What a full disk does not take waits."""
+    on: they are written again, once. What a full disk does not take waits. compares: whether losses of other
+    windows than before are not to come; else those of before get a column of their own."""
 
-    def __init__(self, path, start):
+    def __init__(self, path, start, compares=True):
         self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
-            self.rewrite([row for row in rows if int(row['iter']) < start])
+            rows = [row for row in rows if int(row['iter']) < start]
+            for row in rows if not compares else ():
+                row['val_loss_before'] = row.pop('val_loss')
+            self.rewrite(rows)
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
@@ -347,25 +351,13 @@ def code_version():
 NAMES = {'train_loss': 'train/loss', 'val_loss': 'val/loss'}  # nanoGPT's
 
 
-def wandb_problems():
-    # the folder wandb/ that runs leave is no package
-    if getattr(importlib.util.find_spec('wandb'), 'origin', None) is not None:
-        return []
-    return ["wandb_log=True, but wandb is not installed. pip install wandb, or leave it out: log.csv has "
-            "the same numbers"]
-
-
 class WandbLog:
     gone = False
 
     def __init__(self, knobs, run_id):
         import wandb
-        try:
-            self.run = wandb.init(project=knobs['wandb_project'], name=knobs['wandb_run_name'],
-                                  config=knobs, id=run_id, resume='allow')
-        except wandb.Error as e:
-            fail(f"wandb does not start ({first_line(e)}). wandb login, WANDB_MODE=offline, or "
-                 "leave wandb_log out", everywhere=True)
+        self.run = wandb.init(project=knobs['wandb_project'], name=knobs['wandb_run_name'], config=knobs,
+                              id=run_id, resume='allow')
         self.run.define_metric('*', step_metric='iter')
 
     def log(self, row):

@@ -89,9 +89,6 @@ def groups(runs):
     themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     knobs = [record.get('knobs', {}) for record in records]
-    for k in knobs:
-        if k.get('init_from') == 'auto':
-            k['init_from'] = 'scratch'
     given = set().union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
@@ -193,12 +190,12 @@ def write(out_dir):
     try:
         draw({name: [log]}, picture, title=name)
     except Exception as e:  # the page matters more than the picture
-        told, shown = f" (no loss.png: {e}. then python plot.py {out_dir} --report=True)", ''
+        told, shown = f" (no loss.png: {e}. python plot.py {out_dir} --report=True tries again)", ''
     notes = list(remark(log))
     lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
              *samples_side_by_side(os.path.join(out_dir, 'samples.md')),
              *evaluations(log, run.get('tokens_per_iter', 0)),
-             *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run, log)]
+             *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
 
@@ -270,13 +267,9 @@ def eval_results(found):
     yield ''
 
 
-def settings(run, log):
-    """The plan, the speed, and each start with its command."""
-    yield from ["## Settings\n", "```text", *run.get('plan', [])]
-    if len(values(log, 'memory_gb')):
-        yield (f"speed     {np.median(values(log, 'tokens_per_second')):,.0f} tokens/s in the median, "
-               f"{values(log, 'memory_gb')[-1]:.2f} GB of memory at most")
-    yield "```\n\n```sh"
+def settings(run):
+    """The plan, and each start with its command."""
+    yield from ["## Settings\n", "```text", *run.get('plan', []), "```\n\n```sh"]
     for s in run.get('sessions', []):
         yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
         yield s['command']

@@ -14,7 +14,7 @@ from configurator import fail, out_of_range
 from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
-from support import checkpoint, cpu, devices, files, load, log, resume
+from support import checkpoint, cpu, devices, files, load, resume
 from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_lost_data, explain_out_of_memory
@@ -206,8 +206,9 @@ def check_knobs(run):
             parse(run.knobs[name])
         except ValueError:
             problems.append(f"{name} is out of range ({run.knobs[name]}). use {remedy}")
-    if k.wandb_log:
-        problems += log.wandb_problems()
+    if k.wandb_log:  # before anything is removed; the folder wandb/ that runs leave is no package
+        import wandb
+        wandb.init
     stop_if(problems)
 
 

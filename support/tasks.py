@@ -130,6 +130,7 @@ def add_example(task, examples, i, block_size):
     """Add examples[i] to the task, prompted with some of the others."""
     example, others = examples[i], len(examples) - 1
     task.kind = task.kind or example['kind']
+    assert example.get('kind', task.kind) == task.kind, f'its kind is not {task.kind}'
     picked = random.Random(1234 + i).sample(range(others), min(task.shots, others))
     shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
     rows, answer = render(task, example, shots), answer_of(task, example)

@@ -137,11 +137,6 @@ for flags, *words in (
     row(flags, *words)
 for flag in ('beta2=1', 'budget=0tokens', 'budget=1e99epochs'):
     row(f'--{flag}', flag.split('=')[0], 'out of range')
-def no_wandb(place, monkeypatch):
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-
-
-row('--wandb_log', 'wandb', 'pip install wandb', given=no_wandb)
 row('--batch_size=0 --dropout=2 --decay_fraction=-1', 'batch_size', 'dropout', 'decay_fraction', lines=3)
 row('', 'MASTER_ADDR', 'torchrun', given=environment(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1'))
 for steps, same in ((1, '--batch_size=1 --total_batch_size=64'), (6, '--batch_size=3 --total_batch_size=384')):

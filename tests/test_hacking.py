@@ -324,13 +324,15 @@ def test_parameters_that_are_shared_stay_one_and_buffers_what_they_are_when_load
     change = edited("        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)\n",
                     "        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)\n"
                     "        self.transformer.h[1].mlp.c_fc.weight = self.transformer.h[0].mlp.c_fc.weight\n"
-                    "        self.register_buffer('mask', torch.ones(2, dtype=torch.bool))\n")
+                    "        self.register_buffer('mask', torch.ones(2, dtype=torch.bool))\n"
+                    "        self.transformer.wpe.weight.requires_grad_(False).lr_mult = 2\n")
     config = change.GPTConfig(block_size=16, vocab_size=11, n_layer=2, n_head=2, n_embd=32)
     net = change.GPT(config)
     again = load.build(change.GPT, {'model': net.state_dict(), 'model_args': config.model_args(), 'path': 'x'})
     assert len(list(again.parameters())) == len(list(net.parameters()))
     assert again.lm_head.weight is again.transformer.wte.weight
     assert again.mask.dtype == torch.bool
+    assert again.transformer.wpe.weight.lr_mult == 2 and not again.transformer.wpe.weight.requires_grad
 
 
 @pytest.mark.parametrize('field', ['x: float = 0.0', 'x: float = -1.0', 'x: int = None',

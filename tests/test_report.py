@@ -57,6 +57,8 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
     # weights that a new run starts from have seen tokens before
     works('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'next'}")
     assert {int(row['tokens_total']) - int(row['tokens']) for row in rows(tmp_path / 'next')} == {6 * 64}
+    works('train.py', *tiny, '--init_from=resume', '--eval_iters=9')
+    assert rows(out)[0]['val_loss_before'] and not rows(out)[0]['val_loss'], 'other windows'
     make_dataset(tmp_path / 'data', text=TEXT * 2)
     assert 'made again' in works('eval.py', tiny[-3], tiny[-1]).out
 
