@@ -39,7 +39,7 @@ def choose_tokenizer(name, files, documents):
         return learn_bpe(n_vocab, sample(documents, files))
     if name.startswith('hf:') or '/' in name or name.endswith('.json'):
         tokenizer = make_tokenizer(state_at(name.removeprefix('hf:')))
-        text = next(sample(documents, files), '') if files else ''
+        text = next(sample(documents, files), '') if files and 'json' in tokenizer.state() else ''
         if lost := {*text} - {*tokenizer.decode(tokenizer.encode(text).tolist())}:
             print(f"note: this tokenizer loses characters of the text: {sorted(lost)}"[:150])
         return tokenizer

@@ -35,7 +35,6 @@ BENCHMARKS = {
 def hub():
     """The package huggingface_hub, without its own lines and bars."""
     try:
-        import huggingface_hub
         import huggingface_hub.utils
     except ImportError:
         fail("for the Hugging Face Hub a package is needed that is not installed (huggingface_hub). "

@@ -227,7 +227,8 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     name = dataset_name or ckpt['config'].get('dataset')
     if name and os.path.isdir(folder := folder_of(name, data_dir)):  # refuses a path: it may be a stranger's
         meta = read_meta(folder)
-        state, fits = read_tokenizer_state(folder, meta), 0 <= vocab_size - meta['vocab_size'] < 64
+        state = read_tokenizer_state(folder, meta)
+        fits = 0 <= vocab_size - meta['vocab_size'] < 64
         if fits and same_tokenizer(ckpt.get('tokenizer'), state):
             return state
         fail(f"dataset {name} has another tokenizer than the checkpoint ({meta['vocab_size']} ids, "

@@ -58,7 +58,7 @@ def values(log, name):
 
 
 def label_of(column):
-    return METRICS.get(column, (column, None))[0]
+    return METRICS.get(column, [column])[0]
 
 
 def points(log, x, y):
