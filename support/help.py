@@ -41,7 +41,7 @@ def text(script, knobs, kinds, given, words, positional, like):
         lines = [script['__doc__'].strip(), '',
                  f"usage: python {name} {word}[config/file.py ...] [--key=value ...]"]
     for group, rows in itertools.groupby(found, lambda row: row[0]):
-        lines.append(f"\n{group}".rstrip())
+        lines.append(f"\n{group}")
         for row in rows:
             lines += paragraph(*row[1:], given)
     if not words:

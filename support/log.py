@@ -225,16 +225,16 @@ class Logger:
 
 class CsvLog:
     """log.csv: a row per logged or evaluated iteration. A resume at `start` first drops the rows from there
-    on: they are written again, once. What a full disk does not take waits. compares: whether losses of other
-    windows than before are not to come; else those of before get a column of their own."""
+    on: they are written again, once. What a full disk does not take waits. compares: whether the losses to
+    come are of the windows of those before, which else get a column of their own."""
 
     def __init__(self, path, start, compares=True):
         self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
             rows = [row for row in rows if int(row['iter']) < start]
-            for row in rows if not compares else ():
-                row['val_loss_before'] = row.pop('val_loss')
+            for row in () if compares else rows:
+                row['val_loss_before'] = row.pop('val_loss') or row.get('val_loss_before')
             self.rewrite(rows)
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
