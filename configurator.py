@@ -3,9 +3,9 @@ The knobs at the top of a script, set by config files and --key=value. This file
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
 
-Flags win wherever they stand on the line. Config files see them, also in place of the first value that they
-set to that name, so what follows from it agrees. Of two files the later one wins. A file is executed: run
-only what you would run as a program.
+Flags win wherever they stand on the line. Config files see them: in place of the first value that a file
+gives to such a name stands the flag's, so what it computes from it agrees. Of two files the later one wins.
+A file is executed: run only what you would run as a program.
 
 A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
 values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the

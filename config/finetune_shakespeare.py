@@ -23,7 +23,7 @@ gradient_accumulation_steps = 32
 
 max_iters = 20
 learning_rate = 3e-5
-decay_lr = False  # a fixed learning rate from the first iteration on; for another schedule: --decay_lr
+decay_lr = False  # a fixed learning rate from the first iteration on; others: --decay_lr --warmup_iters=2
 
 eval_interval = 5
 eval_iters = 40

@@ -30,9 +30,10 @@ if 'dataset' in globals():
     _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, dropout, token_noise, weight_decay, _times = _row
+_, n_layer, n_embd, _dropout, _noise, weight_decay, _times = _row
 if globals().get('teacher'):  # what it says is not learned by heart so soon
-    dropout, token_noise = dropout / 2, token_noise * 2 / 3
+    _dropout, _noise = _dropout / 2, _noise * 2 / 3
+dropout, token_noise = _dropout, _noise
 
 arch = 'local'
 norm = 'layernorm'  # has a fast kernel on a CPU

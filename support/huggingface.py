@@ -175,7 +175,7 @@ def read(source):
     try:
         args = from_config(json.loads(read_json(get_file(source, 'config.json'))))
         weights = read_weights(source, args)
-        if args['tie']:  # unless the file has another head, which counts for transformers too
+        if args['tie']:  # unless the file has another head, which counts for transformers 5 too
             wte = weights['transformer.wte.weight']
             args['tie'] = weights.setdefault('lm_head.weight', wte).equal(wte)
         tokenizer = read_tokenizer(source, needed=False)

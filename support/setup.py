@@ -206,7 +206,7 @@ def check_knobs(run):
             parse(run.knobs[name])
         except ValueError:
             problems.append(f"{name} is out of range ({run.knobs[name]}). use {remedy}")
-    if k.wandb_log:  # before anything is removed; the folder wandb/ that runs leave is no package
+    if k.wandb_log:  # before anything is removed; the folder wandb/ of runs is not enough
         import wandb
         wandb.init
     stop_if(problems)
