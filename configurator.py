@@ -279,7 +279,7 @@ def run_config(path, names, knobs):
     class Scope(dict):
         def __setitem__(self, name, value):
             # instead of its first value the flag's, so that what follows from it agrees
-            super().__setitem__(name, value if name in assigned else names['_flags'].get(name, value))
+            super().__setitem__(name, value if name in assigned else names.get('_flags', {}).get(name, value))
             assigned[name] = value  # also what repeats the default: a resume must know it
 
     scope = Scope({**names, '__file__': found, '__name__': 'config'})

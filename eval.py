@@ -94,7 +94,7 @@ if split != 'none':
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
     if not dataset and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint):
-        dist.print(f"note: {name} was made again since then, the model may have been trained on this text")
+        dist.print(f"note: {name} was made again after this run, which may have trained on this text")
 
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
@@ -193,7 +193,8 @@ def write_sample():
 
 if split != 'none':
     evaluate_text()
-    save()  # the tasks may take hours
+    if loaded:
+        save()  # the tasks may take hours
 
 # -----------------------------------------------------------------------------
 # the tasks, and CORE

@@ -77,7 +77,7 @@ def read_json(path):
         with open(path, encoding='utf-8') as f:
             value = json.load(f)
         return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -175,9 +175,8 @@ def read(source):
     try:
         args = from_config(json.loads(read_json(get_file(source, 'config.json'))))
         weights = read_weights(source, args)
-        if args['tie']:  # unless the file has another head, which counts for transformers 5 too
-            wte = weights['transformer.wte.weight']
-            args['tie'] = weights.setdefault('lm_head.weight', wte).equal(wte)
+        if args['tie']:  # a head in the file stays: transformers 5 reads it, too
+            weights.setdefault('lm_head.weight', weights['transformer.wte.weight'])
         tokenizer = read_tokenizer(source, needed=False)
     except Exception as e:  # a file may say anything
         fail(f"{source} cannot be read into flatgpt ({type(e).__name__}: {first_line(e)}). it reads gpt2, "

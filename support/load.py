@@ -101,10 +101,8 @@ def unpack(path, verify=True):
 
 def read(path, verify=True):
     """The checkpoint at `path` (see find) as a dict on the CPU, with 'path' in it."""
-    if not os.path.isfile(path):
-        return huggingface.read(path)
     try:
-        ckpt = unpack(path, verify)
+        ckpt = unpack(path, verify) if os.path.isfile(path) else huggingface.read(path)
     except Damaged as e:
         fail(f"{path} {e}. take another of its run, if there is one")
     with explained(path):
@@ -140,7 +138,7 @@ def checked(ckpt, path):
     bias, head = 'transformer.ln_f.bias' in weights, weights.get('lm_head.weight')
     args = {'bias': bias, 'dropout': 0.0, 'near_layers': 0, **ckpt['model_args']}
     if head is not None and not head.equal(weights.get('transformer.wte.weight', head)):
-        args['tie'] = False  # of a model.py without the line that ties them
+        args['tie'] = False  # no field says so where model.py has lost the line that ties them
     return {**ckpt, 'model': weights, 'model_args': args, 'iter_num': int(ckpt.get('iter_num', 0)),
             'best_val_loss': float(ckpt.get('best_val_loss', 'inf')), 'config': dict(ckpt.get('config', {})),
             'path': path}

@@ -77,7 +77,7 @@ def find_tasks(name, folder):
     if name == 'hellaswag':
         return [Task(name, os.path.join(folder, 'hellaswag_val.jsonl'), name, 0.25)]
     if name.endswith('.jsonl'):
-        return [Task(name, name)]
+        return [Task(name, os.path.expanduser(name))]
     tasks = bundle(os.path.join(folder, 'eval_bundle'))
     if name != 'core' and name not in tasks:
         fail(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {', '.join(tasks)}")

@@ -332,7 +332,8 @@ def test_parameters_that_are_shared_stay_one_and_buffers_what_they_are_when_load
     assert len(list(again.parameters())) == len(list(net.parameters()))
     assert again.lm_head.weight is again.transformer.wte.weight
     assert again.mask.dtype == torch.bool
-    assert again.transformer.wpe.weight.lr_mult == 2 and not again.transformer.wpe.weight.requires_grad
+    p = again.transformer.wpe.weight
+    assert p.lr_mult == 2 and not p.requires_grad
 
 
 @pytest.mark.parametrize('field', ['x: float = 0.0', 'x: float = -1.0', 'x: int = None',

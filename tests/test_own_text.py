@@ -218,7 +218,7 @@ def test_no_checkpoint_lists_the_runs_that_are_there(script, tmp_path, monkeypat
             (tmp_path / name / 'ckpt.pt').write_bytes(b'')
             os.utime(tmp_path / name / 'ckpt.pt', (i, i))
     for name, *args in (('sample.py',), ('sample.py', '--out_dir=empty'), ('eval.py',),
-                        ('train.py', '--init_from=resume')):
+                        ('train.py', 'config/quickstart.py', '--init_from=resume')):  # that file is found
         is_refused(script(name, *args), 'there is: out-new, out-old')
 
 
