@@ -16,12 +16,14 @@ from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels; against learning it by heart: dropout, token_noise
 # and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md. The
-# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
+# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs; the
+# last row depends on the minutes, as more of them let a larger network see all of a large text
 _table = (
     (150_000, 2, 128, 0.1, 0.05, 0.1, 10),
     (450_000, 2, 192, 0.1, 0.05, 0.1, 11),
     (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
     (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
+    (1e15, 2, 256, 0.0, 0.0, 0.0, 2) if (globals().get('max_minutes') or 6) > 15 else
     (1e15, 1, 192, 0.0, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
