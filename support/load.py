@@ -115,8 +115,8 @@ def explained(path):
         yield
     except Exception as e:  # a file may say anything
         why = first_line(' '.join(str(e).split()))
-        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT ({type(e).__name__}: {why}). take one that "
-             "train.py wrote")
+        fail(f"{path} is not a checkpoint of flatgpt or nanoGPT, or not of model.py as it is now "
+             f"({type(e).__name__}: {why}). take another, or the code that it was trained with")
 
 
 def checked(ckpt, path):
