@@ -14,8 +14,8 @@
 #                                     of training; whole minutes
 #   bash runs/mybook.sh book.txt --name=NAME
 #                                     the dataset data/NAME, the run out-NAME
-# Run again, it continues: a run that is done teaches one more network;
-# --overwrite starts over.
+# Run again, it continues: a run that is done teaches one more network, if
+# --minutes are more than it took; --overwrite starts over.
 # PYTHON=/path/to/python chooses another Python.
 set -euo pipefail
 here=$PWD
@@ -95,7 +95,7 @@ left() {  # of all the minutes, and a fifth as a reserve
 
 begin=$SECONDS status=0 time_is_up=143
 while true; do
-  teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ') started=$SECONDS
+  teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ')
   if ((teachers)); then teach=("--teacher=$(printf '%s\n' "$out_dir"/teachers/* | paste -sd, -)"); fi
   python train.py --dataset="$name" ${data_dir[@]+"${data_dir[@]}"} config/mybook.py --max_minutes="$(left)" \
     --out_dir="$out_dir" --seed=$((seed + teachers)) $init ${teach[@]+"${teach[@]}"} \
@@ -108,8 +108,13 @@ while true; do
     fi
     exit $status
   fi
-  # one that is taught needs more time: a step is longer, and more steps pay
-  if ((teachers == 3 || 60 * minutes - SECONDS + begin < (SECONDS - started) * 6 / 5)); then break; fi
+  # one that is taught needs more time than all of this run took, also before it was interrupted: a step is
+  # longer, and more steps pay
+  took=$(python -c "
+import csv, sys
+*_, last = csv.DictReader(open(sys.argv[1]))
+print(int(float(last['seconds'])))" "$out_dir/log.csv")
+  if ((teachers == 3 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
