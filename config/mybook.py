@@ -16,14 +16,12 @@ from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels; against learning it by heart: dropout, token_noise
 # and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md. The
-# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs; the
-# last row depends on the minutes, as more of them let a larger network see all of a large text
+# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
     (150_000, 2, 128, 0.1, 0.05, 0.1, 10),
     (450_000, 2, 192, 0.1, 0.05, 0.1, 11),
     (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
     (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
-    (1e15, 2, 256, 0.0, 0.0, 0.0, 2) if (globals().get('max_minutes') or 6) > 15 else
     (1e15, 1, 192, 0.0, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
@@ -33,8 +31,11 @@ if 'dataset' in globals():
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
 _, n_layer, n_embd, _dropout, _noise, weight_decay, _times = _row
-if globals().get('teacher'):  # what it says is not learned by heart so soon
+_taught = bool(globals().get('teacher'))
+if _taught:  # what it says is not learned by heart so soon
     _dropout, _noise = _dropout / 2, _noise * 2 / 3
+if (globals().get('max_minutes') or 6) > 15 and _bytes > (3e6 if _taught else 10e6):
+    n_layer, n_embd = 2, 256  # there is time for a larger one, and enough to learn
 dropout, token_noise = _dropout, _noise
 
 arch = 'local'
@@ -104,7 +105,7 @@ _resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
     if 'max_iters' not in _flags:  # those of the command line
         _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
-        if teacher:  # a forward pass of each is a third of a step; more steps than without them pay
+        if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
         elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
