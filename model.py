@@ -511,7 +511,7 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Keep the first `block_size` positions."""
-        assert block_size <= self.config.block_size
+        assert block_size <= self.config.block_size, 'it has fewer positions'
         self.config.block_size = block_size
         if self.config.positions == 'rope':
             self.rope = self.rope[:, :block_size].clone()

@@ -170,7 +170,8 @@ class Evaluator:
             if due and self.stop.poll() != 'stop':
                 with self.clock.spending('sample' if name == 'sample' else 'eval'):
                     with contextlib.suppress(Interrupted):
-                        self.done['metrics'].update(function(it))
+                        # one of yours may differ between the processes, which go in step
+                        self.done['metrics'].update(self.dist.all_gather_object(function(it))[0])
                         self.done['names'].append(name)
             goal = self.knobs['stop_val_loss']  # which may have been reached before a resume
             if goal is not None and not last and self.done['metrics'].get('val_loss', math.inf) <= goal:

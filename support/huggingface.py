@@ -236,8 +236,7 @@ def read_tokenizer(source, needed=True):
     if config:
         state['config'] = read_json(config)
     elif found := guess_special(json.loads(state['json']).get('added_tokens') or []):
-        print(f"note: {state['name']} has no tokenizer_config.json; taken from its names: "
-              + ', '.join(f'{key} {token}' for key, token in found.items()))
+        print(f"note: {state['name']} has no tokenizer_config.json; taken from its names: {found}")
         state['config'] = json.dumps(found)
     return state
 

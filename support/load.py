@@ -5,6 +5,7 @@ executed, everything is checked. `cls` is the class of the network, model.GPT, w
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import os
 import warnings
@@ -21,6 +22,7 @@ from support.tokenizer import check_tokenizer_state, make_tokenizer, same_tokeni
 
 # causal masks and rotations, which older versions of nanoGPT and transformers saved among the weights
 CONSTANTS = '.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq'
+FREE = {'block_size', 'rope_theta', 'rope_scaling'}  # no weights depend on them, unless positions are learned
 
 
 # -----------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def find(source, hub=True):
 
 def no_checkpoint(path):
     """Say so, and name the folders here that hold checkpoints."""
-    names = sorted({os.path.dirname(file) for file in glob.glob(os.path.join('*', 'ckpt*.pt'))})
+    names = sorted({os.path.dirname(file) for file in glob.glob('*/ckpt*.pt')})
     there = f"there is: {', '.join(names)}" if names else 'no folder here has one'
     fail(f"no checkpoint in {path} ({there}). train first (--init_from=auto), or name another with "
          "--out_dir or --init_from: a run's folder, a file such as out/ckpt_00001000.pt (resume:PATH), or a "
@@ -148,21 +150,23 @@ def checked(ckpt, path):
 # what becomes of it
 
 
-def model_config(cls, ckpt, **changes):
-    """The cls.Config of a checkpoint, with changes."""
+def model_config(cls, ckpt):
+    """The cls.Config of a checkpoint."""
     with explained(ckpt['path']):
         known = {field.name for field in dataclasses.fields(cls.Config)}
         # what is off and not known here, other code may have had
         args = {name: value for name, value in ckpt['model_args'].items() if name in known or value}
-        problems = cls.Config(**args).problems()
+        config = cls.Config(**args)
+        problems = config.problems()
         assert not problems, problems
-    return cls.Config(**{**args, **changes})
+    return config
 
 
 def build(cls, ckpt, dropout=0.0, **changes):
     """The network of a checkpoint, with its weights, on the CPU. changes: a smaller block_size; with rotary
-    positions any block_size, rope_theta and rope_scaling, as no weights depend on them."""
-    config = model_config(cls, ckpt, dropout=dropout, **changes)
+    positions any block_size, rope_theta and rope_scaling."""
+    assert changes.keys() <= FREE, f"besides dropout only {', '.join(sorted(FREE))} can change"
+    config = dataclasses.replace(model_config(cls, ckpt), dropout=dropout, **changes)
     block_size = config.block_size
     if config.positions == 'learned':
         config.block_size = ckpt['model_args']['block_size']
@@ -182,7 +186,7 @@ def build(cls, ckpt, dropout=0.0, **changes):
                 loaded.__dict__.update(p.__dict__)  # what you gave it
                 weights[name] = first.setdefault(p, loaded)
         model.load_state_dict(weights, assign=True)
-    if block_size < config.block_size:
+    if block_size != config.block_size:
         model.crop_block_size(block_size)
     return model
 
@@ -191,30 +195,29 @@ def distill(model, teachers, tokenizer, device):
     """Makes `model` learn what the runs `teachers` (see find), with commas between them, predict in the mean,
     beside the text's own next tokens, 7 to 3: https://arxiv.org/abs/1503.02531. The loss has the value of the
     text's, as without a teacher."""
-    experts, alone = [], model.forward
+    experts = []
     for teacher in teachers.split(','):
         ckpt = read(find(teacher))
-        shorter = ckpt['model_args']['block_size'] < model.config.block_size
-        if shorter or not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
-            what = 'a shorter context' if shorter else 'another tokenizer'
-            fail(f"the teacher {teacher} has {what}. name a run on the same dataset, with the same "
-                 "block_size or a longer one")
+        if ckpt['model_args']['block_size'] < model.config.block_size or \
+                not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
+            fail(f"the teacher {teacher} has another tokenizer or a shorter context. name a run on the same "
+                 "dataset, with the same block_size or a longer one")
         experts.append(build(type(model), ckpt).to(device).eval())
         cpu.faster(experts[-1])
+    model.forward = functools.partial(distilled, model.forward, experts)
 
-    def forward(idx, targets=None, doc_ids=None, **options):
-        if targets is None or not model.training:
-            return alone(idx, targets, doc_ids, **options)
-        logits, loss = alone(idx, targets, doc_ids)
-        with torch.no_grad():
-            wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
-                         for expert in experts) / len(experts)
-        counts = targets >= 0
-        distance = torch.nn.functional.cross_entropy(logits[counts].float(), wanted[counts])
-        learned = 0.3 * loss + 0.7 * distance
-        return None, learned + (loss - learned).detach()
 
-    model.forward = forward
+def distilled(forward, experts, idx, targets=None, doc_ids=None, **options):
+    if targets is None or not forward.__self__.training:
+        return forward(idx, targets, doc_ids, **options)
+    logits, loss = forward(idx, targets, doc_ids)
+    with torch.no_grad():
+        wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
+                     for expert in experts) / len(experts)
+    counts = targets >= 0
+    distance = torch.nn.functional.cross_entropy(logits[counts].float(), wanted[counts])
+    learned = 0.3 * loss + 0.7 * distance
+    return None, learned + (loss - learned).detach()
 
 
 def tokenizer_state(ckpt, dataset_name=None, data_dir=None):

@@ -2,6 +2,7 @@
 (loss.png), and report.md, made from what is in the folder: run.json, log.csv, eval.json, samples.md."""
 
 import collections
+import contextlib
 import csv
 import itertools
 import os
@@ -48,7 +49,8 @@ def read_log(out_dir):
         rows = list(csv.DictReader(f))
     log = collections.defaultdict(lambda: np.full(len(rows), np.nan))
     for name in filter(None, rows[0] if rows else ()):
-        log[name] = np.array([float(row[name] or 'nan') for row in rows])
+        with contextlib.suppress(ValueError):  # words
+            log[name] = np.array([float(row[name] or 'nan') for row in rows])
     return log
 
 

@@ -15,7 +15,6 @@ from support.tokenizer import same_tokenizer
 ARCHITECTURE = {field.name for field in dataclasses.fields(GPTConfig)} - {'vocab_size', 'dropout'}
 # they say the same thing, the second one wins
 ALTERNATIVES = ('max_iters', 'budget'), ('gradient_accumulation_steps', 'total_batch_size')
-FREE = ('block_size', 'rope_theta', 'rope_scaling')  # no weights depend on them, unless positions are learned
 
 
 def take_over(run, kinds):
@@ -33,7 +32,7 @@ def take_over(run, kinds):
     for name in sorted(ARCHITECTURE.intersection(run.knobs)):
         saved = getattr(before, name)
         now = run.given.get(name, saved)
-        if now != saved and (run.resuming or name not in FREE):
+        if now != saved and (run.resuming or name not in load.FREE):
             run.dist.print(f"note: {name}={now} is ignored, the checkpoint has {saved}")
             now = saved
         run.knobs[name] = now
@@ -118,7 +117,7 @@ def tell_what_changed(run):
 
 def model_of_checkpoint(run):
     """Its GPT, with room for the tokens that the dataset has added."""
-    model = load.build(GPT, run.ckpt, run.knobs['dropout'], **{name: run.knobs[name] for name in FREE})
+    model = load.build(GPT, run.ckpt, run.knobs['dropout'], **{name: run.knobs[name] for name in load.FREE})
     if run.config.vocab_size > model.config.vocab_size:
         grow_vocabulary(model, run.config.vocab_size, run.knobs['seed'])
     return model

@@ -50,7 +50,7 @@ def test_formats_and_numbers_of_workers_agree(prepare, tmp_path, test_data, gpt2
         result = prepare(kind, write(tmp_path / kind, books), *args)
         assert result.status == 0, result.err
     assert files_of(tmp_path, 'txt') == files_of(tmp_path, 'all.jsonl')
-    assert ('taken from its names: bos_token <s>, eos_token </s>' in result.out) == (tokenizer == 'llama')
+    assert ("taken from its names: {'bos_token': '<s>', 'eos_token': '</s>'}" in result.out) == (tokenizer == 'llama')
 
 
 def test_a_large_txt_is_encoded_as_a_whole(prepare, tmp_path, test_data, gpt2, monkeypatch):
