@@ -1,5 +1,7 @@
 """What helps where text is short: runs as teachers, noise in the input."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -23,9 +25,8 @@ def test_teachers_count_seven_to_three_and_the_printed_loss_is_the_text_s(train,
     assert taught.losses()[0] == untaught.losses()[0] and taught.losses()[5] != untaught.losses()[5]
 
     names = taught.globals
-    model, x, y = names['model'], *names['get_batch'](0, 0)[:2]
+    model, x, y = copy.deepcopy(names['model']), *names['get_batch'](0, 0)[:2]
     model.train()
-    model.zero_grad()
     loss = model(x, y)[1]
     loss.backward()
     found = model.transformer.wte.weight.grad.clone()
