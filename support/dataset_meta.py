@@ -62,8 +62,8 @@ def missing(folder):
     make = f"python prepare.py {name}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
     found = glob.glob(os.path.join(glob.escape(data_dir), '*', 'train*.bin'))
     have = ', '.join(sorted({os.path.basename(os.path.dirname(path)) for path in found}))
-    return (f"no dataset {name} in {data_dir} (there is: {have or 'none yet'}). make it from text with: "
-            f"{make}; for a first run on a laptop: bash runs/quickstart.sh")
+    return (f"no dataset {name} in {data_dir} (there is: {have or 'none yet'}). name another folder with "
+            f"--data_dir, or make it from text: {make}; for a first run on a laptop: bash runs/quickstart.sh")
 
 
 def damaged(path, size, width, tokens):

@@ -44,10 +44,9 @@ def find(source, hub=True):
 def no_checkpoint(path):
     """Say so, and name the folders here that hold checkpoints."""
     names = sorted({os.path.dirname(file) for file in glob.glob('*/ckpt*.pt')})
-    there = f"there is: {', '.join(names)}" if names else 'no folder here has one'
-    fail(f"no checkpoint in {path} ({there}). train first (--init_from=auto), or name another with "
-         "--out_dir or --init_from: a run's folder, a file such as out/ckpt_00001000.pt (resume:PATH), or a "
-         "Hugging Face folder or name (gpt2, OWNER/NAME)")
+    fail(f"no checkpoint in {path} (there is: {', '.join(names) or 'none here'}). train first "
+         "(--init_from=auto), or name another with --out_dir or --init_from: a run's folder, a file such as "
+         "out/ckpt_00001000.pt (resume:PATH), or a Hugging Face folder or name (gpt2, OWNER/NAME)")
 
 
 def newest_whole(out_dir):

@@ -230,13 +230,13 @@ def settle_shape(run):
     counted = run.knobs[name]
     run.grad_accum_steps = max(1, counted // unit)
     if counted % unit:
-        low = run.grad_accum_steps * unit
         tokens = k.total_batch_size or counted * k.batch_size * k.block_size
         remedy = next((f"the same batch: --batch_size={size} --total_batch_size={tokens}"
                        for size in range(k.batch_size, 0, -1) if tokens % (size * k.block_size * n) == 0),
-                      f"use {low} or {low + unit}")
+                      f"use {run.grad_accum_steps * unit} or {(run.grad_accum_steps + 1) * unit}")
         problems.append(f"{name}={counted} is not a multiple of {of}. {remedy}")
     stop_if(problems)
+    run.knobs['gradient_accumulation_steps'] = run.grad_accum_steps * n
 
 
 def make_config(knobs, ckpt=None):
