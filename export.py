@@ -37,16 +37,13 @@ from support.console import make_output_last
 
 make_output_last()
 
-problems = []
-is_gguf = bool(to) and to.endswith('.gguf')
 if not to:
-    problems.append("nowhere to write. name a folder: --to=FOLDER, or a file: --to=NAME.gguf")
-elif os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
-    problems.append(f"{to} is there already, and not empty. name another one with --to, or remove it")
+    fail("nowhere to write. name a folder: --to=FOLDER, or a file: --to=NAME.gguf")
+is_gguf = to.endswith('.gguf')
+if os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
+    fail(f"{to} is there already, and not empty. name another one with --to, or remove it")
 if dtype == 'q8_0' and not is_gguf:
-    problems.append("a folder cannot hold dtype=q8_0. use --dtype=bfloat16, or --to=NAME.gguf")
-if problems:
-    fail(*problems)
+    fail("a folder cannot hold dtype=q8_0. use --dtype=bfloat16, or --to=NAME.gguf")
 
 import torch
 

@@ -250,15 +250,16 @@ class CausalSelfAttention(nn.Module):
         q, k, v = [y.view(B, T, -1, C // self.n_head).transpose(1, 2) for y in (q, k, v)]
         if rope is not None:
             q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
-        q, k = self.qk_norm(q), self.qk_norm(k)
+        q, k, dtype = self.qk_norm(q), self.qk_norm(k), v.dtype
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
+            q = q.to(k.dtype)  # on a CPU that is another one
         causal = True if mask is None and T == k.size(2) else False  # a bool, where a compiled T is a symbol
         # this one line is the attention, on every device, in training and with a cache
         y = self.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,
                                               dropout_p=self.dropout if self.training else 0.0,
                                               enable_gqa=self.n_kv_head < self.n_head)  # (B, H, T, D)
-        y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
+        y = y.to(dtype).transpose(1, 2).reshape(B, T, C)  # the heads side by side again: (B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
 

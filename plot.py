@@ -24,14 +24,11 @@ report = False  # True: instead of one picture of all, report.md and loss.png in
 knobs, given = configure(globals(), positional='runs')
 make_output_last()
 
-problems = []
 if not runs:
-    problems.append("no runs. name their folders: python plot.py out")
+    fail("no runs. name their folders: python plot.py out")
 for run in runs:
     if not os.path.isfile(os.path.join(run, 'log.csv')):
-        problems.append(f"no log.csv in {run}. name the folder of a run that train.py made")
-if problems:
-    fail(*problems)
+        fail(f"no log.csv in {run}. name the folder of a run that train.py made")
 try:
     if report:
         for run in runs:
