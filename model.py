@@ -253,7 +253,7 @@ class CausalSelfAttention(nn.Module):
         q, k, dtype = self.qk_norm(q), self.qk_norm(k), v.dtype
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
-            q = q.to(k.dtype)  # on a CPU that is another one
+            q = q.to(k.dtype)  # generating on a CPU: float32, see support/cpu.py
         causal = True if mask is None and T == k.size(2) else False  # a bool, where a compiled T is a symbol
         # this one line is the attention, on every device, in training and with a cache
         y = self.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal,

@@ -283,7 +283,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     loss = dist.mean(loss_sum)  # over the processes, the same in all of them
 
     # the update
-    lr = get_lr(it) if decay_lr else learning_rate
+    lr = get_lr(it) if decay_lr else learning_rate  # a get_lr of yours need not ask
     for group in optimizer.param_groups:
         group['lr'] = lr * group.get('lr_scale', 1.0)  # a group's share
     scaler.unscale_(optimizer)

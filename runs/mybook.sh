@@ -15,7 +15,7 @@
 #   bash runs/mybook.sh book.txt --name=NAME
 #                                     the dataset data/NAME, the run out-NAME
 # Run again, it continues: a run that is done teaches one more network, if
-# --minutes are more than it took; --overwrite starts over.
+# --minutes are a fifth more than it took; --overwrite starts over.
 # PYTHON=/path/to/python chooses another Python.
 set -euo pipefail
 here=$PWD
@@ -111,9 +111,9 @@ while true; do
   # one that is taught needs more time than all of this run took, also before it was interrupted: a step is
   # longer, and more steps pay
   took=$(python -c "
-import csv, sys
-*_, last = csv.DictReader(open(sys.argv[1]))
-print(int(float(last['seconds'])))" "$out_dir/log.csv")
+import sys
+from support.report import read_log
+print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
   if ((teachers == 3 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"

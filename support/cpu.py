@@ -70,6 +70,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     dtype, T = query.dtype, query.size(2)
     short = is_causal and attn_mask is None and 'scale' not in others and T == key.size(2) <= 512
     if not short or query.device.type != 'cpu' or not dtype == key.dtype == torch.bfloat16:
+        # the keys may be of a cache with another dtype: see to_inference
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(key.dtype)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)

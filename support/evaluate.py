@@ -170,7 +170,7 @@ class Evaluator:
             if due and self.stop.poll() != 'stop':
                 with self.clock.spending('sample' if name == 'sample' else 'eval'):
                     with contextlib.suppress(Interrupted):
-                        # one of yours may differ between the processes, which go in step
+                        # yours may give each process other numbers, but all have to decide alike
                         self.done['metrics'].update(self.dist.all_gather_object(function(it))[0])
                         self.done['names'].append(name)
             goal = self.knobs['stop_val_loss']  # which may have been reached before a resume

@@ -207,6 +207,8 @@ def distill(model, teachers, tokenizer, device):
 
 
 def distilled(forward, experts, idx, targets=None, doc_ids=None, **options):
+    """GPT.forward, bound to its model, with distill()'s loss in training. Not a closure: a copy of the model
+    would compute with the weights of the original."""
     if targets is None or not forward.__self__.training:
         return forward(idx, targets, doc_ids, **options)
     logits, loss = forward(idx, targets, doc_ids)

@@ -49,7 +49,7 @@ def read_log(out_dir):
         rows = list(csv.DictReader(f))
     log = collections.defaultdict(lambda: np.full(len(rows), np.nan))
     for name in filter(None, rows[0] if rows else ()):
-        with contextlib.suppress(ValueError):  # words
+        with contextlib.suppress(ValueError):  # a column of words stays nan
             log[name] = np.array([float(row[name] or 'nan') for row in rows])
     return log
 

@@ -236,6 +236,7 @@ def settle_shape(run):
                       f"use {run.grad_accum_steps * unit} or {(run.grad_accum_steps + 1) * unit}")
         problems.append(f"{name}={counted} is not a multiple of {of}. {remedy}")
     stop_if(problems)
+    # for run.json, as it follows from total_batch_size
     run.knobs['gradient_accumulation_steps'] = run.grad_accum_steps * n
 
 

@@ -58,7 +58,7 @@ def test_their_checkpoint_is_sampled_and_finetuned(tmp_path, their_script, monke
     assert 'iteration 250: gpt2' in done.out
     train = [*TINY[:6], *TINY[9:], *data]
     works('train.py', f'--init_from={path}', *train, f"--out_dir={tmp_path / 'out'}")
-    tuned = load.read(str(tmp_path / 'out' / 'ckpt.pt'))
+    tuned = load.read(f'{tmp_path}/out/ckpt.pt')
     assert tuned['model_args']['mlp'] == 'gelu_tanh' and tuned['model_args']['bias']
     # there is no optimizer in it to continue with
     done = script('train.py', f'--init_from=resume:{path}', *train, f"--out_dir={tmp_path / 'o'}")

@@ -76,7 +76,7 @@ def test_a_folder_is_the_same_network_to_transformers_and_read_back(shape, tmp_p
     text = theirs.generate(idx[:2, :8], max_new_tokens=20, do_sample=False, eos_token_id=None,
                            suppress_tokens=None)
     assert torch.equal(net.generate(idx[:2, :8], 20, temperature=0), text)
-    back, weights = huggingface.read(str(tmp_path / 'hf')), net.state_dict()
+    back, weights = huggingface.read(f'{tmp_path}/hf'), net.state_dict()
     assert set(back['model']) == set(weights)
     assert all(torch.equal(p, weights[name]) for name, p in back['model'].items())
     again = load.model_config(GPT, back)
@@ -110,7 +110,7 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(name, tmp_path, test_data
     if ours.end_of_text is not None:
         assert theirs('<|endoftext|>')['input_ids'] == [ours.end_of_text] == [theirs.eos_token_id]
     # and read back, by the package tokenizers
-    back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path / 'hf')))
+    back = make_tokenizer(huggingface.read_tokenizer(f'{tmp_path}/hf'))
     assert back.encode(text).tolist() == ids and back.decode(ids) == text
     assert back.end_of_text == ours.end_of_text and back.token_bytes().tolist() == ours.token_bytes().tolist()
     assert same_tokenizer(back.state(), ours.state()) and same_tokenizer(ours.state(), back.state())
@@ -219,7 +219,7 @@ def test_a_llama_from_the_hub_is_sampled_and_finetuned_as_it_came(hub, tmp_path,
     text.write_text('the cat, the cat and the cat\n' * 200)
     data_dir, out_dir = f"--data_dir={tmp_path / 'data'}", f"--out_dir={tmp_path / 'out'}"
     works('prepare.py', 'cats', f'--input={text}', '--tokenizer=hf:someone/tiny-llama', data_dir)
-    data = Dataset('cats', str(tmp_path / 'data'))
+    data = Dataset('cats', f'{tmp_path}/data')
     assert data.meta['end_of_text'] == 1 and data.meta['vocab_size'] == 271
     assert sum(split['bytes'] for split in data.meta['splits'].values()) == text.stat().st_size + 1
     tok, ids = data.tokenizer(), data.train.windows([0], data.train.n)[0].tolist()
@@ -378,5 +378,5 @@ def test_half_precision_and_padding_arrive_as_meant(tmp_path):
         theirs.lm_head.weight[300] += 100 * theirs.lm_head.weight[300].sign()
     out = theirs.generate(torch.tensor([[65, 66]]), max_new_tokens=50, do_sample=True, top_k=None)
     assert out.max() < 257
-    back = huggingface.read(str(tmp_path / 'hf'))
+    back = huggingface.read(f'{tmp_path}/hf')
     assert all(torch.equal(p, net.state_dict()[name].bfloat16()) for name, p in back['model'].items())

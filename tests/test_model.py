@@ -229,7 +229,7 @@ def test_a_local_checkpoint_from_before_its_near_layer_stays_what_it_was(tmp_pat
     args = before.config.model_args()
     assert args.pop('near_layers') == 0
     torch.save({'model': before.state_dict(), 'model_args': args}, tmp_path / 'ckpt.pt')
-    after = GPT.from_pretrained(str(tmp_path / 'ckpt.pt')).eval()
+    after = GPT.from_pretrained(f'{tmp_path}/ckpt.pt').eval()
     assert after.config.near_layers == 0 and len(after.transformer.h) == 2
     idx = torch.randint(40, (2, 9))
     assert torch.equal(after(idx)[0], before(idx)[0])

@@ -145,16 +145,18 @@ def test_the_calls_of_nanogpts_forks(ours, place, tmp_path):
     with torch.no_grad():
         y = model.generate(torch.zeros(2, 3, dtype=torch.long), 5, temperature=0.8, top_k=200)
     assert y.shape == (2, 8) and model.crop_block_size(16) is None and model.config.block_size == 16
-    again = GPT.from_pretrained(str(place / 'ours'), dict(dropout=0.1))
+    path = str(place / 'ours')
+    again = GPT.from_pretrained(path, dict(dropout=0.1))
     assert again.config.dropout == 0.1 and again.config.block_size == 32
     with pytest.raises(AssertionError):
-        GPT.from_pretrained(str(place / 'ours'), dict(n_head=1))
+        GPT.from_pretrained(path, dict(n_head=1))
     # the parts, by nanoGPT's names and arguments
     x = torch.randn(2, 8, 32)
     for part in (Block(config), CausalSelfAttention(config), MLP(config), LayerNorm(32, bias=False)):
         assert part(x).shape == x.shape
+    assert LayerNorm(32, bias=False).bias is None and type(model.transformer.h[0].ln_1) is LayerNorm
     # a text in, a text out
-    net, tokenizer = load(str(place / 'ours'))
+    net, tokenizer = load(path)
     text = net.generate('To be', max_new_tokens=20, temperature=0)
     assert text.startswith('To be') and len(text) == 25 and set(text) <= set(tokenizer.chars)
     with pytest.raises(TypeError, match='load'):
