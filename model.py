@@ -1,8 +1,9 @@
 """
 The network: one GPTConfig, one GPT. With arch='gpt2' it has nanoGPT's parameter names, initialisation and
 function. From top to bottom: the settings and their checks, positions, attention, the block with its MLP and
-what `local` has beside attention, the GPT with mask and loss, how text is generated. This file works alone in
-an empty folder; support/cpu.py and support/devices.py replace parts of a model by others.
+what `local` has beside attention, the GPT with mask and loss, how text is generated. In an empty folder this
+file works alone, but for from_pretrained and load; support/cpu.py and support/devices.py replace parts of a
+model by others.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.

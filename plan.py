@@ -26,7 +26,7 @@ import torch
 
 from dataset import DATA_DIR
 from support import devices, plan_memory, setup
-from support.console import exit_on_broken_pipe, wrap
+from support.console import exit_on_broken_pipe
 from support.dataset_meta import bin_files
 from support.parallel import Distributed
 
@@ -57,7 +57,7 @@ class NoData:
 
 def show(lines):
     if os.environ.get('RANK', '0') == '0':
-        print('\n'.join(wrap(lines)), flush=True)
+        print('\n'.join(lines), flush=True)
 
 
 exit_on_broken_pipe()

@@ -84,7 +84,7 @@ if looks_like_path and name not in KNOWN and input is None and not show:
     if not os.path.exists(name):
         fail(f"no such file or folder ({name}). name the one with your text")
     name, input = read_text.name_of(name), name
-    print(f"dataset {name}, the same as: python prepare.py {shlex.quote(name)} --input={shlex.quote(input)}")
+    print(f"dataset {name}")
 input = input or HUB.get(name)
 sources = [input] if isinstance(input, str) else input  # hf:... , or paths
 tokenizer = tokenizer or {**AS_NANOGPT, **dict.fromkeys(HUB, 'gpt2'), 'pystdlib': 'byte'}.get(name)

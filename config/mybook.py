@@ -34,7 +34,8 @@ _, n_layer, n_embd, _dropout, _noise, weight_decay, _times = _row
 _taught = bool(globals().get('teacher'))
 if _taught:  # what it says is not learned by heart so soon
     _dropout, _noise = _dropout / 2, _noise * 2 / 3
-if (globals().get('max_minutes') or 6) > 15 and _bytes > (3e6 if _taught else 10e6):
+_minutes = globals().get('max_minutes') or 6
+if _minutes > 15 and _bytes > (3e6 if _taught else 10e6):
     n_layer, n_embd = 2, 256  # there is time for a larger one, and enough to learn
 dropout, token_noise = _dropout, _noise
 
@@ -64,13 +65,15 @@ decay_fraction = 0.7
 warmup_iters = 0
 
 
-def _seconds_per_iteration():
+def _measure():
+    """(seconds per iteration, whether it is compiled)"""
     import torch
 
     from configurator import fail
     from model import GPT
     from optim import create_optimizer
     from support import cpu, devices
+    from support.compiling import ON_CPU, compile_model
     from support.setup import make_config
     where, _ = devices.choose_device(device)
     words, _ = devices.choose_dtype(dtype, where)
@@ -82,18 +85,21 @@ def _seconds_per_iteration():
     cpu.watch(where)  # beside other programs threads that spin would be measured instead
     optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps,
                                  matrix_optimizer, dtype='bfloat16' if words == 'bfloat16' else 'float32')
-    ids = torch.randint(_vocab_size, (batch_size, block_size + 1), device=where)
-    times = []
-    for _ in range(15):
+    ids = torch.randint(_vocab_size, (batch_size, block_size), device=where)
+
+    def step():
         begin = _time.perf_counter()
         with devices.autocast(where, words):
-            loss = model(ids[:, :-1], ids[:, 1:])[1]
+            loss = model(ids, ids, return_logits=False)[1]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         loss.item()  # waits for a GPU
-        times.append(_time.perf_counter() - begin)
-    return gradient_accumulation_steps * sorted(times)[len(times) // 2]
+        return _time.perf_counter() - begin
+
+    compiled = _compiling and where.type == 'cpu' and compile_model(model, step, 'auto', **ON_CPU) is None
+    times = [step() for _ in range(15)]
+    return gradient_accumulation_steps * sorted(times)[len(times) // 2], compiled
 
 
 if globals().get('out_dir', 'out') == 'out':
@@ -101,10 +107,19 @@ if globals().get('out_dir', 'out') == 'out':
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
 eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
-_resumed = _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
-if 'dataset' in globals() and not (_resumed and init_from in ('resume', 'auto')):  # else as it was planned
-    if 'max_iters' not in _flags:  # those of the command line
-        _fit = 60 * 0.75 * (max_minutes or 6) / _seconds_per_iteration()
+_known = 'dataset' in globals()  # else this file is looked at by itself
+_resumed = _known and init_from in ('resume', 'auto') and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
+_asked = _known and 'max_iters' in _flags  # those of the command line
+# half a minute on a CPU, and then an iteration of these networks takes 70 to 90% of its time
+_compiling = globals().get('compile') == 'auto' and (_bytes > 3e6 or _minutes > 15)
+if _known and (_compiling or not (_resumed or _asked)):
+    _begin = _time.perf_counter()
+    _pace, _compiled = _measure()
+    compile = _compiled or compile
+    _spent = _time.perf_counter() - _begin
+if _known and not _resumed:  # else as it was planned
+    if not _asked:
+        _fit = (60 * 0.75 * _minutes - _spent) / _pace
         if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
         elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches

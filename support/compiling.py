@@ -11,10 +11,15 @@ from configurator import fail
 from support.errors import first_line
 
 
-def compile_parts(model, **options):
-    """Compile `model` in place (its parameters keep their names): all of it or, where FSDP gathers weights
-    before they compute, each block and, as one, head and loss."""
-    if not hasattr(model, 'set_requires_gradient_sync'):  # FSDP's
+# of a training. Whole, the compiler adds up the gradients of embeddings in any order, and its own random
+# numbers take longer than all that it saves
+ON_CPU = dict(blocks=True, options={'fallback_random': True})
+
+
+def compile_parts(model, blocks=False, **options):
+    """Compile `model` in place (its parameters keep their names): all of it or, with `blocks` and where FSDP
+    gathers weights before they compute, each block and, as one, head and loss."""
+    if not blocks and not hasattr(model, 'set_requires_gradient_sync'):  # FSDP's
         return model.compile(**options)
     for block in model.transformer.h:
         block.compile(**options)
@@ -78,7 +83,8 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
         model.train()
 
     t0 = time.perf_counter()
-    note = compile_model(model, first_steps, run.asked['compile'])
+    options = ON_CPU if dist.device.type == 'cpu' else {}
+    note = compile_model(model, first_steps, run.asked['compile'], **options)
     if dist.all_reduce_max(note is not None) and not note:
         note = uncompile(model, 'it failed in another process')
     dist.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")

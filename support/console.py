@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 import time
 
 from configurator import warn
@@ -15,14 +14,6 @@ CLEAR = '\r\033[K'  # makes a terminal forget its last line
 def width():
     """Columns to write to: the terminal's, or 80 where there is none."""
     return shutil.get_terminal_size().columns
-
-
-def wrap(lines):
-    """The lines of a plan, no wider than the terminal; those for a pipe or a file stay."""
-    if not sys.stdout.isatty():
-        return lines
-    options = dict(width=max(40, width()), break_long_words=False, break_on_hyphens=False)
-    return [textwrap.fill(line, subsequent_indent=' ' * 10, **options) for line in lines]
 
 
 def format_duration(seconds):

@@ -111,7 +111,7 @@ class Logger:
             self.wandb_run_id = self.outputs[0].run.id
         if dist.is_main and not self.knobs['eval_only']:
             path = os.path.join(self.knobs['out_dir'], 'log.csv')
-            self.outputs += [CsvLog(path, run.start_iter, run.compares), RunRecord(run)]
+            self.outputs += [CsvLog(path, run.start_iter, run.k.eval_interval, run.compares), RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
@@ -228,11 +228,13 @@ class CsvLog:
     on: they are written again, once. What a full disk does not take waits. compares: whether the losses to
     come are of the windows of those before, which else get a column of their own."""
 
-    def __init__(self, path, start, compares=True):
+    def __init__(self, path, start, eval_interval=1, compares=True):
         self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
-            rows = [row for row in rows if int(row['iter']) < start]
+            # an evaluation at an old end is not made again, where its iteration is no regular one
+            end = start + bool(start % (eval_interval or start + 1))
+            rows = [row for row in rows if int(row['iter']) < (start if row['loss'] else end)]
             for row in () if compares else rows:
                 row['val_loss_before'] = row.pop('val_loss') or row.get('val_loss_before')
             self.rewrite(rows)

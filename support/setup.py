@@ -15,7 +15,6 @@ from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, cpu, devices, files, load, resume
-from support.console import wrap
 from support.conversations import open_dataset
 from support.errors import explain_lost_data, explain_out_of_memory
 from support.evaluate import parse_interval
@@ -125,7 +124,7 @@ def resolve(knobs, given, dist):
         resume.tell_what_changed(run)
     explain_out_of_memory()
     run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
-    dist.print('\n'.join(wrap(run.overview)))
+    dist.print('\n'.join(run.overview))
     n = run.start_iter
     if run.resuming and n >= run.knobs['max_iters'] and not run.knobs['eval_only']:
         dist.print(f"this run is done: {n:,} of {run.knobs['max_iters']:,} iterations. to train on: "
@@ -164,6 +163,8 @@ def find_start(run):
     if path is None:
         return
     run.ckpt = load.read(path, verify=not run.continues)
+    if run.start == 'weights':
+        run.dist.print(f"weights of {path}")
     if run.resuming and 'optimizer' not in run.ckpt:
         fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
              "--out_dir=ANOTHER")

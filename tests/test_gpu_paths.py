@@ -105,7 +105,7 @@ def compile_it(monkeypatch, backend, wish='auto', eval_only=False):
     torch._dynamo.reset()
     net, notes, dist = network('gpt2'), [], Distributed('cpu')
     dist.print = notes.append
-    monkeypatch.setattr(compiling, 'compile_parts', lambda model, **kw: model.compile(backend=backend, **kw))
+    monkeypatch.setattr(compiling, 'compile_parts', lambda model, **kw: model.compile(backend=backend))
     run = SimpleNamespace(asked={'compile': wish}, knobs={'eval_only': eval_only})
     try:
         compiling.compile_for_training(net, net, tokens(), AUTOCAST, dist, run)

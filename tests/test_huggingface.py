@@ -205,7 +205,7 @@ def hub(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f'http://127.0.0.1:{server.server_port}'
-    patch(ENDPOINT=url, HF_HUB_CACHE=str(tmp_path / 'cache'), HF_HUB_OFFLINE=False, HF_HUB_DISABLE_XET=True,
+    patch(ENDPOINT=url, HF_HUB_CACHE=f'{tmp_path}/cache', HF_HUB_OFFLINE=False, HF_HUB_DISABLE_XET=True,
           HUGGINGFACE_CO_URL_TEMPLATE=url + '/{repo_id}/resolve/{revision}/{filename}')
     yield SimpleNamespace(folder=folder, requests=requests, url=url, patch=patch)
     server.shutdown()

@@ -44,7 +44,7 @@ def test_input_is_given_several_times_or_in_place_of_a_name(prepare, tmp_path):
     assert [text.split()[0] for text in documents_in(tmp_path, 'several')] == ['a', 'b', 'c,d']
     for source in (a, f'{tmp_path}/'):
         result = prepare(source)
-        assert result.status == 0 and f' --input={source}' in result.out, result.err
+        assert result.status == 0 and result.out.startswith('dataset '), result.err
     assert Dataset('a.v2', tmp_path / 'data').train.n > 500
 
 
@@ -153,7 +153,7 @@ def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path)
     special = ['<UNK>', '<SOS>', '<EOS>']
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     tok.train_from_iterator([TEXT], trainer)
-    tok.save(str(tmp_path / 'bpe_8k.json'))
+    tok.save(f'{tmp_path}/bpe_8k.json')
     (tmp_path / 'a.txt').write_text('12 times 5 is {60}é\n' * 100)
     result = prepare('mine', tmp_path / 'a.txt', f"--tokenizer={tmp_path / 'bpe_8k.json'}")
     assert "loses characters of the text: ['{', '}', 'é']" in result.out, result.err
@@ -292,7 +292,7 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
 
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
-    result = script('prepare.py', str(tmp_path / 'book.txt'), f"--data_dir={tmp_path / 'data'}")
+    result = script('prepare.py', f'{tmp_path}/book.txt', f"--data_dir={tmp_path / 'data'}")
     assert result.status == 0 and "tokenizer byte, by the files' 0.07 MB: " in result.out, result.err
     assert f"train.py --dataset=book --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',

@@ -81,8 +81,7 @@ def test_a_terminal_has_a_live_line_below_all_that_is_printed(script, tiny, tmp_
     assert live and max(len(line) for line, *_ in live) < 80
     for i in range(100):
         assert lines.count(f'my own {i} line') == lines.count(f'and an error {i}') == 1, i
-    ours = [line for line in lines if '/' not in line]  # a path may be as long as it likes
-    assert max(map(len, ours)) <= 80 and not any('left' in line for line in lines)
+    assert not any('left' in line for line in lines)
     line, = [line for line in lines if line.startswith('iter 50: ')]
     assert re.fullmatch(r'iter 50: loss \d\.\d{4}, time [\d.]+ms, lr .*, grad norm [\d.]+, [\d,]+ tok/s', line)
     assert re.search(r'(?m)^step 100: train loss .*, val loss ', '\n'.join(lines))

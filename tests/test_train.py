@@ -64,8 +64,9 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(works, tiny, tmp_pat
     assert f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
     a, b = (saved(p, 'ckpt_00000007.pt') for p in (through, parts))
     assert same(a['model'], b['model']) and same(a['optimizer']['state'], b['optimizer']['state'])
-    apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder)]
+    apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder) if r['loss']]
     assert apart_from_times(through) == apart_from_times(parts)
+    assert [r['iter'] for r in rows(parts) if r['val_loss']].count(str(cut)) == 1, 'once, also at an old end'
 
 
 def test_checkpoints_are_numbered_and_linked(works, tiny, out):
