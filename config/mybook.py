@@ -110,8 +110,8 @@ _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_a
 _known = 'dataset' in globals()  # else this file is looked at by itself
 _resumed = _known and init_from in ('resume', 'auto') and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 _asked = _known and 'max_iters' in _flags  # those of the command line
-# half a minute on a CPU, and then an iteration of these networks takes 70 to 90% of its time
-_compiling = globals().get('compile') == 'auto' and (_bytes > 3e6 or _minutes > 15)
+# half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
+_compiling = globals().get('compile') == 'auto' and _bytes > (3e6 if _minutes > 15 else 10e6)
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
     _pace, _compiled = _measure()
