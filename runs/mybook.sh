@@ -2,7 +2,7 @@
 # From a text of yours to a model that writes like it, on any machine: installs
 # into .venv, makes a dataset with a tokenizer that fits its size, trains for
 # five minutes (config/mybook.py), and samples. Where more minutes would not pay
-# for a network, as it learns its text by heart, another one of the same shape
+# for a network, as it learns its text by heart, another one
 # learns from the text and from what those before predict, which is better
 # than either; in longer runs up to three such.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz
