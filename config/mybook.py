@@ -115,7 +115,8 @@ _compiling = globals().get('compile') == 'auto' and _bytes > (3e6 if _minutes > 
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
     _pace, _compiled = _measure()
-    compile = _compiled or compile
+    if _compiled:
+        compile = True
     _spent = _time.perf_counter() - _begin
 if _known and not _resumed:  # else as it was planned
     if not _asked:
