@@ -119,15 +119,20 @@ if _known and (_compiling or not (_resumed or _asked)):
         compile = True
     _spent = _time.perf_counter() - _begin
 if _known and not _resumed:  # else as it was planned
+    _why = 'as asked'
     if not _asked:
+        _why = 'more would not pay'
         _fit = (60 * 0.75 * _minutes - _spent) / _pace
         if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
         elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
+            _why = 'the rest of the minutes is better spent on one that it teaches'
+        if _fit < _best:
+            _why = f'as many as the minutes allow, at {_pace:.3f} s each'
         max_iters = int(min(_best, _fit))
     eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
           f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "
-          "iterations (by the table in config/mybook.py)")
+          f"iterations ({_why}); by the table in config/mybook.py")

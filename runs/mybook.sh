@@ -67,8 +67,10 @@ fi
 out_dir=${out_dir:-$(if [ "$here" != "$PWD" ]; then echo "$PWD/"; fi)out-$name}
 
 source runs/venv.sh
-python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null ||
+python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null || {
+  echo "installing torch and what else is needed into .venv, once, which may take minutes"
   python -m pip install --quiet --disable-pip-version-check -r requirements.txt tokenizers==0.23.3
+}
 
 # bash 3 of macOS takes an empty array for an unset variable, hence ${x[@]+...}
 python prepare.py "$name" "${inputs[@]}" ${prepare[@]+"${prepare[@]}"} \
@@ -122,7 +124,7 @@ done
 ended=done taught=''
 if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
 if ((teachers)); then taught=", taught by $teachers before it"; fi
-echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) seconds"
+echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) seconds in all"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected, give or take 0.2, after five minutes of two cores with bfloat16 or" \
   "twenty without"
