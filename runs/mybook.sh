@@ -121,10 +121,10 @@ print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto
 done
-ended=done taught=''
+ended='all done' taught=''
 if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
 if ((teachers)); then taught=", taught by $teachers before it"; fi
-echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) seconds in all"
+echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) of $((60 * minutes)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected, give or take 0.2, after five minutes of two cores with bfloat16 or" \
   "twenty without"
