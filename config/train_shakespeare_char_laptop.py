@@ -7,7 +7,7 @@
 #   batch    8 sequences x 256 characters = 2,048 characters per iteration; 1.8 epochs
 #   cost     100 seconds on two CPU cores with bfloat16, 220 to 440 without
 #   loss     over all of val.bin, in bfloat16: 1.4654, and 1.4764 by the worst of eight seeds; with a teacher
-#            1.4230: dev/records/recipe_laptop.md
+#            1.4230 on one thread, 1.4274 on two: dev/records/recipe_laptop.md
 
 out_dir = 'out-shakespeare-char-laptop'
 dataset = 'shakespeare_char'
