@@ -35,9 +35,8 @@ def fail(*problems, everywhere=False):
         lines = ['error: ' + ' '.join(problem.splitlines()) for problem in problems]
         say('\n'.join(lines))
         if path := os.environ.get('TORCHELASTIC_ERROR_FILE'):  # torchrun's report ends with what is in it
-            told = {'message': '; '.join(lines), 'extraInfo': {'timestamp': str(int(time.time()))}}
             with contextlib.suppress(OSError), open(path, 'x') as f:
-                json.dump({'message': told}, f)
+                json.dump({'message': '; '.join(lines), 'timestamp': int(time.time())}, f)
         if not everywhere and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
             os.kill(os.getppid(), signal.SIGTERM)  # torchrun would try again, to the same end
     else:

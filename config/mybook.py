@@ -77,6 +77,7 @@ def _measure():
     from support.setup import make_config
     where, _ = devices.choose_device(device)
     words, _ = devices.choose_dtype(dtype, where)
+    torch.set_float32_matmul_precision('highest' if words == 'float32' else 'high')  # else compiled once more
     shape = make_config({**globals(), 'vocab_size': _vocab_size})
     if problems := shape.problems():
         fail(*problems)
@@ -111,7 +112,8 @@ _known = 'dataset' in globals()  # else this file is looked at by itself
 _resumed = _known and init_from in ('resume', 'auto') and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 _asked = _known and 'max_iters' in _flags  # those of the command line
 # half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
-_compiling = globals().get('compile') == 'auto' and _bytes > (3e6 if _minutes > 15 else 10e6)
+_compiling = (_known and 'compile' not in _flags and compile == 'auto' and _minutes > 4
+              and _bytes > (3e6 if _minutes > 15 else 10e6))
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
     _pace, _compiled = _measure()
@@ -122,15 +124,15 @@ if _known and not _resumed:  # else as it was planned
     _why = 'as asked'
     if not _asked:
         _why = 'more would not pay'
-        _fit = (60 * 0.75 * _minutes - _spent) / _pace
         if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
-            _best, _fit = 1.5 * _best, _fit / (1 + len(teacher.split(',')) / 3)
-        elif _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
+            _best, _pace = 1.5 * _best, _pace * (1 + len(teacher.split(',')) / 3)
+        _fit = (60 * 0.75 * _minutes - _spent) / _pace
+        if not _taught and _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
             _why = 'the rest of the minutes is better spent on one that it teaches'
         if _fit < _best:
             _why = f'as many as the minutes allow, at {_pace:.3f} s each'
-        max_iters = int(min(_best, _fit))
+        max_iters = max(1, int(min(_best, _fit)))
     eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "

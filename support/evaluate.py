@@ -155,10 +155,12 @@ class Evaluator:
             self.done.update(run.ckpt.get('evaluation', {}))
 
     def due(self, it, last):
-        """The names of what is due at pass `it`. Random weights have a loss, but are not tested further."""
+        """The names of what is due at pass `it`. Random weights have a loss, but are not tested further. What
+        was measured at an old end is told once more, as log.csv begins anew there."""
         everything = last or self.knobs['eval_only']
-        return [name for name, (interval, _) in self.evaluated.items()
-                if everything or (next_end(it, interval) == it and (it > 0 or name == 'loss'))]
+        told = self.done['names'] if self.done['iter'] == it else []
+        return [name for name, (interval, _) in self.evaluated.items() if everything or name in told
+                or (next_end(it, interval) == it and (it > 0 or name == 'loss'))]
 
     def run(self, it, last):
         """({metric: number} of what is due, whether this is the last pass: the validation loss may be low

@@ -111,7 +111,7 @@ class Logger:
             self.wandb_run_id = self.outputs[0].run.id
         if dist.is_main and not self.knobs['eval_only']:
             path = os.path.join(self.knobs['out_dir'], 'log.csv')
-            self.outputs += [CsvLog(path, run.start_iter, run.k.eval_interval, run.compares), RunRecord(run)]
+            self.outputs += [CsvLog(path, run.start_iter, run.compares), RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
@@ -228,13 +228,11 @@ class CsvLog:
     on: they are written again, once. What a full disk does not take waits. compares: whether the losses to
     come are of the windows of those before, which else get a column of their own."""
 
-    def __init__(self, path, start, eval_interval=1, compares=True):
+    def __init__(self, path, start, compares=True):
         self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
-            # an evaluation at an old end is not made again, where its iteration is no regular one
-            end = start + bool(start % (eval_interval or start + 1))
-            rows = [row for row in rows if int(row['iter']) < (start if row['loss'] else end)]
+            rows = [row for row in rows if int(row['iter']) < start]
             for row in () if compares else rows:
                 row['val_loss_before'] = row.pop('val_loss') or row.get('val_loss_before')
             self.rewrite(rows)
@@ -302,6 +300,7 @@ class RunRecord:
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
         before = files.read_json(self.path) if run.continues else {}
         knobs = before.get('knobs') or run.knobs
+        done = before if run.start_iter >= run.k.max_iters else {}  # nothing is trained: it stays as it was
         dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
@@ -309,12 +308,12 @@ class RunRecord:
             'machine': platform.node(), 'system': platform.platform(),
             'python': platform.python_version(), 'commit': code_version()}
         self.content = {
-            'plan': run.overview, 'max_iters': run.knobs['max_iters'],
+            'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
             # where a run began, also after a resume
             'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
-            'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None,
+            'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None, **done,
             'sessions': [*before.get('sessions', []), self.session]}
         self.write()
 

@@ -69,12 +69,6 @@ def points(log, x, y):
     return both[np.isfinite(both).all(axis=1)]
 
 
-def smooth(curve):
-    """A running mean over a thirtieth of the curve to either side."""
-    near = np.ones(2 * (len(curve) // 30) + 1)
-    return np.convolve(curve, near, 'same') / np.convolve(np.ones(len(curve)), near, 'same')
-
-
 def remark(log):
     """A line that a person should not overlook: that the validation loss rose, and what it may mean."""
     losses = values(log, 'val_loss')
@@ -117,11 +111,6 @@ def best_and_last(logs, y):
         yield f"{np.mean(chosen):.4f}{spread}" if chosen else ''
 
 
-def iterations(log):
-    """How many were made. The row of a last evaluation has no loss."""
-    return int(max(log['iter'] + np.isfinite(log['loss']), default=0))
-
-
 def comparison(logs, y):
     """Lines for the console about {name: [log, ...]}."""
     length, column = max(map(len, logs)), judged_by(logs, y)
@@ -139,9 +128,9 @@ def comparison(logs, y):
 
 
 def draw(logs, path, x='tokens', y='loss', title=None):
-    """The curves of {name: [log, ...]} as a PNG, a color for each name: a few values as points, many pale
-    below a running mean. x: 'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without
-    matplotlib, ValueError where there is nothing to draw."""
+    """The curves of {name: [log, ...]} as a PNG, a color for each name, a few values also as points. x:
+    'tokens', 'iter' or 'time'; y: a column of log.csv. Raises ImportError without matplotlib, ValueError
+    where there is nothing to draw."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -165,16 +154,16 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
 
 def draw_run(ax, log, x, y, label, color):
-    """The curve of y, and with the loss, dashed, that of the validation; without the first tenth, as a fall
-    there would flatten all the rest. Returns how many values were drawn."""
-    shown = 0
-    for name, line, label in ((y, '-', label), ('val_loss', '--', None))[:2 if y == 'loss' else 1]:
+    """The curve of y; the loss pale, below its mean over the latest iterations, and dashed that of the
+    validation. Without the first tenth, as a fall there would flatten all the rest. Returns how many values
+    were drawn."""
+    shown, curves = 0, [(y, dict(label=label))]
+    if y == 'loss':
+        curves = [(y, dict(alpha=0.25)), ('loss_smooth', dict(label=label)), ('val_loss', dict(ls='--'))]
+    for name, style in curves:
         curve = points(log, x, name)
         xs, ys = curve[max(len(curve) > 3, len(curve) // 10):].T
-        if len(xs) > FEW:
-            ax.plot(xs, ys, color=color, alpha=0.25)
-            ys = smooth(ys)
-        ax.plot(xs, ys, line, marker='' if len(xs) > FEW else '.', color=color, label=label)
+        ax.plot(xs, ys, color=color, marker='' if len(xs) > FEW else '.', **style)
         shown += len(xs)
     return shown
 
@@ -204,7 +193,8 @@ def write(out_dir):
 
 def summary(run, log):
     """How it ended, and the best validation loss."""
-    made = run.get('iterations', iterations(log))
+    # the row of a last evaluation has no loss
+    made = run.get('iterations', int(max(log['iter'] + np.isfinite(log['loss']), default=0)))
     tokens = made * run.get('tokens_per_iter', 0)
     seconds = run.get('seconds', max(values(log, 'seconds'), default=0))
     outcome = run.get('outcome') or NO_END

@@ -1,6 +1,7 @@
 """What a run takes from the checkpoint it starts from, and what must fit."""
 
 import dataclasses
+import math
 
 import torch
 
@@ -44,11 +45,14 @@ def inherit_knobs(run, kinds):
     never = {'init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE}
     if 'environment' not in run.ckpt:  # nanoGPT's: its dtype was chosen for another device
         never.add('dtype')
+        of = 'batch_size', 'block_size', 'gradient_accumulation_steps'
+        tokens = math.prod(saved.get(name, run.knobs[name]) for name in of)
+        run.ckpt.update(tokens=tokens * run.start_iter, trained_on={'tokens per iteration': tokens})
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
     for alternatives in ALTERNATIVES:  # with --budget given, the run's max_iters is void
-        if any(name in given for name in alternatives):
-            never.update(set(alternatives) - set(given))
+        if given.keys() & set(alternatives):
+            never.update(set(alternatives) - given.keys())
     if 'lr_schedule' in given:
         never.add('decay_lr')
     if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
@@ -88,7 +92,7 @@ def data_problems(run):
     if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never
-    for name, old in ckpt.get('trained_on', {}).items():
+    for name, old in ckpt['trained_on'].items():
         new = run.trained_on.get(name)
         if new != old:
             what = f"{name.split()[0]}.bin"
@@ -105,7 +109,7 @@ def tell_what_changed(run):
     if run.continues and not run.compares:
         run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
                        "loss begins anew, and ckpt_best.pt with it")
-    if run.ckpt.get('trained_on', run.trained_on) != run.trained_on:
+    if not run.ckpt['trained_on'].items() <= run.trained_on.items():
         run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and data")
     changed = [f"{name} {value} -> {run.environment.get(name)}"
                for name, value in run.ckpt.get('environment', {}).items()

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-SAVE, OUT_OF_TIME = 1, 255  # beside 128 + a signal's number
+SAVE, NO_TORCHRUN, OUT_OF_TIME = 1, 254, 255  # beside 128 + a signal's number
 TO_STOP = ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGHUP', 'SIGQUIT')
 PATIENCE = 2  # seconds in which a second signal is the same request once more
 started, parent = time.monotonic(), os.getppid()  # near enough to the start of the process, for max_minutes
@@ -56,10 +56,10 @@ class Stop:
         # an iteration and the saving still have to end in time
         if not self.wants_stop and now + 2 * (self.longest_iteration + self.save_seconds) > self.deadline:
             self.wants_stop = OUT_OF_TIME
-        if not self.wants_stop and self.dist.is_distributed and os.getppid() != parent:  # torchrun is gone
-            self.wants_stop = 128 + signal.SIGTERM
-        wants_save = self.wants_save or now > self.save_again_at
-        number = self.dist.all_reduce_max(self.wants_stop or (SAVE if wants_save else 0))
+        if not self.wants_stop and self.dist.is_distributed and os.getppid() != parent:
+            self.wants_stop = NO_TORCHRUN
+        save = SAVE if self.wants_save or now > self.save_again_at else 0
+        number = self.dist.all_reduce_max(self.wants_stop or save)
         if number > SAVE:
             self.agreed = number
             return 'stop'
@@ -78,13 +78,15 @@ class Stop:
         self.wants_save, self.save_again_at = False, time.monotonic() + again_in
 
     def exit_status(self):
-        """0, 3 (gave up), or 128 + the signal's number (SIGTERM for max_minutes), but 0 where torchrun would
-        start it again."""
+        """0, 3 (gave up), 254 (torchrun was killed, here or on another machine), or 128 + the signal's number
+        (SIGTERM for max_minutes), but 0 where torchrun would start it again and should not."""
         if self.gave_up:
             return 3
-        if os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
+        if self.agreed != NO_TORCHRUN and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
             return 0
         return 128 + signal.SIGTERM if self.agreed == OUT_OF_TIME else self.agreed
 
     def reason(self):
+        if self.agreed == NO_TORCHRUN:
+            return "the death of torchrun"
         return 'max_minutes' if self.agreed == OUT_OF_TIME else signal.Signals(self.agreed - 128).name

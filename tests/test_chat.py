@@ -239,7 +239,7 @@ def hf_folder(tmp_path_factory):
         tokenizer = tokenizers.ByteLevelBPETokenizer()
         tokenizer.train_from_iterator(text, vocab_size=290, special_tokens=special)
         (folder / name).mkdir()
-        tokenizer._tokenizer.save(str(folder / name / 'tokenizer.json'))
+        tokenizer._tokenizer.save(f'{folder}/{name}/tokenizer.json')
         config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1], **more}
         (folder / name / 'tokenizer_config.json').write_text(json.dumps(config))
     return folder
@@ -254,7 +254,7 @@ def opened_by_transformers(folder, tokenizer, config):
 
 @pytest.mark.parametrize('name', ['own', 'none'])
 def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tmp_path):
-    tokenizer = make_tokenizer(with_chat_tokens(read_tokenizer(str(hf_folder / name))))
+    tokenizer = make_tokenizer(with_chat_tokens(read_tokenizer(f'{hf_folder}/{name}')))
     state = tokenizer.state()
     theirs = opened_by_transformers(tmp_path, state['json'], state['config'])
     form = chat_format(tokenizer)

@@ -39,7 +39,7 @@ def test_naive_edits_are_caught(is_edited, tmp_path, monkeypatch, capsys):
             return launch(flags, place, name, *more)
         out = Path(place) / name
         child = Child(*check.TINY, f'--data_dir={place}', *more, out=out, ranks=processes,
-                      sabotage=lambda: sys.argv.__setitem__(0, str(tmp_path / 'train.py')))
+                      sabotage=lambda: sys.argv.__setitem__(0, f'{tmp_path}/train.py'))
         assert child.wait() == 0, child.text()
         return out
 

@@ -155,9 +155,9 @@ def exec_configurator(monkeypatch, tmp_path, *args, source=THEIRS):
     """The globals of somebody's script after it has run with these arguments."""
     (tmp_path / 'theirs.py').write_text(source)
     monkeypatch.chdir(REPO)
-    monkeypatch.setattr(sys, 'argv', [str(tmp_path / 'theirs.py'), *map(str, args)])
+    monkeypatch.setattr(sys, 'argv', [f'{tmp_path}/theirs.py', *map(str, args)])
     monkeypatch.setattr(sys, 'path', list(sys.path))
-    return runpy.run_path(str(tmp_path / 'theirs.py'), run_name='__main__')
+    return runpy.run_path(f'{tmp_path}/theirs.py', run_name='__main__')
 
 
 def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeypatch, tmp_path, config, capsys):

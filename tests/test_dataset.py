@@ -77,7 +77,7 @@ def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
     (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
     with pytest.raises(SystemExit):
         Dataset('many', tmp_path)
-    assert str(tmp_path / 'many' / 'passwd') in capsys.readouterr().err
+    assert f'{tmp_path}/many/passwd' in capsys.readouterr().err
 
 
 def test_prefetch_keeps_the_order_and_brings_what_went_wrong_to_the_loop():

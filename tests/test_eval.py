@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     """Three trained models in run folders, and their text."""
     folder = tmp_path_factory.mktemp('trained')
     make_dataset(folder / 'data', text=TEXT)
-    data = Dataset('tiny', str(folder / 'data'))
+    data = Dataset('tiny', f'{folder}/data')
     for arch in ('gpt2', 'llama', 'modern'):
         save_checkpoint(folder / arch, data, 40, arch=arch)
     return folder
@@ -69,9 +69,9 @@ def with_tasks(tmp_path):
 def test_loss_and_bits_per_byte_are_those_of_transformers(works, run, tmp_path, arch):
     result = works('eval.py', *flags(run, arch))
     found = told(run, arch)
-    model, tokenizer = load(str(run / arch))
+    model, tokenizer = load(f'{run}/{arch}')
     theirs = export(model, tokenizer.state(), tmp_path / 'hf')
-    data = Dataset('tiny', str(run / 'data'))
+    data = Dataset('tiny', f'{run}/data')
     ids = torch.from_numpy(data.val.windows([0], data.val.n)[0])
     nats, size = 0.0, 0
     for begin in range(0, len(ids) - 1, 16):  # the last window is shorter
@@ -110,8 +110,8 @@ def test_processes_share_the_numbers_and_make_as_many_rounds(sharded):
 
 def test_its_error_is_what_other_windows_would_give(script, run):
     """The spread of the losses of many small parts of the text is what the error of each of them predicts."""
-    model, _ = load(str(run / 'modern'))
-    data = Dataset('tiny', str(run / 'data'))
+    model, _ = load(f'{run}/modern')
+    data = Dataset('tiny', f'{run}/data')
     rows = windows(data.train.n - 1, 16)[:500]
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(20, 25)
     parts = [text_loss(model, data.train, rows[part.numpy()], 16, 25, ONE, PLAIN) for part in order]

@@ -80,7 +80,7 @@ class EvilConfig(Evil):
 
 
 def test_what_wants_to_run_code_is_refused_also_beside_a_config(tmp_path, their_script, capsys):
-    made, path = str(tmp_path / 'made'), tmp_path / 'model_00001.pt'
+    made, path = f'{tmp_path}/made', tmp_path / 'model_00001.pt'
     for ckpt in ({'config': GPTConfig(), 'model': {}, 'step': Evil(made)}, {'config': Evil(made)},
                  {'config': EvilConfig(made)}, {'config': GPTConfig(n_layer=Evil(made))}):
         torch.save(ckpt, path)

@@ -145,7 +145,7 @@ def test_the_calls_of_nanogpts_forks(ours, place, tmp_path):
     with torch.no_grad():
         y = model.generate(torch.zeros(2, 3, dtype=torch.long), 5, temperature=0.8, top_k=200)
     assert y.shape == (2, 8) and model.crop_block_size(16) is None and model.config.block_size == 16
-    path = str(place / 'ours')
+    path = f'{place}/ours'
     again = GPT.from_pretrained(path, dict(dropout=0.1))
     assert again.config.dropout == 0.1 and again.config.block_size == 32
     with pytest.raises(AssertionError):

@@ -85,7 +85,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writeheader()
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
-    write_json(str(folder / 'run.json'), {'knobs': knobs, 'given': list(knobs), 'outcome': None, 'max_iters': n,
+    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': None, 'max_iters': n,
                                           'tokens_per_iter': 1000})
     return folder
 

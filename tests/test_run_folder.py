@@ -24,7 +24,7 @@ def some_state(it, fill=1.0):
 
 def saved(folder, it):
     checkpoint.write_checkpoint(str(folder), some_state(it), ['ckpt.pt'], 2)
-    return str(folder / 'ckpt.pt')
+    return f'{folder}/ckpt.pt'
 
 
 def names(folder):
@@ -92,7 +92,7 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
     out.mkdir()
     for name in ('log.csv.tmp', 'ckpt_00000001.pt.tmp', 'ckpt.pt.tmp'):
         (out / name).symlink_to(precious)
-    CsvLog(str(out / 'log.csv'), 0)
+    CsvLog(f'{out}/log.csv', 0)
     saved(out, 1)
     assert precious.read_text() == 'precious' and names(out) == ['ckpt.pt', 'ckpt_00000001.pt', 'log.csv']
 
@@ -154,11 +154,11 @@ def test_a_dataset_of_two_dots_opens_nothing(tmp_path, capsys):
     (tmp_path / 'meta.json').write_text('{')  # it would be told as damaged
     ckpt = {'model_args': {'vocab_size': 50257}, 'config': {'dataset': '..'}}
     with pytest.raises(SystemExit):
-        load.tokenizer_state(ckpt, data_dir=str(tmp_path / 'data'))
+        load.tokenizer_state(ckpt, data_dir=f'{tmp_path}/data')
     assert "dataset is a folder's name ('..')" in capsys.readouterr().err
 
 
 def test_half_a_character_is_written_and_read_as_json(tmp_path):
-    path = str(tmp_path / 'y.json')
+    path = f'{tmp_path}/y.json'
     files.write_json(path, {'out_dir': 'out\udcff'})
     assert files.read_json(path) == {'out_dir': 'out\udcff'}

@@ -25,7 +25,7 @@ from support import samples as in_loop
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('trained')
     make_dataset(folder / 'data')
-    save_checkpoint(folder / 'out', Dataset('tiny', str(folder / 'data')), 120)
+    save_checkpoint(folder / 'out', Dataset('tiny', f'{folder}/data'), 120)
     shutil.copy(folder / 'out' / 'ckpt.pt', folder / 'out' / 'ckpt_best.pt')
     shutil.rmtree(folder / 'data')  # nothing but the checkpoint is needed
     return folder / 'out'

@@ -79,10 +79,10 @@ def test_a_request_to_stop_that_is_ignored_stays_ignored():
 
 def test_torchrun_shows_our_line_at_the_end_of_its_report(tmp_path, monkeypatch):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', str(tmp_path / 'error.json'))
+    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', f'{tmp_path}/error.json')
     with pytest.raises(SystemExit):
         fail('unknown knob (--x). see\npython train.py --help')
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / 'error.json'))
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=f'{tmp_path}/error.json')
     report = str(ChildFailedError('train.py', {0: failure}))
     assert 'error: unknown knob (--x). see python train.py --help' in report and 'elastic/errors.html' not in report
 

@@ -60,13 +60,14 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(works, tiny, tmp_pat
     flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1', f'--matrix_optimizer={optimizer}', f'--dtype={dtype}']
     works('train.py', *flags, f'--out_dir={through}')
     works('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
-    result = works('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', f'--dtype={dtype}', f"--data_dir={tmp_path / 'data'}")
+    result, _ = [works('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', f'--dtype={dtype}', f'--data_dir={tmp_path}/data') for _ in 'ab']
     assert f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
     a, b = (saved(p, 'ckpt_00000007.pt') for p in (through, parts))
     assert same(a['model'], b['model']) and same(a['optimizer']['state'], b['optimizer']['state'])
     apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder) if r['loss']]
     assert apart_from_times(through) == apart_from_times(parts)
-    assert [r['iter'] for r in rows(parts) if r['val_loss']].count(str(cut)) == 1, 'once, also at an old end'
+    told = [r['iter'] for r in rows(parts) if r['val_loss']]
+    assert len(set(told)) == len(told) and str(cut) in told, 'once, also at an old end, or of a run that is done'
 
 
 def test_checkpoints_are_numbered_and_linked(works, tiny, out):
@@ -74,7 +75,7 @@ def test_checkpoints_are_numbered_and_linked(works, tiny, out):
     names = sorted(p.name for p in out.glob('ckpt*'))
     assert names == ['ckpt.pt', 'ckpt_00000006.pt', 'ckpt_00000008.pt', 'ckpt_best.pt'], 'the two newest'
     assert saved(out)['iter_num'] == 8
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(out / 'ckpt.pt')) == []
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(f'{out}/ckpt.pt') == []
     best = saved(out, 'ckpt_best.pt')
     vals = {int(r['iter']): float(r['val_loss']) for r in rows(out) if r['val_loss'] and r['iter'] != '0'}
     assert vals[best['iter_num']] == min(vals.values()) == pytest.approx(best['best_val_loss'])
@@ -114,11 +115,13 @@ def test_a_resume_needs_no_flags_and_flags_override_it(works, tiny, tmp_path, ou
     assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
     assert result.globals['dtype'] == 'bfloat16', 'the run has its own, on the same kind of device'
     assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
+    works('train.py', *place, '--max_iters=5', '--weight_decay=0.9')  # it is done: nothing is trained
+    assert '"weight_decay": 0.5' in (out / 'run.json').read_text()
 
 
 def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out, monkeypatch):
     works('train.py', *tiny)
-    old = str(out / 'ckpt.pt')
+    old = f'{out}/ckpt.pt'
     result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
     assert 'iter 0:' in result.out
     assert saved(tmp_path / 'new')['model_args']['block_size'] == 8
@@ -254,7 +257,7 @@ def nanogpt_checkpoint(path, vocab_size):
     return model
 
 
-def test_nanogpts_own_files_work_as_they_are(works, tmp_path, out):
+def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     folder = make_dataset(tmp_path / 'data', 'old')
     meta = json.loads((folder / 'meta.json').read_text())
     (folder / 'meta.json').unlink()
@@ -265,8 +268,9 @@ def test_nanogpts_own_files_work_as_they_are(works, tmp_path, out):
     model = nanogpt_checkpoint(out / 'ckpt.pt', len(chars))
     theirs = (out / 'ckpt.pt').read_bytes()
     place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
-    loaded, tokenizer = load.model_and_tokenizer(GPT, str(out), data_dir=str(tmp_path / 'data'))
+    loaded, tokenizer = load.model_and_tokenizer(GPT, str(out), data_dir=f'{tmp_path}/data')
     assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
+    is_refused(script('train.py', '--init_from=resume', *place, '--batch_size=1'), 'tokens per iteration changed')
     result = works('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
     assert list(result.losses()) == [1, 2], result.err
     assert saved(out)['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
@@ -316,6 +320,11 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
         now[0] = signals.started + seconds
         seen.append(stop.poll())
     assert seen.index('stop') == 7 and stop.reason() == 'max_minutes' and not any(seen[:7])  # 520 + 2 * 60 is after 600
+    monkeypatch.setenv('TORCHELASTIC_MAX_RESTARTS', '3')
+    assert stop.exit_status() == 0
+    monkeypatch.setattr(signals, 'parent', -1)
+    stop = signals.Stop(types.SimpleNamespace(is_distributed=True, all_reduce_max=int))
+    assert stop.poll() == 'stop' and stop.exit_status() == 254, 'torchrun was killed: others have to start again'
 
 
 def test_a_micro_batch_whose_targets_are_all_masked_trains_on(works, tiny, monkeypatch):
