@@ -89,7 +89,7 @@ def tell_duration(model, ddp_model, batch, autocast, dist, run):
             return
     evaluating = step / 3 * run.eval_windows * len(run.data.splits) / k.batch_size / dist.world_size
     dist.print(f"time      about {format_duration(training)} for {n:,} iterations here, by a step of "
-               f"{step * run.grad_accum_steps:.2g} s; an evaluation about {format_duration(evaluating)} more")
+               f"{step * run.grad_accum_steps:.3f} s; an evaluation about {format_duration(evaluating)} more")
 
 
 class Logger:

@@ -138,7 +138,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, 0
     for i, (name, of_one) in enumerate(logs.items()):
         best, _ = best_and_last(of_one, judged_by(logs, y))
-        label = name + (f", {best} at best" if best else '')
+        label = name + (f", best {judged_by(logs, y)} {best}" if best else '')
         for log in of_one:
             shown += draw_run(ax, log, x, y, label, color=f'C{i}')
             label = None
