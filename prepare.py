@@ -55,11 +55,10 @@ import signal
 import sys
 import time
 
-from dataset import Dataset
 from support import encode_text, hub_datasets, read_text
 from support.chat import chat_format, with_chat_tokens
 from support.choose_tokenizer import choose_tokenizer
-from support.conversations import read_conversations, write_splits
+from support.conversations import open_dataset, read_conversations, write_splits
 from support.dataset_meta import DATA_DIR, KNOWN, bin_files, folder_of, sha256_of, write_meta_pkl
 from support.console import exit_on_broken_pipe, make_output_last
 from support.files import read_json
@@ -225,7 +224,7 @@ def make_dataset():
 def show_dataset():
     """Print what is in the dataset, how it begins, and whether it is what was made. Returns that."""
     exit_on_broken_pipe()
-    data, right = Dataset(name, data_dir), True
+    data, right = open_dataset(name, data_dir), True
     state, tokenizer = data.tokenizer_state, data.tokenizer()
     print(f"{folder}: {data.meta['vocab_size']:,} ids ({state.get('name', state['kind'])}), from "
           f"{data.meta.get('source', 'an unknown source')}, made by: {data.meta.get('command', 'unknown')}")

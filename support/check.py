@@ -29,7 +29,7 @@ REPO = Path(__file__).resolve().parents[1]
 TINY = ('--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=2 --dropout=0.1 --token_noise=0.1 '
         '--gradient_accumulation_steps=4 --max_iters=8 --lr_decay_iters=8 --warmup_iters=2 '
         '--learning_rate=1e-2 --min_lr=0 --lr_schedule=cosine --eval_interval=4 --eval_iters=2 '
-        '--log_interval=1 --device=cpu --dtype=float32 --compile=False --dataset=check '
+        '--grad_clip=0.1 --log_interval=1 --device=cpu --dtype=float32 --compile=False --dataset=check '
         '--init_from=scratch --shard=1 --decay_lr=True').split()
 
 

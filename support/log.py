@@ -189,8 +189,8 @@ class Logger:
             if run.dist.is_main:
                 last = newest(out_dir)
                 again = resume_line(run) if last else command_line(run, sys.argv[1:])
-                say(f"error: the last checkpoint could not be written (before it: {last}). make room, then: "
-                    f"{again}")
+                say(f"error: the last checkpoint could not be written, see above (before it: {last}). mend "
+                    f"that, then: {again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
@@ -199,7 +199,7 @@ class Logger:
             self.last_word(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
             return f'stopped by {stop.reason()}'
         if not self.knobs['eval_only']:
-            best = f", best validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
+            best = f", best checkpoint's validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
             self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
                            f"what it writes: python sample.py --out_dir={shlex.quote(out_dir)}"
                            + run.data.train.sample_flag)
@@ -310,7 +310,8 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
+            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset,
+                        'read': run.trained_on},
             # where a run began, also after a resume
             'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
             'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None, **done,

@@ -98,7 +98,7 @@ def data_problems(run):
             what = f"{name.split()[0]}.bin"
             remedy = "bring the old data back, or start a new run from these weights with --init_from=PATH"
             if name == 'tokens per iteration':
-                what, remedy = name, f"keep it with --total_batch_size={old}"
+                what, remedy = name, f"keep it with --total_batch_size={old}, or leave out what changed it"
             return [f"{what} changed since this run was saved ({old} -> {new}). {remedy}; to continue all "
                     f"the same, as another run: --init_from=resume:{knobs['out_dir']} --out_dir=ANOTHER"]
     return []

@@ -18,6 +18,8 @@ EDITS = {'a resume gives': ("    first = number * batch_size\n    x,",
          'two processes': ('batch_loss / loss_divisor(it, micro_step)', 'batch_loss / gradient_accumulation_steps'),
          'the learning rate': ('return learning_rate * (it + 1) / (warmup_iters + 1)',
                                'return learning_rate * it / warmup_iters')}
+# it keeps them: an optimizer of one's own for the blocks alone
+OWN = ('stop = Stop(', 'optimizer = torch.optim.SGD(model.transformer.h.parameters(), 0.1)\nstop = Stop(')
 # attention near by, written for training alone: with a cache T is 1
 NEAR = ("        causal = True if mask is None",
         "        if mask is None and T > 1:\n"
@@ -29,14 +31,14 @@ NEAR = ("        causal = True if mask is None",
 @pytest.mark.parametrize('is_edited', [False, True])
 def test_naive_edits_are_caught(is_edited, tmp_path, monkeypatch, capsys):
     source, launch = (REPO / 'train.py').read_text(), check.train
-    for before, after in EDITS.values() if is_edited else ():
+    for before, after in EDITS.values() if is_edited else [OWN]:
         assert source.count(before) == 1, before
         source = source.replace(before, after)
     (tmp_path / 'train.py').write_text(source)
 
     def forked(flags, place, name, *more, processes=1):
         if name == 'one' and not is_edited:
-            return launch(flags, place, name, *more)
+            launch(flags, place, 'launched', *more)
         out = Path(place) / name
         child = Child(*check.TINY, f'--data_dir={place}', *more, out=out, ranks=processes,
                       sabotage=lambda: sys.argv.__setitem__(0, f'{tmp_path}/train.py'))
