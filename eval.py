@@ -165,8 +165,11 @@ def evaluate_text():
     if split == 'val' and found['tokens'] == tokens.n - 1 and data.train.n < 2**24 and dist.is_main:
         # of more it takes minutes
         result['texts'][name].update(by_other_means())
-    if sample_tokens:
-        write_sample()
+    if sample_tokens:  # so that the numbers have a face
+        (_, text), = samples.write(model, tokenizer, [('', empty_prompt(tokenizer))], sample_tokens, iter_num,
+                                   1337, autocast)
+        result['sample'] = text
+        dist.print('it writes\n| ' + escape_control_characters(text).replace('\n', '\n| '))
 
 
 def by_other_means():
@@ -181,16 +184,8 @@ def by_other_means():
     xz = 8 * (both - alone) / len(val)
     ngram = ngram_bits_per_byte(val, train)
     dist.print(f"for comparison: {xz:.4f} bits per byte by xz, {ngram:.4f} by counts of up to 6 bytes, both "
-               "after the training text")
+               f"after the training text of {data.name}")
     return {'bpb_by_xz': xz, 'bpb_by_counts': ngram}
-
-
-def write_sample():
-    """A text, so that the numbers have a face."""
-    (_, text), = samples.write(model, tokenizer, [('', empty_prompt(tokenizer))], sample_tokens, iter_num,
-                               1337, autocast)
-    result['sample'] = text
-    dist.print('it writes\n| ' + escape_control_characters(text).replace('\n', '\n| '))
 
 
 if split != 'none':

@@ -36,8 +36,9 @@ try:
     else:
         logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
         draw(logs, to, x, y)
-        print('\n'.join([*comparison(logs, y), "evaluations in the loop compare where eval_iters x batch_size"
-                         " is the same, those by eval.py always", f"written: {to}"]))
+        print('\n'.join([*comparison(logs, y), "losses compare where text, tokenizer and eval_iters x "
+                         "batch_size are the same; bpb with any tokenizer, eval.py's with any windows",
+                         f"written: {to}"]))
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
 except (ValueError, csv.Error) as e:

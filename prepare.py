@@ -209,7 +209,7 @@ def check_knobs():
 
 def make_dataset():
     """Make it, by text or by conversations, and move it into place. Returns what meta.json says."""
-    meta = read_json(os.path.join(folder, 'meta.json'))
+    old = meta = read_json(os.path.join(folder, 'meta.json'))
     same = meta.get('made_with') == settings
     if not same and not overwrite and bin_files(folder, 'train'):
         fail(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}). give this one "
@@ -217,6 +217,8 @@ def make_dataset():
     if not (same and meta.pop('unfinished', False)):  # else killed while files took their places
         meta = make_conversations() if chat else encode_files()
         meta |= {'command': command, 'made_with': settings}
+        if old.get('splits', meta['splits']) != meta['splits']:
+            print(f"note: this replaces another dataset, which was in {folder}")
     move_into_place(folder, unfinished, meta)
     return meta
 

@@ -236,11 +236,12 @@ if sample_interval:
 def state(it, best_val_loss):
     """What a checkpoint holds: nanoGPT's six keys, and what an exact resume and an offline sample.py need."""
     # keep_vars: a tied matrix is recognized and saved once. run.asked: knobs as given, with their 'auto'
-    tensors = {'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict()}
-    return {**dist.full_state_dict(tensors, copy=saver.is_async), 'model_args': config.model_args(),
-            'iter_num': it, 'best_val_loss': best_val_loss, 'config': run.asked,
-            'optimizer_class': type(optimizer).__name__, 'scaler': scaler.state_dict(),
-            **guard.state(), **clock.state(), **evaluator.state(), **logger.state(), **run.state(it)}
+    return dist.full_state_dict({  # whole tensors, each a copy if training goes on while they are written
+        'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict(),
+        'model_args': config.model_args(), 'iter_num': it, 'best_val_loss': best_val_loss,
+        'config': run.asked, 'optimizer_class': type(optimizer).__name__, 'scaler': scaler.state_dict(),
+        **guard.state(), **clock.state(), **evaluator.state(), **logger.state(), **run.state(it),
+    }, copy=saver.is_async)
 
 
 clock = log.Clock(run, dist)  # seconds of training

@@ -122,7 +122,7 @@ def main():
                 found = differs(flags, place)
             except subprocess.CalledProcessError:
                 found = 'train.py ends, see above'
-            broken = broken or bool(found)
+            broken |= bool(found)
             print(f"BROKEN {promise}: {found}" if found else f"ok     {promise}", flush=True)
     sys.exit(broken)
 

@@ -310,8 +310,8 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset,
-                        'read': run.trained_on},
+            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
+            'read': run.trained_on,
             # where a run began, also after a resume
             'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
             'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None, **done,

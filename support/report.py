@@ -80,12 +80,14 @@ def remark(log):
 
 
 def groups(runs):
-    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, or by a folder where these are none or many. Runs that knobs do not tell apart are each by
+    """{name: the folders} of runs that differ in the seed alone, named by what else was set, or happened, and
+    differs, or by a folder where that is nothing or much. Runs that knobs do not tell apart are each by
     themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
-    knobs = [record.get('knobs', {}) for record in records]
-    given = set().union(*(record.get('given', ()) for record in records)) - ASIDE
+    # beside knobs: how far they came, and the text, which may be another one under the same name
+    knobs = [{**record.get('knobs', {}), 'iterations': record.get('iterations'),
+              'text': record.get('read', {}).get('train ids')} for record in records]
+    given = {'iterations', 'text'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
         return {run: [run] for run in runs}

@@ -55,8 +55,6 @@ def inherit_knobs(run, kinds):
             never.update(set(alternatives) - given.keys())
     if 'lr_schedule' in given:
         never.add('decay_lr')
-    if run.start == 'branch' and ('max_iters' in given or 'budget' in given):
-        never.add('lr_decay_iters')  # the branch has an end of its own
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")
     for name in [name for name in saved if name in run.knobs and name not in never]:
         value, wanted = check(saved[name], kinds[name])

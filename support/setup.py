@@ -315,7 +315,7 @@ def settle_system(run):
     knobs['dtype'], why_dtype = devices.choose_dtype(knobs['dtype'], device)
     knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
-    chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size')}
+    chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size', 'shard')}
     run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
                        **chosen}

@@ -246,7 +246,7 @@ def accuracy(task, correct):
     if chance is None:  # one's own
         chance = sum(len(rows) > 1 and 1 / len(rows) for rows, _ in task.examples) / n
     q = (n * p + 1) / (n + 2)  # so that a few examples, all of them right, are not sure
-    return {'accuracy': p, 'error': math.sqrt(q * (1 - q) / (n + 2)), 'chance': chance,
+    return {'accuracy': p, 'error': math.sqrt(q * (1 - q) / (n + 3)), 'chance': chance,
             'centered': (p - chance) / (1 - chance), 'questions': n, 'shots': task.shots,
             'truncated': task.truncated}
 

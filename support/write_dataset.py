@@ -59,11 +59,6 @@ class Split:
                 f.write(part.tobytes())
             self.tokens += len(part)
 
-    def sync(self):
-        for path in self.paths():
-            with open(path, 'ab') as f:
-                os.fsync(f.fileno())
-
     def entry(self):
         """What meta.json says of the split: its files are read again for that."""
         n_bytes, documents, shards = 0, 0, []
@@ -143,7 +138,9 @@ class Draft:
 
     def save(self):
         for split in self.splits.values():
-            split.sync()
+            for path in split.paths():
+                with open(path, 'ab') as f:
+                    os.fsync(f.fileno())
         sync_folder(self.folder)
         progress = {
             'made_with': self.settings, 'read': self.read_so_far(self.place), 'place': self.place,

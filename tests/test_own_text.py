@@ -137,7 +137,7 @@ def test_a_dataset_is_replaced_only_if_asked(prepare, tmp_path):
     (tmp_path / 'latin.txt').write_bytes(b'caf\xe9\n')
     is_refused(prepare('mine', tmp_path / 'latin.txt', '--overwrite', '--encoding=utf-8'), 'not utf-8')
     assert path.read_bytes() == before and prepare('mine', source).status == 0, 'the same again'
-    assert prepare('mine', source, '--tokenizer=char', '--overwrite').status == 0
+    assert 'note: this replaces' in prepare('mine', source, '--tokenizer=char', '--overwrite').out
     # files that came from elsewhere, 17 GB of OpenWebText say
     (tmp_path / 'data' / 'mine' / 'meta.json').write_text('{')
     (tmp_path / 'data' / 'mine' / 'unfinished' / 'a folder').mkdir(parents=True)

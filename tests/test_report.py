@@ -86,7 +86,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
     write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': None, 'max_iters': n,
-                                          'tokens_per_iter': 1000})
+                                          'tokens_per_iter': 1000, 'iterations': n})
     return folder
 
 
@@ -139,9 +139,9 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
-    finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
-    assert len(report.groups([a, b, finetuned])) == 2, 'not another seed alone'
-    _, line = report.comparison({'x': list(map(report.read_log, (a, finetuned)))}, 'loss')
+    ended = make_run(tmp_path / 'f', {'seed': 3}, n=100)
+    assert report.groups([a, ended]) == {'iterations 200': [a], 'iterations 100': [ended]}
+    _, line = report.comparison({'x': list(map(report.read_log, (a, ended)))}, 'loss')
     assert line.split()[-2:] == ['150,000', '0m15s'], 'means'
     out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
     assert out[0].split()[:3] == ['runs', 'best', 'val_loss']

@@ -225,7 +225,7 @@ def test_accuracy_comes_with_its_error_and_less_than_chance_is_negative(folder):
     task, = tasks.load_tasks('choice', str(folder), make_tokenizer(BYTES), 256)['choice']
     found = tasks.accuracy(task, torch.tensor([1.0, 0, 0, 0, 0, 0]))
     assert found['accuracy'] == pytest.approx(1 / 6)
-    assert found['error'] == pytest.approx(math.sqrt(2 / 8 * 6 / 8 / 8))
+    assert found['error'] == pytest.approx(math.sqrt(2 / 8 * 6 / 8 / 9))
     assert found['centered'] == pytest.approx((1 / 6 - 1 / 4) / (3 / 4))
 
 
