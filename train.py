@@ -290,7 +290,8 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     scaler.unscale_(optimizer)
     grad_norm = dist.clip_grad_norm_(model, grad_clip)
     guard.step(it, loss, grad_norm)  # optimizer.step(), unless loss or gradient are not finite
-    model.zero_grad(set_to_none=True)  # also of parameters that your optimizer leaves out
+    optimizer.zero_grad()
+    model.zero_grad()  # also of parameters that an optimizer of yours leaves out
     clock.tick(it)
     logger.add(loss)  # into the mean of the latest ones
 

@@ -109,8 +109,9 @@ always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one wit
 eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _known = 'dataset' in globals()  # else this file is looked at by itself
-_resumed = _known and (init_from.startswith('resume:') or init_from in ('resume', 'auto')
-                       and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt'))
+_word, _, _source = init_from.partition(':') if _known else ('', '', '')
+_here = _known and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
+_resumed = _word in ('resume', 'auto') and _here or _word == 'resume' and _source
 _asked = _known and 'max_iters' in _flags  # those of the command line
 # half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
 _compiling = (_known and 'compile' not in _flags and compile == 'auto' and _minutes > 4

@@ -17,7 +17,6 @@ block_size = 1024
 gradient_accumulation_steps = 5 * 8  # over all GPUs: with fewer, each does more of them
 
 max_iters = 600000
-lr_decay_iters = 600000
 learning_rate = 6e-4
 weight_decay = 1e-1
 

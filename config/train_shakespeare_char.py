@@ -27,7 +27,6 @@ dropout = 0.2  # a small dataset, seen many times
 
 learning_rate = 1e-3  # baby networks can afford a higher one
 max_iters = 5000
-lr_decay_iters = 5000
 min_lr = 1e-4
 beta2 = 0.99  # a bit larger, as there are few tokens in an iteration
 warmup_iters = 100

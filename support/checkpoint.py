@@ -235,7 +235,7 @@ class Saver:
             write_checkpoint(self.out_dir, state, links, keep)
         except NotSaved as e:
             self.stop.saved(again_in=60)
-            warn(f"{e}. the run continues, and tries again, in a minute at the latest; the older checkpoints "
+            warn(f"{e}. the run continues, and tries again in a minute or so; the older checkpoints "
                  "are as they were")
             return False
         except OSError as e:

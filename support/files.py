@@ -87,11 +87,10 @@ def space_problems(out_dir, size, keep, replaced):
     folder = os.path.abspath(out_dir)
     while not os.path.exists(folder):  # it will be made
         folder = os.path.dirname(folder)
-    need = 1.05 * size * (keep + 2) + 2**20
+    need = 1.05 * size * (keep + 2)
     free = shutil.disk_usage(folder).free
-    # they go after the new one was written
-    if size < free and need <= free + sum(map(os.path.getsize, replaced)):
+    if need <= free + sum(map(os.path.getsize, replaced)):
         return []
-    return [f"too little space on the disk of {out_dir} ({free / 1e6:.1f} MB free; {keep} checkpoints, the "
-            f"best and one being written take {need / 1e6:.1f}). make room, by deleting older checkpoints "
+    return [f"too little space on the disk of {out_dir} ({free / 1e6:,.1f} MB free; {keep} checkpoints, the "
+            f"best and one being written take {need / 1e6:,.1f}). make room, by deleting older checkpoints "
             "say, name another --out_dir, or use --keep_checkpoints=1"]

@@ -80,14 +80,13 @@ def remark(log):
 
 
 def groups(runs):
-    """{name: the folders} of runs that differ in the seed alone, named by what else was set, or happened, and
-    differs, or by a folder where that is nothing or much. Runs that knobs do not tell apart are each by
-    themselves."""
+    """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
+    differ, and by how they ended, or by a folder where these are none or many. Runs that these do not tell
+    apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
-    # beside knobs: how far they came, and the text, which may be another one under the same name
-    knobs = [{**record.get('knobs', {}), 'iterations': record.get('iterations'),
-              'text': record.get('read', {}).get('train ids')} for record in records]
-    given = {'iterations', 'text'}.union(*(record.get('given', ()) for record in records)) - ASIDE
+    # one that was interrupted is no seed of those that were not
+    knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome')} for record in records]
+    given = {'outcome'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
         return {run: [run] for run in runs}

@@ -289,7 +289,7 @@ def settle_schedule(run):
     if k['min_lr'] is None:
         k['min_lr'] = 0.0 if k['lr_schedule'] == 'wsd' else k['learning_rate'] / 10
     warmup, end = k['warmup_iters'], k['lr_decay_iters']
-    if 0 < end <= warmup and not k['eval_only']:
+    if k['lr_schedule'] != 'constant' and 0 < end <= warmup and not k['eval_only']:
         fail(f"warmup_iters={warmup} leaves nothing of lr_decay_iters={end}. use --warmup_iters={end // 20}")
 
 

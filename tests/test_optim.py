@@ -106,7 +106,7 @@ def test_one_factor_moves_every_rate(works, tiny):
 
 def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(works, tiny, tmp_path, out):
     flags = [*tiny, '--arch=llama', '--matrix_optimizer=muon', '--lr_schedule=wsd', '--decay_fraction=0.5',
-             '--keep_checkpoints=9', '--save_interval=2', '--warmup_iters=0', '--lr_decay_iters=6']
+             '--keep_checkpoints=9', '--save_interval=2', '--warmup_iters=0']
     works('train.py', *flags, '--max_iters=8')
     files = sorted(p.name for p in out.iterdir())
     # the flat part of a long run, and the decay of a shorter one from the middle of it, make the shorter run

@@ -136,13 +136,15 @@ def test_a_dataset_is_replaced_only_if_asked(prepare, tmp_path):
     is_refused(prepare('mine', source, '--tokenizer=char'), '--tokenizer=byte', '--overwrite')
     (tmp_path / 'latin.txt').write_bytes(b'caf\xe9\n')
     is_refused(prepare('mine', tmp_path / 'latin.txt', '--overwrite', '--encoding=utf-8'), 'not utf-8')
-    assert path.read_bytes() == before and prepare('mine', source).status == 0, 'the same again'
-    assert 'note: this replaces' in prepare('mine', source, '--tokenizer=char', '--overwrite').out
+    assert path.read_bytes() == before and prepare('mine', source).status == 0
+    assert prepare('mine', source, '--tokenizer=char', '--overwrite').status == 0
     # files that came from elsewhere, 17 GB of OpenWebText say
     (tmp_path / 'data' / 'mine' / 'meta.json').write_text('{')
     (tmp_path / 'data' / 'mine' / 'unfinished' / 'a folder').mkdir(parents=True)
     is_refused(prepare('mine', source), 'made elsewhere', '--overwrite')
     assert prepare('mine', source, '--overwrite').status == 0 and path.read_bytes() == before
+    source.write_text(TEXT * 2)
+    assert 'note: this replaces' in prepare('mine', source).out
 
 
 def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path):

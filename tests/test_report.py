@@ -67,7 +67,7 @@ def falling(i):
     return 1 + 3 / (1 + i / 10)
 
 
-def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), **columns):
+def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, **columns):
     """A run's folder without a run; `columns` are further ones: (iterations between, function of the iteration)."""
     folder.mkdir()
     log = []
@@ -85,8 +85,8 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writeheader()
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
-    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': None, 'max_iters': n,
-                                          'tokens_per_iter': 1000, 'iterations': n})
+    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n,
+                                          'tokens_per_iter': 1000})
     return folder
 
 
@@ -134,15 +134,15 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
     assert report.groups([a, b]) == {a: [a, b]}
     assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
-    assert report.groups([a]) == {a: [a]}
     e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
-    assert report.groups([a, d]) == {a: [a], d: [d]}, 'the same knobs'
-    ended = make_run(tmp_path / 'f', {'seed': 3}, n=100)
-    assert report.groups([a, ended]) == {'iterations 200': [a], 'iterations 100': [ended]}
-    _, line = report.comparison({'x': list(map(report.read_log, (a, ended)))}, 'loss')
-    assert line.split()[-2:] == ['150,000', '0m15s'], 'means'
+    assert report.groups([a, d]) == {a: [a], d: [d]}
+    assert len(report.groups([a, make_run(tmp_path / 'done', {'seed': 3}, outcome='done')])) == 2
+    finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
+    assert len(report.groups([a, b, finetuned])) == 2, 'not another seed alone'
+    _, line = report.comparison({'x': list(map(report.read_log, (a, finetuned)))}, 'loss')
+    assert line.split()[-2:] == ['150,000', '0m15s']
     out = script('plot.py', a, b, c, f"--to={tmp_path / 'curves.png'}").out.splitlines()
     assert out[0].split()[:3] == ['runs', 'best', 'val_loss']
     assert out[1].split() == 'n_layer 2 2 1.2429 ± 0.0000 1.2429 ± 0.0000 200,000 0m20s'.split()

@@ -226,7 +226,7 @@ def saved_beside_the_training(quick):
     def no_room():
         saving_by_a_thread()
         no_large_files()
-    assert 'tries again, in a minute' in has_no_room(no_room)
+    assert 'tries again in a minute' in has_no_room(no_room)
     return ("the same bits; killed inside: every file whole; no room: a warning, status 4 at the end, the "
             "older ones whole")
 
