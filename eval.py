@@ -114,7 +114,7 @@ del state  # and its memory
 dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
            f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
            f"{device}, {dtype}")
-result = {'checkpoint': os.path.basename(path), 'iter': iter_num}
+result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if {**before, **result} != before:
     before = {'texts': {}, 'tasks': {}}  # about other weights

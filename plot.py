@@ -37,7 +37,7 @@ try:
         logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
         draw(logs, to, x, y)
         print('\n'.join([*comparison(logs, y), "losses compare where text, tokenizer and eval_iters x "
-                         "batch_size are the same; bpb with any tokenizer, eval.py's with any windows",
+                         "batch_size are the same; of one text bpb with any tokenizer, eval.py's always",
                          f"written: {to}"]))
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")

@@ -34,10 +34,17 @@ _, n_layer, n_embd, _dropout, _noise, weight_decay, _times = _row
 _taught = bool(globals().get('teacher'))
 if _taught:  # what it says is not learned by heart so soon
     _dropout, _noise = _dropout / 2, _noise * 2 / 3
+if globals().get('out_dir', 'out') == 'out':
+    out_dir = f'out-{_name}'
+_known = 'dataset' in globals()  # else this file is looked at by itself
+_word, _, _source = init_from.partition(':') if _known else ('', '', '')
+_here = _known and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
+_resumed = _word in ('resume', 'auto') and _here or _word == 'resume' and _source
+if not _resumed:  # else as it was planned
+    dropout, token_noise = _dropout, _noise
 _minutes = globals().get('max_minutes') or 6
 if _minutes > 15 and _bytes > (3e6 if _taught else 10e6):
     n_layer, n_embd = 2, 256  # there is time for a larger one, and enough to learn
-dropout, token_noise = _dropout, _noise
 
 arch = 'local'
 norm = 'layernorm'  # has a fast kernel on a CPU
@@ -103,15 +110,9 @@ def _measure():
     return gradient_accumulation_steps * sorted(times)[len(times) // 2], compiled
 
 
-if globals().get('out_dir', 'out') == 'out':
-    out_dir = f'out-{_name}'
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
 eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
-_known = 'dataset' in globals()  # else this file is looked at by itself
-_word, _, _source = init_from.partition(':') if _known else ('', '', '')
-_here = _known and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
-_resumed = _word in ('resume', 'auto') and _here or _word == 'resume' and _source
 _asked = _known and 'max_iters' in _flags  # those of the command line
 # half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
 _compiling = (_known and 'compile' not in _flags and compile == 'auto' and _minutes > 4

@@ -127,8 +127,8 @@ if [ $status = $time_is_up ]; then ended="time was up before it was done, run it
 if ((teachers)); then taught=", taught by $teachers before it"; fi
 echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) of $((60 * minutes)) seconds"
 python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-echo "expected were about $expected bits per byte, mostly within 0.2 for English prose whose end, which is" \
-  "the validation text, is like its beginning; fewer are better"
+echo "expected were about $expected bits per byte after five quick minutes, mostly within 0.2 for English" \
+  "prose whose end, which is the validation text, is like its beginning; fewer are better"
 python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $out_dir/report.md"
 echo "to have it write more: source .venv/bin/activate, then python sample.py" \

@@ -191,7 +191,8 @@ class Saver:
         request, always = self.stop.poll(), self.knobs['always_save_checkpoint']
         asked = request is not None or last
         wanted = asked or self.due(it, request)
-        improved = metrics.get('val_loss', math.inf) < self.best_val_loss  # False for nan
+        # not before the first update, which is not saved. False for nan
+        improved = it > 0 and metrics.get('val_loss', math.inf) < self.best_val_loss
         if self.knobs['save_interval'] is None or not always:
             wanted = wanted or always or improved  # each evaluation leaves one, or each better one
         elif not wanted:

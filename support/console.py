@@ -11,11 +11,6 @@ from configurator import warn
 CLEAR = '\r\033[K'  # makes a terminal forget its last line
 
 
-def width():
-    """Columns to write to: the terminal's, or 80 where there is none."""
-    return shutil.get_terminal_size().columns
-
-
 def format_duration(seconds):
     """'2m05s', or '3h07m' from an hour on."""
     minutes, seconds = divmod(round(seconds), 60)
@@ -56,7 +51,7 @@ class Output:
         Output.shown = False
 
     def show(self, text):
-        self.write(text[:width() - 1])
+        self.write(text[:shutil.get_terminal_size().columns - 1])
         Output.shown = True
 
 
@@ -89,6 +84,7 @@ def fit(parts):
     """The line of `parts` about an iteration; on a terminal, without the last ones, for which it is too
     narrow. In a pipe or a file people's scripts find the numbers."""
     parts = list(filter(None, parts))
-    while sys.stdout.isatty() and len(', '.join(parts)) > width() and len(parts) > 1:
+    width = shutil.get_terminal_size().columns
+    while sys.stdout.isatty() and len(', '.join(parts)) > width and len(parts) > 1:
         parts.pop()
     return ', '.join(parts)

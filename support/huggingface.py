@@ -9,6 +9,7 @@ folder is executed, and transformers is not needed. support/hf_export.py writes 
 import dataclasses
 import json
 import os
+import pathlib
 import re
 
 from configurator import fail
@@ -235,6 +236,10 @@ def read_tokenizer(source, needed=True):
     state = {'kind': 'hf', 'name': os.path.basename(source.rstrip('/')), 'json': read_json(path)}
     if config:
         state['config'] = read_json(config)
+        # where transformers 5 writes it
+        if template := get_file(folder, 'chat_template.jinja', needed=False):
+            state['config'] = json.dumps({**json.loads(state['config']),
+                                          'chat_template': pathlib.Path(template).read_text('utf-8')})
     elif found := guess_special(json.loads(state['json']).get('added_tokens') or []):
         print(f"note: {state['name']} has no tokenizer_config.json; taken from its names: {found}")
         state['config'] = json.dumps(found)

@@ -201,7 +201,7 @@ class Logger:
             self.last_word(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
             return f'stopped by {stop.reason()}'
         if not self.knobs['eval_only']:
-            best = f", best checkpoint's validation loss {saver.best_val_loss:.4f}" if run.data.val else ''
+            best = f", best validation loss {saver.best_val_loss:.4f} (ckpt_best.pt)" if run.data.val else ''
             self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
                            f"what it writes: python sample.py --out_dir={shlex.quote(out_dir)}"
                            + run.data.train.sample_flag)
@@ -313,7 +313,6 @@ class RunRecord:
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
             'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            'read': run.trained_on,
             # where a run began, also after a resume
             'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
             'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None, **done,

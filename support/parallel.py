@@ -124,7 +124,7 @@ class Distributed:
 
     def place(self, model, shard=1, dtype='float32'):
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
-        self.sharded = shard != 1
+        self.sharded = shard != 1 and self.world_size > 1
         if self.sharded:
             model = fully_shard_model(model, shard or self.world_size, self.world_size, dtype, self.device)
         return model.to(self.device)
@@ -193,16 +193,11 @@ class Distributed:
 
 def shard_problems(shard, world_size, dtype='auto'):
     """Problems with the knob `shard`, a number of processes that share one copy of the model (0: all)."""
-    if shard == 1:
-        return []
     problems = []
-    if world_size == 1:
-        problems.append(f"shard={shard} with one process: there is nobody to share with. launch with "
-                        "torchrun --nproc_per_node=N, or leave it out")
-    elif shard and world_size % shard:
+    if shard and world_size % shard:
         problems.append(f"shard={shard} does not divide {world_size} processes into equal groups. use "
-                        f"--shard=0 (all of them) or a divisor of {world_size}")
-    if dtype == 'float16':
+                        f"--shard=0 (all of them) or a divisor of {world_size}, or launch more by torchrun")
+    if dtype == 'float16' and shard != 1:
         problems.append("dtype=float16 with shard: the gradient scaler is not known to work there. use "
                         "--dtype=bfloat16 or float32")
     return problems

@@ -114,7 +114,9 @@ def lines(run, memory, peak_flops):
 def trial(train_py, given, run):
     """The lines of a trial: train.py for a few iterations, in a folder that is removed again. Each process
     that torchrun started starts one; the first one tells."""
-    folder, is_first = run.k.out_dir.rstrip(os.sep) + '.trial', os.environ.get('RANK', '0') == '0'
+    # torchrun's number, the same for its processes: a folder that nobody else has
+    folder = f'{run.k.out_dir.rstrip(os.sep)}.trial-{os.getppid()}'
+    is_first = os.environ.get('RANK', '0') == '0'
     flags = [f'--{name}={given[name]}' for name in given] + TRIAL.split() + [f'--out_dir={folder}']
     try:
         done = subprocess.run([sys.executable, train_py, *flags], stdout=subprocess.DEVNULL)

@@ -79,10 +79,10 @@ def data_problems(run):
         fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
     else:
         fits = same_tokenizer(known, data.tokenizer_state)
-        if not fits and not run.resuming:  # finetuning: the roles of conversations may be new
-            fits = same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
-            if fits:
-                run.config.vocab_size = max(run.config.vocab_size, data.vocab_size)
+        if not run.resuming:  # finetuning: the roles of conversations may be new
+            fits |= same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
+            if data.meta['vocab_size'] > run.config.vocab_size:
+                run.config.vocab_size = data.vocab_size
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
                 f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
@@ -90,7 +90,7 @@ def data_problems(run):
     if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never
-    for name, old in ckpt['trained_on'].items():
+    for name, old in reversed(ckpt['trained_on'].items()):  # the data first, on which the batch may depend
         new = run.trained_on.get(name)
         if new != old:
             what = f"{name.split()[0]}.bin"
@@ -108,7 +108,8 @@ def tell_what_changed(run):
         run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
                        "loss begins anew, and ckpt_best.pt with it")
     if not run.ckpt['trained_on'].items() <= run.trained_on.items():
-        run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and data")
+        run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and "
+                       "data; the validation text may have been trained on")
     changed = [f"{name} {value} -> {run.environment.get(name)}"
                for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]

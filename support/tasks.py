@@ -40,6 +40,7 @@ from support.chat import chat_format
 from support.compiling import varying_shapes
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
+from support.parallel import Distributed
 
 @dataclasses.dataclass
 class Task:
@@ -204,6 +205,8 @@ def score(model, task, dist, autocast, is_stopping=lambda: False):
     """Whether the model is right, 1.0 or 0.0 for each example, the same in all processes."""
     correct = torch.zeros(len(task.examples), device=model.lm_head.weight.device)
     judge = judge_answer if task.kind == 'generate' else judge_alternatives
+    if dist.sharded and task.kind == 'generate':
+        dist = Distributed(dist.device)  # each for itself: answers take different numbers of forward passes
     with eval_mode(model), varying_shapes(), autocast:
         for i, counts in rounds(len(task.examples), dist, is_stopping, dist.progress(task.name)):
             is_correct = judge(model, task, *task.examples[i])

@@ -16,7 +16,6 @@ Tokenizers. Each one has
 import base64
 import contextlib
 import hashlib
-import importlib.util
 import itertools
 import os
 import re
@@ -188,10 +187,8 @@ def check_tokenizer_state(state):
 
 def token_bytes(state, vocab_size):
     """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
-    tokenizer's package is not installed or its files are not at hand."""
-    package = {'tiktoken': 'tiktoken', 'hf': 'tokenizers'}.get(state['kind'], 'numpy')
-    at_hand = state['kind'] not in ('ids', 'tiktoken') or 'ranks' in state
-    if not at_hand or not importlib.util.find_spec(package):
+    tokenizer's files are not at hand."""
+    if state['kind'] in ('ids', 'tiktoken') and 'ranks' not in state:
         return None
     found = make_tokenizer(state).token_bytes()[:vocab_size]
     return np.pad(found, (0, vocab_size - len(found)))

@@ -234,14 +234,14 @@ def hf_folder(tmp_path_factory):
     tokenizers = pytest.importorskip('tokenizers')
     folder = tmp_path_factory.mktemp('hf')
     text = ['After 123? system user assistant 124 \n'] * 9
-    for name, special, more in (('own', ['<|im_start|>', '<|im_end|>'], {'chat_template': CHATML}),
-                                ('none', ['<|endoftext|>'], {})):
+    for name, special in (('own', ['<|im_start|>', '<|im_end|>']), ('none', ['<|endoftext|>'])):
         tokenizer = tokenizers.ByteLevelBPETokenizer()
         tokenizer.train_from_iterator(text, vocab_size=290, special_tokens=special)
         (folder / name).mkdir()
         tokenizer._tokenizer.save(f'{folder}/{name}/tokenizer.json')
-        config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1], **more}
+        config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1]}
         (folder / name / 'tokenizer_config.json').write_text(json.dumps(config))
+    (folder / 'own' / 'chat_template.jinja').write_text(CHATML)
     return folder
 
 

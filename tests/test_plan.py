@@ -70,7 +70,7 @@ def test_70b_is_planned_where_it_could_never_run(script):
 
 @pytest.mark.parametrize('flags, word', [
     (['--measure', '--world_size=8'], 'leave out --measure'), (['--world_size=0'], 'world_size is out of range'),
-    (['--shard=0'], 'nobody to share with'), (['--dataset=nowhere', '--budget=3 epochs'], "'1e9 tokens'"),
+    (['--shard=3'], 'does not divide 1'), (['--dataset=nowhere', '--budget=3 epochs'], "'1e9 tokens'"),
     (['--world_size=1000', '--gradient_accumulation_steps=1000', '--shard=7', '--gpu_memory=80'], '--shard=0 (all of them) or a divisor of 1000')])
 def test_what_cannot_be_planned_is_one_line(script, tiny, flags, word):
     is_refused(script('plan.py', *tiny, *flags), word)

@@ -99,7 +99,7 @@ def test_activation_checkpointing_changes_no_bit(arch):
 
 
 @pytest.mark.parametrize('ranks, flag, says', [
-    (1, '--shard=0', 'shard=0 with one process'),
+    (1, '--shard=3', 'does not divide 1'),
     (2, '--shard=3', 'shard=3 does not divide 2 processes'),
     (2, 'mine.py', 'process 1 has another learning_rate than process 0 (2.0, there 1.0). start all of them')])
 def test_what_processes_cannot_do_together_is_one_line(tmp_path, monkeypatch, ranks, flag, says):

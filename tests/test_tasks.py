@@ -217,7 +217,9 @@ def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path, monkeypatch):
     path.write_text('\n'.join(json.dumps({'kind': 'generate', 'answer': answer, 'messages': [
         {'role': 'user', 'content': f'Say {answer}'}]}) for answer in said))
     (task,), = tasks.load_tasks(str(path), '', tokenizer, 256).values()
-    right = tasks.score(net, task, ONE, PLAIN)
+    sharded = tasks.Distributed('cpu', world_size=2)
+    sharded.sharded = True
+    right = tasks.score(net, task, sharded, PLAIN)
     assert {answer for (_, answer), is_right in zip(task.examples, right) if is_right} == {'6', '7'}
 
 

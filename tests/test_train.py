@@ -122,9 +122,10 @@ def test_a_resume_needs_no_flags_and_flags_override_it(works, tiny, tmp_path, ou
 def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out, monkeypatch):
     works('train.py', *tiny)
     old = f'{out}/ckpt.pt'
-    result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0')
+    result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0', '--learning_rate=1')
     assert 'iter 0:' in result.out
-    assert saved(tmp_path / 'new')['model_args']['block_size'] == 8
+    new = saved(tmp_path / 'new', 'ckpt_best.pt')
+    assert new['model_args']['block_size'] == 8 and new['best_val_loss'] == new['evaluation']['metrics']['val_loss']
     for start in ('auto:', ''):  # one line that begins and, started again, goes on
         for n in (1, 2):
             result = works('train.py', *tiny, f'--init_from={start}{old}', f"--out_dir={tmp_path / f'again{start}'}", f'--max_iters={n}', '--warmup_iters=0')
