@@ -66,8 +66,8 @@ def meet(backend, timeout):
     explain('gloo/transport|Connection (closed|reset) by peer|Timed out '
             'waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed '
             'out|aborted)', 'lost contact with the other processes',
-            "the process that ended first says why. to continue: the same command with --init_from=resume; "
-            "torchrun's --max-restarts does it by itself", 5)
+            "the process that ended first says why; if none did, one was busy for ddp_timeout seconds. to go "
+            "on: the same command with --init_from=resume; torchrun's --max-restarts does it by itself", 5)
 
 
 class Distributed:
