@@ -58,8 +58,7 @@ def resume_differs(flags, place):
     halves = train(flags, place, 'halves', '--init_from=resume')
     a, b = ({keystr(path): x for path, x in tree_leaves_with_path(load.read(str(out / 'ckpt.pt')))
              if torch.is_tensor(x)} for out in (place / 'one', halves))
-    other = [name for name in a if name not in b or not torch.equal(a[name], b[name])]
-    if other:
+    if other := [name for name in a if name not in b or not torch.equal(a[name], b[name])]:
         return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or "
                 "noise drawn from a random state that no checkpoint holds, is something missing in state()?")
 

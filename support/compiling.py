@@ -83,8 +83,8 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
         model.train()
 
     t0 = time.perf_counter()
-    options = ON_CPU if dist.device.type == 'cpu' else {}
-    note = compile_model(model, first_steps, run.asked['compile'], **options)
+    note = compile_model(model, first_steps, run.asked['compile'],
+                         **(ON_CPU if dist.device.type == 'cpu' else {}))
     if dist.all_reduce_max(note is not None) and not note:
         note = uncompile(model, 'it failed in another process')
     dist.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")

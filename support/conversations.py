@@ -188,8 +188,7 @@ class Conversations(Tokens):
     def summary(self, block_size):
         line = (f"{self.size:,} conversations in {self.n_windows(block_size):,} windows, "
                 f"{self.targets_of.sum():,} of {self.n:,} tokens are learned")
-        n_cut = (self.lengths > block_size).sum()
-        if n_cut:
+        if n_cut := (self.lengths > block_size).sum():
             line += f"; {n_cut:,} are longer than a window and are cut there (--block_size)"
         return line
 

@@ -37,8 +37,7 @@ def folder_of(name, data_dir=None):
 
 def bin_files(folder, split):
     """The files with a split's token ids, in order: one, or shards (train_000000.bin, ...), or none."""
-    whole = os.path.join(folder, split + '.bin')
-    if os.path.exists(whole):
+    if os.path.exists(whole := os.path.join(folder, split + '.bin')):
         return [whole]
     return sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}_{'[0-9]' * 6}.bin")))
 

@@ -126,8 +126,7 @@ def choose_loss_chunk_size(device, tokens, vocab_size, memory):
 
 def use_chunked_loss(model, tokens, device):
     """Let model.loss() hold the logits of some tokens at a time, if those of all would take much memory."""
-    chunk_size = choose_loss_chunk_size(device, tokens, model.config.vocab_size, memory_of(device))
-    if chunk_size:
+    if chunk_size := choose_loss_chunk_size(device, tokens, model.config.vocab_size, memory_of(device)):
         model.loss = functools.partial(chunked_loss, model, chunk_size)
 
 

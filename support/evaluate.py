@@ -168,8 +168,7 @@ class Evaluator:
         if self.done['iter'] != it:
             self.done = {'iter': it, 'names': [], 'metrics': {}}
         for name, (_, function) in self.evaluated.items():
-            due = name in self.due(it, last) and name not in self.done['names']
-            if due and self.stop.poll() != 'stop':
+            if name in self.due(it, last) and name not in self.done['names'] and self.stop.poll() != 'stop':
                 with self.clock.spending('sample' if name == 'sample' else 'eval'):
                     with contextlib.suppress(Interrupted):
                         # yours may give each process other numbers, but all have to decide alike

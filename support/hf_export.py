@@ -126,8 +126,7 @@ def to_tokenizer_json(tokenizer, block_size):
     out.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': block_size,
                 'clean_up_tokenization_spaces': False}
-    ends = next((text for text, id in special.items() if id == tokenizer.end_of_text), ends)
-    if ends:
+    if ends := next((text for text, id in special.items() if id == tokenizer.end_of_text), ends):
         settings.update(bos_token=ends, eos_token=ends, pad_token=ends)
     if form := chat_format(tokenizer):  # finetuned on conversations
         settings.update(eos_token=ASSISTANT_END, chat_template=form.template)

@@ -136,8 +136,7 @@ def choose_files(info, config, split):
     entries = (info.card_data or {}).get('configs') or []
     described = {str(entry['config_name']): entry.get('data_files') or [] for entry in entries}
     default = 'default' if 'default' in described else next(iter(described), '')
-    patterns = patterns_of(described.get(config or default, []), split or 'train')
-    if patterns:
+    if patterns := patterns_of(described.get(config or default, []), split or 'train'):
         return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
     for asked, usual in ((config, 'default'), (split, 'train')):
         word = rf'(^|[/_.-]){re.escape(asked or usual)}([/_.-]|$)'

@@ -237,7 +237,8 @@ def read_tokenizer(source, needed=True):
     if config:
         state['config'] = read_json(config)
         # where transformers 5 writes it
-        if template := get_file(folder, 'chat_template.jinja', needed=False):
+        if 'chat_template' not in state['config'] and (
+                template := get_file(folder, 'chat_template.jinja', needed=False)):
             state['config'] = json.dumps({**json.loads(state['config']),
                                           'chat_template': pathlib.Path(template).read_text('utf-8')})
     elif found := guess_special(json.loads(state['json']).get('added_tokens') or []):

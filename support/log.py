@@ -201,7 +201,8 @@ class Logger:
             self.last_word(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
             return f'stopped by {stop.reason()}'
         if not self.knobs['eval_only']:
-            best = f", best validation loss {saver.best_val_loss:.4f} (ckpt_best.pt)" if run.data.val else ''
+            best = (f", best validation loss {saver.best_val_loss:.4f} (ckpt_best.pt)"
+                    if saver.best_val_loss < math.inf else '')
             self.last_word(f"done: {it:,} iterations in {format_duration(self.clock.seconds)}{best}. to see "
                            f"what it writes: python sample.py --out_dir={shlex.quote(out_dir)}"
                            + run.data.train.sample_flag)

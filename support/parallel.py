@@ -197,7 +197,7 @@ def shard_problems(shard, world_size, dtype='auto'):
     if shard and world_size % shard:
         problems.append(f"shard={shard} does not divide {world_size} processes into equal groups. use "
                         f"--shard=0 (all of them) or a divisor of {world_size}, or launch more by torchrun")
-    if dtype == 'float16' and shard != 1:
+    if dtype == 'float16' and shard != 1 != world_size:
         problems.append("dtype=float16 with shard: the gradient scaler is not known to work there. use "
                         "--dtype=bfloat16 or float32")
     return problems

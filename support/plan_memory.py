@@ -114,8 +114,8 @@ def lines(run, memory, peak_flops):
 def trial(train_py, given, run):
     """The lines of a trial: train.py for a few iterations, in a folder that is removed again. Each process
     that torchrun started starts one; the first one tells."""
-    # torchrun's number, the same for its processes: a folder that nobody else has
-    folder = f'{run.k.out_dir.rstrip(os.sep)}.trial-{os.getppid()}'
+    # a folder that nobody else has, for all of torchrun's processes the same
+    folder = f"{run.k.out_dir.rstrip(os.sep)}.trial-{os.environ.get('MASTER_PORT', os.getpid())}"
     is_first = os.environ.get('RANK', '0') == '0'
     flags = [f'--{name}={given[name]}' for name in given] + TRIAL.split() + [f'--out_dir={folder}']
     try:

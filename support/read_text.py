@@ -87,9 +87,8 @@ def name_of(path):
 
 def find_pystdlib():
     """The .py files of this Python's standard library, without its tests and installed packages."""
-    root = sysconfig.get_paths()['stdlib']
     leave_out = 'test tests idle_test site-packages dist-packages __pycache__'.split()
-    return [stat(path) for path in walk(root, leave_out) if path.endswith('.py')]
+    return [stat(path) for path in walk(sysconfig.get_paths()['stdlib'], leave_out) if path.endswith('.py')]
 
 
 # -----------------------------------------------------------------------------

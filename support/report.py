@@ -249,8 +249,7 @@ def evaluations(log, tokens_per_iter):
 
 def eval_results(found):
     """What eval.py measured: the numbers of eval.json."""
-    results = {**found.get('texts', {}), **found.get('tasks', {})}
-    if results:
+    if results := {**found.get('texts', {}), **found.get('tasks', {})}:
         yield f"## By eval.py, after {found['iter']:,} iterations\n"
     for name, result in results.items():
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}

@@ -79,9 +79,9 @@ def data_problems(run):
         fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
     else:
         fits = same_tokenizer(known, data.tokenizer_state)
-        if not run.resuming:  # finetuning: the roles of conversations may be new
+        if not run.resuming and 'chat' in data.meta:  # finetuning: its roles may be new
             fits |= same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
-            if data.meta['vocab_size'] > run.config.vocab_size:
+            if fits and data.meta['vocab_size'] > run.config.vocab_size:
                 run.config.vocab_size = data.vocab_size
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
@@ -109,7 +109,7 @@ def tell_what_changed(run):
                        "loss begins anew, and ckpt_best.pt with it")
     if not run.ckpt['trained_on'].items() <= run.trained_on.items():
         run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and "
-                       "data; the validation text may have been trained on")
+                       "data; if it is other data, the validation text may have been trained on")
     changed = [f"{name} {value} -> {run.environment.get(name)}"
                for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]

@@ -54,8 +54,7 @@ class Sample:
             return  # this character lacks some of its bytes
         self.text += now[len(before):]
         self.n_context, self.n_decoded = self.n_decoded, len(self.shown)
-        at = self.text.find(self.stop_text, self.begin) if self.stop_text else -1
-        if at >= 0:
+        if self.stop_text and (at := self.text.find(self.stop_text, self.begin)) >= 0:
             self.text, self.done = self.text[:at], True
 
     def new_text(self):
@@ -114,8 +113,8 @@ def parse_style(sample_tokens):
         if name not in style:
             raise ValueError(name)
         style[name] = type(style[name])(value)
-    problems = out_of_range(style, above_zero='tokens top_k top_p', from_zero='temperature')
-    if problems or style['tokens'] > 10**6 or style['top_p'] > 1:
+    if (out_of_range(style, above_zero='tokens top_k top_p', from_zero='temperature')
+            or style['tokens'] > 1_000_000 or style['top_p'] > 1):
         raise ValueError(sample_tokens)
     return style
 
