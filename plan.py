@@ -1,5 +1,5 @@
 """
-What a run takes, before it is started: memory, disk, time. Nothing is written.
+What a run takes, before it is started: memory, disk, time. What --measure writes it removes again.
 
     $ python plan.py config/train_gpt2.py                                       # for the device here
     $ python plan.py config/plan_llama_70b.py --world_size=512 --gpu_memory=80  # for GPUs elsewhere
