@@ -160,7 +160,7 @@ class Row:
         self.run('prepare.py', *prepared, f'--data_dir={self.work}')
         said = self.run('train.py', *flags, f'--data_dir={self.work}', f'--device={DEVICE}',
                         f"--out_dir={os.path.join(self.work, 'run')}")
-        done = re.search(r'^done: .* iterations in (\S+), .* validation loss (\d+\.\d+)', said, re.M)
+        done = re.search(r'^done: .* iterations in (\S+), best validation loss (\d+\.\d+)', said, re.M)
         return [('time of training, best validation loss', f'{done[1]}, {done[2]}', None)]
 
     def state(self, name):

@@ -200,7 +200,7 @@ class Saver:
         if improved:
             self.best_val_loss = metrics['val_loss']
         # not the file that was just read, not the random weights of the beginning
-        is_new = it > self.run.start_iter or (self.run.resuming and improved)
+        is_new = it > self.run.start_iter or improved
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
         doubtful = self.guard.is_counting() and not improved

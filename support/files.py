@@ -87,7 +87,7 @@ def space_problems(out_dir, size, keep, replaced):
     folder = os.path.abspath(out_dir)
     while not os.path.exists(folder):  # it will be made
         folder = os.path.dirname(folder)
-    need = 1.05 * size * (keep + 2)
+    need = 1.05 * size * (keep + 2) + 2**20
     free = shutil.disk_usage(folder).free
     if need <= free + sum(map(os.path.getsize, replaced)):
         return []

@@ -84,7 +84,7 @@ def tell_duration(model, ddp_model, batch, autocast, dist, run):
         trial_step(model, ddp_model, batch, autocast)
         dist.synchronize()
         step = time.perf_counter() - t0
-        # seconds, in whole ones; a quarter more for updates and the log, which took 0.03 to 0.53 of this
+        # seconds, in whole ones; a quarter more for updates and the log, which took 0.03 to 0.69 of this
         training = dist.all_reduce_max(1.25 * step * run.grad_accum_steps * n)
         if training < 60:
             return

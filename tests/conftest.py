@@ -31,6 +31,15 @@ TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(
 HANDLED = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGQUIT')]
 
 
+class Evil:
+    """Unpickled by the ordinary reader, it makes the file `canary`."""
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return Path.touch, (self.canary,)
+
+
 class Result:
     def __init__(self, status, out, err, script=None):
         self.status, self.out, self.err, self.globals = status, out, err, script or {}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, is_refused, make_dataset, own_process
+from conftest import REPO, Evil, is_refused, make_dataset, own_process
 
 from configurator import plain, types_of
 from support import checkpoint, devices, setup
@@ -32,15 +32,6 @@ def row(flags, *words, given=None, status=2, lines=1, writes=False):
     `status` and says all `words`."""
     name = f'line {sys._getframe(1).f_lineno}: {flags}'
     TABLE.append(pytest.param(shlex.split(flags), words, given, status, lines, writes, id=name[:80]))
-
-
-class Evil:
-    """Unpickled by the ordinary reader, it makes the file `canary`."""
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return Path.touch, (self.canary,)
 
 
 # -----------------------------------------------------------------------------

@@ -44,9 +44,9 @@ def is_refused(capsys, *words, lines=1):
 
 
 @pytest.mark.parametrize('arg, name, value', [
-    ('--learning_rate=1', 'learning_rate', 1.0), ('--max_iters=1e5', 'max_iters', 100000),
+    ('--learning_rate=1', 'learning_rate', 1.0), ('--max_iters=1e5', 'max_iters', 100000), ('--max_iters=1_000', 'max_iters', 1000),
     ('--top_k=none', 'top_k', None), ('--start=123', 'start', '123'), ('--start=a=b', 'start', 'a=b'), ('--compile', 'compile', True),
-    ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0), ('--start=None', 'start', 'None'),
+    ('--compile=auto', 'compile', 'auto'), ('--eval_only=0', 'eval_only', False), ('--min_lr=0', 'min_lr', 0.0), ('--start=None', 'start', 'None'),
     ('--path=resume:~/x', 'path', 'resume:' + os.path.expanduser('~/x')), ('--start=~/x', 'start', '~/x'),
 ])
 def test_a_flag_means_what_its_writer_meant(monkeypatch, arg, name, value):
@@ -70,8 +70,8 @@ def test_a_switch_takes_no_word_that_may_be_a_dataset_or_a_run(monkeypatch):
 
 @pytest.mark.parametrize('args, words', [
     ('--lerning_rate=1', '--learning_rate'), ('--learning-rate=1', '--learning_rate'), ('--ünknown=1', '--help'),
-    ('--max_iters=1.5', 'whole number'), ('--learning_rate=nan', 'finite'), ('--seed=1e30', '2**63'),
-    ('--max_iters --compile', 'whole number'), ('--eval_only maybe', 'True or False'),
+    ('--max_iters=1.5', 'whole number'), ('--learning_rate=nan', 'finite'), ('--seed=True', 'whole number'), ('--seed=1e30', '2**63'),
+    ('--max_iters many', 'whole number'), ('--max_iters --compile', 'whole number'), ('--eval_only maybe', 'True or False'),
     ('max_iters=4', '--key=value'), ('--__name__=foo', '--help'), ('nowhere.py', f'looked in {os.getcwd()}'), ('tiny.cfg', 'neither a config file'),
     ('--path=\udcff', 'not UTF-8'),
 ])
@@ -101,6 +101,7 @@ def test_flags_win_wherever_they_stand_and_config_files_see_them(monkeypatch, co
 @pytest.mark.parametrize('content, expected', [
     ("from math import sqrt\nwidth = sqrt(16)\ndel sqrt\nlocals().update(height=2)\ndef rate(n):\n    return width / height / n\nlearning_rate = rate(2)\n", dict(learning_rate=1.0)),
     ("iters_max = 5\nmax_steps = 2 * iters_max\nmax_iters = max_steps\n", dict(max_iters=10)),  # others' names for it, put to use
+    ("for seed in range(3):\n    pass\n", dict(seed=2)),
     ("def small():\n    global max_iters\n    max_iters = 2\nsmall()\nglobals()['seed'] = 5\n", dict(max_iters=2, seed=5)),
     ("sizes = [1, 2]\nclass Size:\n    n = 3\nmax_iters = Size.n\n", dict(max_iters=3)),
 ])

@@ -3,13 +3,12 @@ executed."""
 
 import dataclasses
 import json
-import os
 import sys
 import types
 
 import pytest
 import torch
-from conftest import TINY, is_refused, make_dataset
+from conftest import TINY, Evil, is_refused, make_dataset
 from test_huggingface import random_model
 
 from model import GPT
@@ -65,28 +64,18 @@ def test_their_checkpoint_is_sampled_and_finetuned(tmp_path, their_script, monke
     is_refused(done, 'weights only', f'--init_from={path}')
 
 
-class Evil:
-    """A pickle of it creates the folder `path` when it is loaded the usual way."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 class EvilConfig(Evil):
     pass
 
 
 def test_what_wants_to_run_code_is_refused_also_beside_a_config(tmp_path, their_script, capsys):
-    made, path = f'{tmp_path}/made', tmp_path / 'model_00001.pt'
+    made, path = tmp_path / 'made', tmp_path / 'model_00001.pt'
     for ckpt in ({'config': GPTConfig(), 'model': {}, 'step': Evil(made)}, {'config': Evil(made)},
                  {'config': EvilConfig(made)}, {'config': GPTConfig(n_layer=Evil(made))}):
         torch.save(ckpt, path)
         with pytest.raises(SystemExit):
             load.read(str(path))
-        assert capsys.readouterr().err.count('\n') == 1 and not os.path.exists(made)
+        assert capsys.readouterr().err.count('\n') == 1 and not made.exists()
 
 
 def test_a_config_of_another_network_or_of_other_sizes_is_refused(tmp_path, their_script, capsys):

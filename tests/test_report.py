@@ -134,6 +134,7 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
     assert report.groups([a, b]) == {a: [a, b]}
     assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}
+    assert report.groups([a]) == {a: [a]}
     e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')

@@ -1,4 +1,4 @@
-"""Threads beside other programs: they sleep instead of spinning, with the same bits."""
+"""Threads beside other programs: they sleep instead of spinning, with the same bits, and the run says so."""
 
 import json
 import subprocess
@@ -66,3 +66,7 @@ def test_company_is_noticed_at_once_and_its_end_after_a_while(monkeypatch):
 
 def test_waiting_for_a_core_is_seen():
     assert 0 <= next(cpu.shares_of_waiting()) < 1
+
+
+def test_the_plan_tells_how_many_threads_compute(script, tiny):
+    assert '(as asked), 1 thread, float32' in script('train.py', *tiny).out

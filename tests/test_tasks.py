@@ -8,7 +8,6 @@ import math
 import os
 import random
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +18,8 @@ from support.chat import with_chat_tokens
 from support.tokenizer import make_tokenizer
 
 
-# a stand-in for what parallel.init() returns to a single process
-ONE = SimpleNamespace(rank=0, world_size=1, sharded=False, is_main=True, print=print,
-                      all_reduce_sum=lambda tensor: tensor, progress=lambda what: lambda done, n: None)
+# what parallel.init() returns to a single process
+ONE = tasks.Distributed('cpu')
 PLAIN = contextlib.nullcontext()  # no autocast
 BYTES = {'kind': 'byte'}
 SHAPES = {'gpt2': dict(arch='gpt2'), 'llama': dict(arch='llama', n_kv_head=2), 'modern': dict(arch='modern')}
@@ -204,7 +202,7 @@ def test_the_same_on_real_examples_and_prompts_that_are_too_long(test_data, gpt2
         assert found['truncated'] > 0 or not found['shots'], name
 
 
-def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path, monkeypatch):
+def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path):
     net, tokenizer = make_net('llama', 261), make_tokenizer(with_chat_tokens(BYTES))
     said = {'6': '6', '7': ' 7 ', '8': '8 and more', '99999': '9' * 90}  # by the right answer
 
@@ -212,7 +210,7 @@ def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path, monkeypatch):
         question = tokenizer.decode(idx[0].tolist())
         answer = next(text for answer, text in said.items() if f'Say {answer}<' in question)
         return torch.cat((idx, torch.tensor([[*answer.encode(), stop[0]][:n]])), dim=1)
-    monkeypatch.setattr(net, 'generate', generate)
+    net.generate = generate
     path = tmp_path / 'x.jsonl'
     path.write_text('\n'.join(json.dumps({'kind': 'generate', 'answer': answer, 'messages': [
         {'role': 'user', 'content': f'Say {answer}'}]}) for answer in said))
