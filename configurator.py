@@ -69,7 +69,7 @@ def escape_control_characters(text):
     return ''.join(c if c in harmless or unicodedata.category(c)[0] != 'C' else repr(c)[1:-1] for c in text)
 
 
-def out_of_range(knobs, above_zero='', from_zero='', below_one=''):
+def out_of_range(knobs, above_zero, from_zero='', below_one=''):
     """The problems with numbers outside their range, None being fine; the arguments are strings of names."""
     problems = []
     for names, in_range, remedy in ((above_zero, lambda v: v > 0, 'use a number above 0'),

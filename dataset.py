@@ -81,7 +81,7 @@ class Tokens:
         self.ends = list(itertools.accumulate(self.count_ids(path, tokens) for path, tokens in files))
         self.n = self.size = self.ends[-1]  # size: what a person counts
         self.fingerprint = f"{self.n:,} tokens, sha256 {checksum(entry)}"
-        self.open = functools.lru_cache(self.open_files)(self.open_file)
+        self.open = functools.lru_cache(self.open_files)(lambda i: open(self.paths[i], 'rb', buffering=0))
         self.lock = threading.Lock()  # a file has one position, and the Loader reads beside the evaluation
         # a wrong vocabulary should show before the model is built; each batch is checked as well
         ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
@@ -117,10 +117,6 @@ class Tokens:
         """How many targets of the training samples `numbers` count."""
         return len(numbers) * block_size
 
-    def n_windows(self, block_size):
-        """How many windows of block_size ids and their targets lie side by side from the start on."""
-        return (self.n - 1) // block_size
-
     def n_targets(self, block_size):
         """Over how many positions evaluate.windows() may go."""
         return self.n - 1
@@ -135,14 +131,11 @@ class Tokens:
         """Why no window of block_size can be read, a line; else None."""
         if self.document_mask and self.end_of_text is None:
             return f"document_mask: no token separates the documents of {self.path}. leave it out"
-        if self.n_windows(block_size) < 1:
+        if self.n <= block_size:  # each id needs a target
             return (f"{self.path} has {self.n:,} tokens, too few for one window. use "
                     f"--block_size={max(1, self.n - 1)} or less, or more text")
 
     # the files
-
-    def open_file(self, i):
-        return open(self.paths[i], 'rb', buffering=0)
 
     def windows(self, starts, length):
         """The `length` ids from each of `starts` on, (len(starts), length) int64; after the last id comes the

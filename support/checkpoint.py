@@ -154,13 +154,6 @@ def cannot_write(out_dir, e):
          "--out_dir", everywhere=True)
 
 
-def keep_original(path, it, tell):
-    """Give `path`, a ckpt.pt as nanoGPT leaves it, a name that no run touches."""
-    kept = os.path.join(os.path.dirname(path), f'ckpt_original_{it:08d}.pt')
-    link(path, kept)
-    tell(f"note: {path} is kept as {kept}, as the first save takes its name")
-
-
 class Saver:
     """Decides when to save, what the best validation loss is, and which names a checkpoint gets."""
 
@@ -176,8 +169,11 @@ class Saver:
         if dist.is_main and self.writes:
             self.lock = run.lock or lock(self.out_dir)
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
-            if run.continues and not NUMBERED.fullmatch(os.path.basename(run.ckpt['path'])):
-                keep_original(run.ckpt['path'], run.start_iter, dist.print)
+            path = run.continues and run.ckpt['path']
+            if path and not NUMBERED.fullmatch(os.path.basename(path)):  # as nanoGPT leaves it
+                kept = os.path.join(self.out_dir, f'ckpt_original_{run.start_iter:08d}.pt')
+                link(path, kept)
+                dist.print(f"note: {path} is kept as {kept}, as the first save takes its name")
 
     def due(self, it, request):
         interval = self.knobs['save_interval']
@@ -203,7 +199,8 @@ class Saver:
         is_new = it > self.run.start_iter or improved
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
-        doubtful = self.guard.is_counting() and not improved
+        # the last update was skipped: nobody knows what the weights are worth
+        doubtful = int(self.guard.in_a_row) > 0 and not improved
         if doubtful and not asked:  # it would take the place of a good one
             return
         self.guard.check_weights()

@@ -53,7 +53,7 @@ def messages_of(row):
     return [{'role': role, 'content': content} for role, content in said]
 
 
-def read_conversations(rows, on_bad='stop'):
+def read_conversations(rows, on_bad):
     """The messages of each of the rows, pairs (where it is, value). on_bad: 'stop' ends the script at the
     first row that is no conversation, 'skip' leaves those out and tells how many."""
     skipped = 0
@@ -98,7 +98,7 @@ def write_splits(folder, conversations, tokenizer, dtype):
 # from files to windows
 
 
-def open_dataset(name, data_dir=None, seed=0, document_mask=False, vocab_size=None):
+def open_dataset(name, data_dir, seed=0, document_mask=False, vocab_size=None):
     """The Dataset data_dir/name, of texts or of conversations. seed: of how those are packed."""
     data = Dataset(name, data_dir, document_mask, vocab_size)
     if 'chat' in data.meta:  # their roles may be new to the network: it grows by them
@@ -177,6 +177,7 @@ class Conversations(Tokens):
         return int(self.targets_of[self.windows_at(seed, numbers, block_size)].sum())
 
     def n_windows(self, block_size):
+        """How many windows the conversations are packed into."""
         self.pack(block_size)
         return len(self.windows_of)
 

@@ -26,7 +26,7 @@ GPT2 = {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 
 # where it is
 
 
-def folder_of(name, data_dir=None):
+def folder_of(name, data_dir):
     """The folder of the dataset `name`; ends with status 2 if that is no name."""
     data_dir = data_dir or DATA_DIR
     if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:

@@ -36,7 +36,7 @@ class Interrupted(Exception):
     """The run is asked to stop in the middle of an evaluation, which then counts for nothing."""
 
 
-def rounds(n, dist, is_stopping=lambda: False, tick=lambda done, n: None):
+def rounds(n, dist, is_stopping, tick=lambda done, n: None):
     """This process's share of the numbers below n, as pairs (i, counts). Every process makes as many rounds,
     since is_stopping() and a sharded model need all of them: where there are no numbers left for this one,
     it helps the others with the last one, and `counts` is False."""

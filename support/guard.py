@@ -40,11 +40,6 @@ class Guard:
         self.seen = torch.where(bad & (self.seen[0] == 0), first, self.seen)
         self.seen[0] += bad
 
-    def is_counting(self):
-        """Whether the last update was skipped, so that nobody knows what the weights are worth. Waits for the
-        device."""
-        return int(self.in_a_row) > 0
-
     def skipped(self):
         """(how many were skipped since the last call, how many in a row until now, iteration, loss and
         gradient norm of the first). Waits for the device."""

@@ -241,7 +241,7 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
          "it was trained on with --dataset=NAME")
 
 
-def model_and_tokenizer(cls, source='out', dataset_name=None, data_dir=None):
+def model_and_tokenizer(cls, source, dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     ckpt = read(find(source))

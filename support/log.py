@@ -198,8 +198,9 @@ class Logger:
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
             if it == run.start_iter and not run.resuming:
                 saved = "with nothing to save yet"
-            self.last_word(f"stopped by {stop.reason()} after {it:,} iterations, {saved}")
-            return f'stopped by {stop.reason()}'
+            outcome = f"stopped by {stop.reason()} after {it:,} iterations"
+            self.last_word(f"{outcome}, {saved}")
+            return outcome
         if not self.knobs['eval_only']:
             best = (f", best validation loss {saver.best_val_loss:.4f} (ckpt_best.pt)"
                     if saver.best_val_loss < math.inf else '')

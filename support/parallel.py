@@ -122,7 +122,7 @@ class Distributed:
                          f"{everybody[0].get(name)}). start all of them with the same command, the same "
                          "config files and the same data")
 
-    def place(self, model, shard=1, dtype='float32'):
+    def place(self, model, shard, dtype='float32'):
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
         self.sharded = shard != 1 and self.world_size > 1
         if self.sharded:
@@ -160,7 +160,7 @@ class Distributed:
         """The mean of a tensor over the processes, a new one."""
         return self.all_reduce_sum(value.clone()) / self.world_size
 
-    def full_state_dict(self, state, copy=False):
+    def full_state_dict(self, state, copy):
         """`state` (dicts and lists of tensors and plain values) as the main process can save it: whole
         tensors on the CPU, with `copy` in memory of their own. Call it on all ranks."""
         @functools.cache  # once for a tied one

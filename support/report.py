@@ -82,13 +82,16 @@ def remark(log):
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
     differ, and by how they ended, or by a folder where these are none or many. Runs that these do not tell
-    apart are each by themselves."""
+    apart, or of two texts under one name, are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted is no seed of those that were not
     knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome')} for record in records]
     given = {'outcome'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
+    texts = {(k.get('dataset'), str(record.get('dataset', {}).get('splits')))
+             for k, record in zip(knobs, records)}
+    if (len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs)
+            or len(texts) > len(dict(texts))):  # a name stands for two texts
         return {run: [run] for run in runs}
     differ, found = [name for name in differ if name != 'seed'], {}
     for run, k in zip(runs, knobs):
@@ -199,7 +202,7 @@ def summary(run, log):
     tokens = made * run.get('tokens_per_iter', 0)
     seconds = run.get('seconds', max(values(log, 'seconds'), default=0))
     outcome = run.get('outcome') or NO_END
-    yield (f"**{outcome[0].upper()}{outcome[1:]}** after {made:,} of {run.get('max_iters', made):,} "
+    yield (f"**{outcome[0].upper()}{outcome[1:]}**: {made:,} of {run.get('max_iters', made):,} "
            f"iterations, {tokens:,} tokens, {format_duration(seconds)} of training.")
     losses = points(log, 'iter', 'val_loss')
     if len(losses):

@@ -185,7 +185,7 @@ def moment_of(p, value):
 
 
 @torch.no_grad()
-def grow_vocabulary(model, vocab_size, seed=0):
+def grow_vocabulary(model, vocab_size, seed):
     """Give embedding and head rows for the ids up to vocab_size. A new row is the mean of the old ones and a
     little noise, so that new tokens begin as likely as the average one, and apart from each other."""
     generator = torch.Generator().manual_seed(seed)

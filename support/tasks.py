@@ -107,7 +107,7 @@ def bundle(root):
     return tasks
 
 
-def read_examples(task, tokenizer, block_size, limit=None):
+def read_examples(task, tokenizer, block_size, limit):
     """Fill the task from its file."""
     task.tokenizer, number = tokenizer, 0
     try:

@@ -21,14 +21,14 @@ import torch
 
 from support import errors, load
 
-TINY = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=1',
-        '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6', '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2',
-        '--learning_rate=1e-2']
+TINY = ('--device=cpu --dtype=float32 --compile=False --block_size=16 --batch_size=4 --gradient_accumulation_steps=1 '
+        '--n_layer=2 --n_head=2 --n_embd=32 --max_iters=6 --warmup_iters=2 --eval_interval=3 --eval_iters=2 '
+        '--learning_rate=1e-2').split()
 NO_PICTURES = str(REPO / 'tests' / 'no_matplotlib')  # reports without a picture: drawing takes a second
 TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
 
 
-HANDLED = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGQUIT')]
+HANDLED = [getattr(signal, name) for name in 'SIGINT SIGTERM SIGUSR1 SIGUSR2 SIGHUP SIGQUIT'.split()]
 
 
 class Evil:

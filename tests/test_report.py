@@ -20,7 +20,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(works, tiny, out):
     assert run['outcome'] == 'done' and run['knobs']['lr_decay_iters'] == 6 and 'lr_decay_iters' in run['given']
     assert [session['from_iter'] for session in run['sessions']] == [0, 3]
     assert re.fullmatch('[0-9a-f]{40}(-dirty)?', run['sessions'][0]['commit'] or '0' * 40)
-    assert text.startswith('# out\n\n**Done** after 6 of 6 iterations, ') and '![The loss](loss.png)' in text
+    assert text.startswith('# out\n\n**Done**: 6 of 6 iterations, ') and '![The loss](loss.png)' in text
     assert 'gpt2, 2 layers, 2 heads, 32 channels' in text and (out / 'loss.png').read_bytes().startswith(b'\x89PNG')
     # its table, the console and log.csv agree to the last digit
     assert f"report: {out / 'report.md'} and {out / 'loss.png'}" in result.out
@@ -67,7 +67,7 @@ def falling(i):
     return 1 + 3 / (1 + i / 10)
 
 
-def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, **columns):
+def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, text=None, **columns):
     """A run's folder without a run; `columns` are further ones: (iterations between, function of the iteration)."""
     folder.mkdir()
     log = []
@@ -86,7 +86,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
     write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n,
-                                          'tokens_per_iter': 1000})
+                                      'tokens_per_iter': 1000, 'dataset': {'splits': text}})
     return folder
 
 
@@ -95,7 +95,7 @@ def test_the_report_and_the_console_say_what_nobody_should_overlook(tmp_path):
         folder = make_run(tmp_path / name, val=val)
         _, *notes = report.write(str(folder))
         text = (folder / 'report.md').read_text()  # no word about its end: the report is made from what is there
-        assert '**Running, or killed** after 200 of 200 iterations, 200,000 tokens' in text
+        assert '**Running, or killed**: 200 of 200 iterations, 200,000 tokens' in text
         assert all(note.removeprefix('note: ') in text for note in notes)
     assert len(notes) == 1 and 'rose from 2.0000 to 3.2000' in notes[0]
     assert 'overfits' not in (tmp_path / 'falls' / 'report.md').read_text()
@@ -122,7 +122,7 @@ def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, t
         return lines
     monkeypatch.setattr(report, 'write', kept)
     assert script('train.py', *tiny, '--sample_interval=2', '--sample_tokens=30').status == 0
-    made = [re.search(r'\*\*(.*)\*\* after (\d) of 6', page).groups() for page in pages]
+    made = [re.search(r'\*\*(.*)\*\*: (\d) of 6', page).groups() for page in pages]
     assert made == [('Running, or killed', '1'), ('Running, or killed', '4'), ('Running, or killed', '6'), ('Done', '6')]
     assert re.search(r'(?m)^after 2 iterations +after 4 iterations +after 6 iterations$', pages[-1])
 
@@ -139,7 +139,8 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}
-    assert len(report.groups([a, make_run(tmp_path / 'done', {'seed': 3}, outcome='done')])) == 2
+    for name in 'outcome', 'text':
+        assert len(report.groups([a, make_run(tmp_path / name, {'seed': 3}, **{name: 'another'})])) == 2
     finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
     assert len(report.groups([a, b, finetuned])) == 2, 'not another seed alone'
     _, line = report.comparison({'x': list(map(report.read_log, (a, finetuned)))}, 'loss')
