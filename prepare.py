@@ -218,7 +218,8 @@ def make_dataset():
         meta = make_conversations() if chat else encode_files()
         meta |= {'command': command, 'made_with': settings}
         if old.get('splits', meta['splits']) != meta['splits']:
-            print(f"note: this replaces another dataset, which was in {folder}")
+            print(f"note: this replaces another dataset, which was in {folder}. runs on it cannot go "
+                  "on in place")
     move_into_place(folder, unfinished, meta)
     return meta
 

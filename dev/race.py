@@ -6,8 +6,8 @@ seconds are those of training, without evaluating and saving.
     $ python dev/race.py --draw_only      # the pictures again, from dev/records/race_*.json
 
 1. Shakespeare by characters: nanoGPT's README line for a CPU against config/train_shakespeare_char_cpu.py.
-   Seconds until the loss over 100 batches of 12 windows of 64 characters, the same ones each time, is 1.88
-   or less; and our loss when nanoGPT's time is up.
+   Seconds until the loss over all of val.bin, in windows of 64 characters, is 1.88 or less; and our loss when
+   nanoGPT's time is up.
 2. Bytes of Gutenberg's books: pairs of network and optimizer, the same minutes each; bits per byte.
    AdamW's learning rate is swept before, with a seed that does not race; Muon's come from the first race. A
    minute is as many iterations as fit into it at a pace measured beforehand, in turns.
@@ -48,6 +48,7 @@ import torch
 from common import check_peer, draw_curves, given_flags, machine, run_script, table, write_record
 from model import load
 from support.checkpoint import numbered
+from support.evaluate import windows
 from support.report import points, read_log
 from support.files import read_json, write_json
 
@@ -84,17 +85,17 @@ def pace(folder):
     return float(np.median([ms for _, ms in points(read_log(folder), 'iter', 'ms')[1:]])) / 1000
 
 
-def val_loss(model, val, n, T):
-    """Mean loss in float32 over the first n windows of T tokens, fewer if there are not so many."""
+def val_loss(model, val, most, T):
+    """Mean loss in float32 over windows of T tokens that are evenly spread, at most so many."""
     T = min(T, model.config.block_size)
-    n = min(n, (len(val) - 1) // T)
-    windows = torch.from_numpy(np.stack([val[i * T:(i + 1) * T + 1] for i in range(n)]).astype(np.int64))
+    starts = windows((len(val) - 1) // T * T, T, most)
+    ids = torch.from_numpy(np.stack([val[i:i + T + 1] for i in starts]).astype(np.int64))
     with torch.no_grad():
-        total = sum(model(w[:, :-1], w[:, 1:])[1].item() * len(w) for w in windows.split(120))
-    return total / n
+        total = sum(model(part[:, :-1], part[:, 1:])[1].item() * len(part) for part in ids.split(120))
+    return total / len(ids)
 
 
-def curve_of_checkpoints(name, seed, val, flags, every, n=1200, T=64):
+def curve_of_checkpoints(name, seed, val, flags, every, most=None, T=64):
     """Train, and evaluate the checkpoints afterwards."""
     folder = train(name, seed, '--eval_interval=0', '--eval_iters=1', '--always_save_checkpoint=True',
                    '--keep_checkpoints=100', f'--save_interval={every}', *flags)
@@ -102,7 +103,7 @@ def curve_of_checkpoints(name, seed, val, flags, every, n=1200, T=64):
     for path in numbered(folder):
         state = torch.load(path, map_location='cpu', weights_only=True)
         model, _ = load(path)
-        curve.append((state['iter_num'], state['seconds'], val_loss(model, val, n, T)))
+        curve.append((state['iter_num'], state['seconds'], val_loss(model, val, most, T)))
     shutil.rmtree(folder)
     return curve
 
@@ -117,9 +118,11 @@ def estimate_loss():
     global _paused
     t = _time.perf_counter()
     model.eval()
-    windows = torch.from_numpy(_np.stack([_val[i * 64:i * 64 + 65] for i in range(1200)]).astype(_np.int64))
-    losses = [model(w[:, :-1].contiguous(), w[:, 1:].contiguous())[1].item() for w in windows.split(120)]
-    _curve.append((iter_num, t - _begin - _paused, sum(losses) / 10))
+    n = (len(_val) - 1) // 64
+    windows = torch.from_numpy(_np.stack([_val[i * 64:i * 64 + 65] for i in range(n)]).astype(_np.int64))
+    losses = [model(w[:, :-1].contiguous(), w[:, 1:].contiguous())[1].item() * len(w)
+              for w in windows.split(120)]
+    _curve.append((iter_num, t - _begin - _paused, sum(losses) / n))
     model.train()
     _paused += _time.perf_counter() - t
     return {'train': 0.0, 'val': float('inf')}  # never the best, so that it saves nothing
@@ -241,7 +244,7 @@ def race_shakespeare():
     rows[0].append("loss when the opponent's time is up")
     for row, runs in zip(rows[1:], curves.values()):
         row.append(spread([at(curve, end) for curve, end in zip(runs, ends)]))
-    lines = ['', 'Loss over 100 fixed batches of 12 windows of 64 characters of val.bin, in float32. Ours '
+    lines = ['', 'Loss over all of val.bin in windows of 64 characters, in float32. Ours '
              'trains in bfloat16 where the CPU has it, nanoGPT in float32, as its line says.', '',
              *table(*rows), '', '![The race on Shakespeare](race_shakespeare.png)']
     record('race_shakespeare', f"{SHAKESPEARE}, nanoGPT's README line for a CPU", lines, rounded(curves))
@@ -297,7 +300,7 @@ def race_gutenberg():
     def race(name, seed, minutes, *flags):
         n = max(6, int(minutes * 60 / pace_of[name]))
         flags = [*COMMON, *contestants[name], *flags, f'--max_iters={n}']
-        curve = curve_of_checkpoints('gutenberg', seed, val, flags, -(-n // 6), n=400, T=256)
+        curve = curve_of_checkpoints('gutenberg', seed, val, flags, -(-n // 6), most=400, T=256)
         print(f'gutenberg, {minutes:g} minutes, seed {seed}, {name}: {curve[-1]}', flush=True)
         return [(it, it * pace_of[name], value / np.log(2)) for it, _, value in curve]
 
@@ -308,8 +311,8 @@ def race_gutenberg():
         contestants[name].append(f'--learning_rate={min(found, key=found.get)}')
         swept.append(f"{name} {', '.join(f'{lr} {value:.3f}' for lr, value in found.items())}")
     lines = ['', '4 layers (local: a near one and one with attention, or two), 192 channels, 8 windows of '
-             '256 bytes per iteration; a complete schedule. Bits per byte over the first 400 windows of the '
-             'validation file, in float32.']
+             '256 bytes per iteration; a complete schedule. Bits per byte over 400 windows that are evenly '
+             'spread over the validation file, in float32.']
     if swept:
         lines += ['', f'AdamW: `{ADAMW}`, linear to zero; in modern with `--embedding_lr=0.1 '
                   '--adam_eps=1e-10` too. Learning rates, swept over a third of the time: '

@@ -69,7 +69,8 @@ def processes_differ(flags, place):
     apart = np.nanmax(np.abs(read_log(place / 'one')['loss'] - read_log(two)['loss']))
     if not apart < 1e-3:
         return (f"losses differ by {apart:.2g}. is the loss divided by the micro-batches of all processes, "
-                "are batch and dropout drawn by the number of the micro-batch?")
+                "are batch and dropout drawn by the number of the micro-batch, is noise "
+                "on gradients the same in all processes?")
 
 
 def rate_differs(flags, place):
@@ -109,6 +110,8 @@ PROMISES = {'a resume gives the same bits': resume_differs,
 
 def main():
     flags, broken = sys.argv[1:], False
+    if '--help' in flags:
+        return print(__doc__)
     with tempfile.TemporaryDirectory(prefix='check-') as folder:
         place = Path(folder)
         make_text(place / 'check')

@@ -28,12 +28,6 @@ def explain_lost_data():
     add(DataLost, '', 2, str)
 
 
-def explain_out_of_memory():
-    explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
-            "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so "
-            "does --activation_checkpointing. else a smaller --block_size or model", 2)
-
-
 def end_alone():
     """From now on a process that fails ends at once. To leave the group first would take the others, who
     wait for it elsewhere: NCCL would wait for them, and torchrun would not learn of the failure."""

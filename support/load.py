@@ -226,8 +226,9 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     if dataset_name is None and ckpt.get('tokenizer'):
         return ckpt['tokenizer']
     vocab_size = ckpt['model_args']['vocab_size']
-    name = dataset_name or ckpt['config'].get('dataset')
-    if name and os.path.isdir(folder := folder_of(name, data_dir)):  # refuses a path: it may be a stranger's
+    name = dataset_name or ckpt['config'].get('dataset') or '?'
+    folder = folder_of(name, data_dir)  # refuses a path: it may be a stranger's
+    if glob.glob(os.path.join(glob.escape(folder), '[mt]*')):  # meta.*, train*.bin
         meta = read_meta(folder)
         state = read_tokenizer_state(folder, meta)
         fits = 0 <= vocab_size - meta['vocab_size'] < 64
@@ -237,8 +238,8 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
              f"{vocab_size} there). name the one it was trained on with --dataset=NAME")
     if vocab_size in (50257, 50304) and not dataset_name:  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
-    fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name or '?'}. name the one "
-         "it was trained on with --dataset=NAME")
+    fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name}. make it, or name the "
+         "one it was trained on with --dataset=NAME (in --data_dir=PATH)")
 
 
 def model_and_tokenizer(cls, source, dataset_name=None, data_dir=None):

@@ -15,10 +15,9 @@ from support.console import format_duration
 from support.files import read_json, replacing, write_whole
 
 # of log.csv. docs/reading_logs.md explains them. A metric with another name gets a column of its own
-COLUMNS = ('iter', 'progress', 'loss', 'loss_smooth', 'train_loss', 'val_loss', 'perplexity', 'bpb',
-           'hellaswag', 'core', 'lr', 'grad_norm', 'tokens', 'tokens_total', 'epoch', 'ms',
-           'tokens_per_second', 'mfu', 'data', 'memory_gb', 'seconds', 'eval_seconds', 'save_seconds',
-           'sample_seconds')
+COLUMNS = ('iter progress loss loss_smooth train_loss val_loss perplexity bpb hellaswag core lr grad_norm '
+           'tokens tokens_total epoch ms tokens_per_second mfu data memory_gb seconds eval_seconds '
+           'save_seconds sample_seconds').split()
 # of them in the table of evaluations, besides columns of your own
 EVALUATED = ('train_loss', 'val_loss', 'bpb', 'hellaswag', 'core')
 # column: (label, the best of several). Others go by their own name

@@ -167,7 +167,7 @@ def samples_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the prompts read now: a function of the iteration that adds a section to
     samples.md and returns {}, as nothing is measured."""
     k, tokenizer = run.knobs, run.data.tokenizer()
-    texts = prompts_in(k['sample_prompts']) if k['sample_prompts'] else ['', '', '']
+    texts = prompts_in(k['sample_prompts']) if k['sample_prompts'] else [''] * 3
     try:
         prompts = [(text, begin(text, tokenizer).ids) for text in texts]
     except ValueError as e:
@@ -191,8 +191,6 @@ def samples_in_loop(run, model, dist, autocast, stop):
 
 # -----------------------------------------------------------------------------
 # a conversation at a terminal, or one answer to each prompt
-
-HELP = "/system TEXT begins a new conversation, before which TEXT stands, if there is any; Ctrl-D ends"
 
 
 class Session:
@@ -245,7 +243,7 @@ def answer_file(session, questions):
 
 def talk(session):
     """Turns at the terminal until Ctrl-D. Ctrl-C ends an answer."""
-    print(HELP)
+    print("/system TEXT begins a new conversation, before which TEXT stands, if there is any; Ctrl-D ends")
     while True:
         try:
             line = input('> ').strip()

@@ -16,7 +16,7 @@ from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, cpu, devices, files, load, resume
 from support.conversations import open_dataset
-from support.errors import explain_lost_data, explain_out_of_memory
+from support.errors import explain, explain_lost_data
 from support.evaluate import parse_interval
 from support.parallel import shard_problems
 from support.samples import parse_style
@@ -122,7 +122,9 @@ def resolve(knobs, given, dist):
     system = settle_system(run)
     if run.resuming and not run.knobs['eval_only']:
         resume.tell_what_changed(run)
-    explain_out_of_memory()
+    explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
+            "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so "
+            "does --activation_checkpointing. else a smaller --block_size or model", 2)
     run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
     dist.print('\n'.join(run.overview))
     n = run.start_iter

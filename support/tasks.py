@@ -205,10 +205,11 @@ def score(model, task, dist, autocast, is_stopping=lambda: False):
     """Whether the model is right, 1.0 or 0.0 for each example, the same in all processes."""
     correct = torch.zeros(len(task.examples), device=model.lm_head.weight.device)
     judge = judge_answer if task.kind == 'generate' else judge_alternatives
+    tick = dist.progress(task.name)
     if dist.sharded and judge is judge_answer:
         dist = Distributed(dist.device)  # each for itself: answers take different numbers of forward passes
     with eval_mode(model), varying_shapes(), autocast:
-        for i, counts in rounds(len(task.examples), dist, is_stopping, dist.progress(task.name)):
+        for i, counts in rounds(len(task.examples), dist, is_stopping, tick):
             is_correct = judge(model, task, *task.examples[i])
             if counts:
                 correct[i] = is_correct

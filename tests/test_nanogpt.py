@@ -35,8 +35,8 @@ CONFIGS = {path.name: path.read_text() for path in sorted((PEER / 'config').glob
 DEFAULTS = dict(learning_rate=6e-4, max_iters=600000, warmup_iters=2000, lr_decay_iters=600000, min_lr=6e-5, decay_lr=True, init_from='scratch',
                 eval_only=False, dataset='openwebtext')
 TRAINS = [name for name in CONFIGS if not name.startswith('eval_')]
-SMALL = ['--device=cpu', '--dtype=float32', '--compile=False', '--wandb_log=False', '--batch_size=4', '--block_size=32', '--eval_iters=2',
-         '--log_interval=1', '--gradient_accumulation_steps=2', '--n_layer=1', '--n_head=2', '--n_embd=32', '--dropout=0.0']
+SMALL = ('--device=cpu --dtype=float32 --compile=False --wandb_log=False --batch_size=4 --block_size=32 --eval_iters=2 '
+         '--log_interval=1 --gradient_accumulation_steps=2 --n_layer=1 --n_head=2 --n_embd=32 --dropout=0.0').split()
 SHORT = ['--max_iters=16', '--eval_interval=8', '--learning_rate=1e-2']
 SCHEDULE = ['--warmup_iters=4', '--lr_decay_iters=12', '--min_lr=1e-3']
 
