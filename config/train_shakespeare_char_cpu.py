@@ -8,8 +8,8 @@
 #   launch   python train.py config/train_shakespeare_char_cpu.py
 #            as quickly as possible to 1.88: add --n_embd=128 --max_iters=130 --matrix_lr=0.04
 #   batch    24 sequences x 64 characters = 1,536 characters per iteration; 1,400 iterations = 2.1 epochs
-#   cost     82 seconds on two CPU cores with bfloat16, three minutes without
-#   loss     1.42 at the end; in a hurry 1.88 after 3 seconds, 6 without bfloat16:
+#   cost     84 seconds on two CPU cores with bfloat16, three minutes without
+#   loss     1.52 at the end over all of val.bin; in a hurry 1.88 after 4 seconds, with bfloat16:
 #            dev/records/race_shakespeare.md
 
 out_dir = 'out-shakespeare-char-cpu'
