@@ -3,8 +3,8 @@
 # into .venv, makes a dataset with a tokenizer that fits its size, trains for
 # five minutes (config/mybook.py), and samples. Where more minutes would not pay
 # for a network, as it learns its text by heart, another one
-# learns from the text and from what those before predict, which is better
-# than either; in longer runs up to three such.
+# learns from the text and from what those before predict, which is mostly
+# better than either; in longer runs up to three such. The best is sampled.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz
 #   bash runs/mybook.sh book.txt more.epub folder
 #                                     together one dataset, named as the first
@@ -126,11 +126,21 @@ ended='all training is done' taught=''
 if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
 if ((teachers)); then taught=", taught by $teachers before it"; fi
 echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) of $((60 * minutes)) seconds"
-python eval.py --out_dir="$out_dir" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
+best=$(python -c "
+import os, sys
+from support.report import read_log, values
+folders = filter(os.path.isdir, sys.argv[1:])
+print(min(folders, key=lambda folder: min(values(read_log(folder), 'val_loss'), default=9e9)))" \
+  "$out_dir" "$out_dir"/teachers/*)
+best=${best:-$out_dir}
+if [ "$best" != "$out_dir" ]; then
+  echo "better than that, by the loss of the validation text, is one before it: the network in $best"
+fi
+python eval.py --out_dir="$best" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte after five quick minutes, mostly within 0.2 for English" \
   "prose whose end, which is the validation text, is like its beginning; fewer are better"
-python sample.py --out_dir="$out_dir" --num_samples=3 --max_new_tokens=300
-echo "what happened, and what it wrote on the way: $out_dir/report.md"
+python sample.py --out_dir="$best" --num_samples=3 --max_new_tokens=300
+echo "what happened, and what it wrote on the way: $best/report.md"
 echo "to have it write more: source .venv/bin/activate, then python sample.py" \
-  "--out_dir=$(printf %q "$out_dir")"
+  "--out_dir=$(printf %q "$best")"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

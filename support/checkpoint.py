@@ -233,8 +233,8 @@ class Saver:
             write_checkpoint(self.out_dir, state, links, keep)
         except NotSaved as e:
             self.stop.saved(again_in=60)
-            warn(f"{e}. the run continues, and tries again in a minute or so; the older checkpoints "
-                 "are as they were")
+            warn(f"{e}. the run continues, and tries again in a minute or at the next save; the older "
+                 "checkpoints are as they were")
             return False
         except OSError as e:
             warn("the checkpoint is saved, but ckpt.pt or ckpt_best.pt is still an older one "

@@ -45,8 +45,8 @@ def no_checkpoint(path):
     """Say so, and name the folders here that hold checkpoints."""
     names = sorted({os.path.dirname(file) for file in glob.glob('*/ckpt*.pt')})
     fail(f"no checkpoint in {path} (there is: {', '.join(names) or 'none here'}). train first "
-         "(--init_from=auto), or name another with --out_dir or --init_from: a run's folder, a file such as "
-         "out/ckpt_00001000.pt (resume:PATH), or a Hugging Face folder or name (gpt2, OWNER/NAME)")
+         "(--init_from=auto), or name another with --out_dir, --init_from or --teacher: a run's folder, a "
+         "file such as out/ckpt_00001000.pt (resume:PATH), a Hugging Face folder or name (gpt2, OWNER/NAME)")
 
 
 def newest_whole(out_dir):

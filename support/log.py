@@ -191,8 +191,8 @@ class Logger:
             if run.dist.is_main:
                 last = newest(out_dir)
                 again = resume_line(run) if last else command_line(run, sys.argv[1:])
-                say(f"error: the last checkpoint could not be written, see above (before it: {last}). mend "
-                    f"that, then: {again}")
+                say("error: the last checkpoint could not be written, see above (before it: "
+                    f"{last or 'none'}). mend that, then: {again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"

@@ -170,8 +170,8 @@ def get_encoding(name):
     except (OSError, ValueError) as e:
         fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
              f"({type(e).__name__}). with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c "
-             f"\"import tiktoken; tiktoken.get_encoding('{name}')\", and bring FOLDER here; or use "
-             "--tokenizer=byte")
+             f"\"import tiktoken; tiktoken.get_encoding('{name}')\", and bring FOLDER here; or have "
+             "prepare.py use --tokenizer=byte")
 
 
 # -----------------------------------------------------------------------------

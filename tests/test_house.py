@@ -100,8 +100,8 @@ def test_the_product_is_eleven_scripts_and_one_flat_folder():
 
 
 # their names say it
-PLAIN = {'n_layer', 'n_head', 'n_embd', 'beta1', 'beta2', 'seed', 'num_samples', 'log_interval', 'wandb_log',
-         'wandb_project', 'wandb_run_name'}
+PLAIN = set('n_layer n_head n_embd beta1 beta2 seed num_samples log_interval wandb_log wandb_project '
+            'wandb_run_name'.split())
 
 
 @pytest.mark.parametrize('name', size.SCRIPTS)

@@ -238,7 +238,10 @@ for word; do
   case $1$word in train.py--out_dir=*) touch "${word#*=}/ckpt.pt" ;; esac
 done >> asked
 echo >> asked
-case "$*" in -c*long) echo 270 ;; esac
+case "$*" in
+  -c*long) echo 270 ;;
+  -c*val_loss*better*) echo "$4" ;;
+esac
 ''')
     fake.chmod(0o755)
     asked = tmp_path / 'repo' / 'asked'
@@ -273,6 +276,8 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
     assert done.returncode == 0 and '--name=NAME' in done.stdout and not asked
     assert max(map(len, done.stdout.splitlines())) < 81 and 'set -' not in done.stdout
     assert len(asked_by_mybook(tmp_path, 'long.txt')[1]) == 4  # too little is left for one that it teaches
+    done, asked = asked_by_mybook(tmp_path, 'better.txt')
+    assert [words[1][-10:] for words in asked[-2:]] == ['teachers/1'] * 2 and 'better than that' in done.stdout
 
 
 def test_the_config_of_a_book_fits_its_size(script, tmp_path):

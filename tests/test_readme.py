@@ -93,8 +93,8 @@ def shorter(command):
     """The words of a command, with flags behind them that make it short."""
     words = shlex.split(command)
     script = next((word for word in words if word.endswith('.py')), '')
-    more = {'train.py': ['--max_iters=2', '--warmup_iters=1', '--eval_iters=1', '--batch_size=2',
-                         '--n_layer=1', '--gradient_accumulation_steps=2', '--overwrite', '--device=cpu'],
+    more = {'train.py': ('--max_iters=2 --warmup_iters=1 --eval_iters=1 --batch_size=2 --n_layer=1 '
+                         '--gradient_accumulation_steps=2 --overwrite --device=cpu').split(),
             'sample.py': ['--num_samples=1', '--max_new_tokens=5', '--device=cpu'],
             'eval.py': ['--eval_tokens=2000', '--device=cpu']}.get(script, [])
     if script in ('train.py', 'sample.py', 'eval.py', 'prepare.py'):

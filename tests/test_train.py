@@ -28,7 +28,7 @@ def test_the_console_and_the_log_say_what_scripts_look_for(works, tiny, tmp_path
     assert re.search(r'^iter 2: loss \d\.\d{4}, time \d+\.\d\dms, .*mfu .*lr .*grad norm .*tok/s, epoch', result.out, re.M)
     assert '64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process' in result.out and 'ln(' in result.out
     log = rows(tmp_path / 'out')
-    assert [r['iter'] for r in log] == ['0', '1', '2', '3', '4', '5', '6'] and [r['iter'] for r in log if r['val_loss']] == ['0', '3', '6']
+    assert [r['iter'] for r in log] == list('0123456') and [r['iter'] for r in log if r['val_loss']] == ['0', '3', '6']
     assert [int(r['tokens']) for r in log[:-1] if r['loss']] == [64 * (i + 1) for i in range(6)]
 
 
