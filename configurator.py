@@ -170,7 +170,7 @@ def types_of(script, knobs):
 def parse_args(argv, knobs, kinds, positional):
     """({knob: value}, problems) of command-line arguments, the value that counts most last."""
     given, (flags, files, problems) = {}, parse_line(argv, knobs, kinds, positional)
-    for path in () if problems else files:  # which may take their time
+    for path in () if problems else files:  # a file may take its time: not behind a mistyped flag
         assigned, mistakes = run_config(path, {**knobs, **given, **flags, '_flags': flags}, knobs)
         problems += mistakes
         for name in [name for name in assigned if name in knobs]:

@@ -93,11 +93,12 @@ if split != 'none':
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
-    made = ''
+    other = ''
     if (name == state['config'].get('dataset')
             and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint)):
-        made = ' (made again)'
-        dist.print(f"note: {name} was made again after this run, which may have trained on this text")
+        other = ' (another text)'
+        dist.print(f"note: {name} is another text than this run had under that name, which it may have "
+                   "trained on")
 
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
@@ -147,7 +148,7 @@ def save():
 def evaluate_text():
     most = max(1, eval_tokens // block_size) if eval_tokens else None
     starts = windows(tokens.n_targets(block_size), block_size, most)
-    name, t0 = f"{data.name}/{split}{made}", time.perf_counter()
+    name, t0 = f"{data.name}/{split}{other}", time.perf_counter()
     if len(starts) == most:
         name += f", {most:,} windows"  # beside the result of all of it
     found = text_loss(model, tokens, starts, block_size, min(batch_size, len(starts)), dist, autocast, sizes,

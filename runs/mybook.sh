@@ -129,10 +129,10 @@ echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) of $((60 * mi
 best=$(python -c "
 import os, sys
 from support.report import read_log, values
-folders = filter(os.path.isdir, sys.argv[1:])
-print(min(folders, key=lambda folder: min(values(read_log(folder), 'val_loss'), default=9e9)))" \
+trained = [folder for folder in sys.argv[1:] if os.path.isfile(os.path.join(folder, 'log.csv'))]
+loss_of = {folder: min(values(read_log(folder), 'val_loss'), default=9e9) for folder in trained}
+print(min(loss_of, key=loss_of.get, default=sys.argv[1]))" \
   "$out_dir" "$out_dir"/teachers/*)
-best=${best:-$out_dir}
 if [ "$best" != "$out_dir" ]; then
   echo "better than that, by the loss of the validation text, is one before it: the network in $best"
 fi

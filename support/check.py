@@ -110,7 +110,7 @@ PROMISES = {'a resume gives the same bits': resume_differs,
 
 def main():
     flags, broken = sys.argv[1:], False
-    if '--help' in flags:
+    if '--help' in flags or '-h' in flags:
         return print('python -m support.check [config files and flags, as for train.py]: docs/hacking.md')
     with tempfile.TemporaryDirectory(prefix='check-') as folder:
         place = Path(folder)

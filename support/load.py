@@ -228,7 +228,7 @@ def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
     vocab_size = ckpt['model_args']['vocab_size']
     name = dataset_name or ckpt['config'].get('dataset') or '?'
     folder = folder_of(name, data_dir)  # refuses a path: it may be a stranger's
-    if glob.glob(os.path.join(glob.escape(folder), '[mt]*')):  # meta.*, train*.bin
+    if glob.glob(os.path.join(glob.escape(folder), '[mt]*[ln]')):  # meta.json, meta.pkl, train*.bin
         meta = read_meta(folder)
         state = read_tokenizer_state(folder, meta)
         fits = 0 <= vocab_size - meta['vocab_size'] < 64

@@ -198,9 +198,11 @@ class Logger:
             saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
             if it == run.start_iter and not run.resuming:
                 saved = "with nothing to save yet"
-            outcome = f"stopped by {stop.reason()} after {it:,} iterations"
+            reason = f"stopped by {stop.reason()}"
+            outcome = f"{reason} after {it:,} iterations"
             self.last_word(f"{outcome}, {saved}")
-            return outcome
+            # where a time limit ended it is chance: seeds of one limit are a group of plot.py's
+            return reason if 'max_minutes' in reason else outcome
         if not self.knobs['eval_only']:
             best = (f", best validation loss {saver.best_val_loss:.4f} (ckpt_best.pt)"
                     if saver.best_val_loss < math.inf else '')

@@ -150,7 +150,6 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'
                                  else EngFormatter(sep=''))
-    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()
     ax.grid(alpha=0.25)
     with replacing(path) as f:

@@ -11,7 +11,8 @@ from warm import processes
 from support import plan_memory
 
 GPUS = (REPO / 'docs' / 'gpus.md').read_text(encoding='utf-8')
-SMALL = ['--n_layer=3', '--n_head=4', '--n_embd=128', '--block_size=128', '--max_iters=2', '--eval_interval=0', '--eval_iters=1', '--warmup_iters=0']
+SMALL = ('--n_layer=3 --n_head=4 --n_embd=128 --block_size=128 --max_iters=2 --eval_interval=0 --eval_iters=1 '
+         '--warmup_iters=0').split()
 LLAMA_70B = ['config/plan_llama_70b.py', '--data_dir=nowhere', '--gpu_memory=80', '--peak_flops=989e12']
 
 

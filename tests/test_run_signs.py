@@ -18,8 +18,8 @@ def test_one_batch_may_be_trained_on_again_and_again(script, tiny):
 
 
 def test_a_run_ends_when_it_is_good_enough(works, tiny, tmp_path):
-    flags = ['--max_iters=400', '--eval_interval=10', '--log_interval=0', '--save_interval=1000',
-             '--sample_interval=1000', '--sample_tokens=5']
+    flags = ('--max_iters=400 --eval_interval=10 --log_interval=0 --save_interval=1000 '
+             '--sample_interval=1000 --sample_tokens=5').split()
     result = works('train.py', *tiny, *flags, '--stop_val_loss=2')
     assert 'it writes' in result.out, 'the end is the end'
     steps = re.findall(r'step (\d+): .* val loss ([\d.]+)', result.out)
