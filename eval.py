@@ -97,8 +97,8 @@ if split != 'none':
     if (name == state['config'].get('dataset')
             and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint)):
         other = ' (another text)'
-        dist.print(f"note: {name} is another text than this run had under that name, which it may have "
-                   "trained on")
+        dist.print(f"note: {name} is not the text that this run had under that name, and may hold some that "
+                   "it was trained on")
 
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work

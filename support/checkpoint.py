@@ -169,7 +169,7 @@ class Saver:
         if dist.is_main and self.writes:
             self.lock = run.lock or lock(self.out_dir)
             clear(self.out_dir, run.start_iter if run.continues else None, run.knobs['overwrite'])
-            path = run.continues and run.ckpt['path']
+            path = run.ckpt['path'] if run.continues else ''
             if path and not NUMBERED.fullmatch(os.path.basename(path)):  # as nanoGPT leaves it
                 kept = os.path.join(self.out_dir, f'ckpt_original_{run.start_iter:08d}.pt')
                 link(path, kept)

@@ -236,7 +236,7 @@ def settle_shape(run):
         tokens = k.total_batch_size or counted * k.batch_size * k.block_size
         other = f"use {run.grad_accum_steps * unit} or {(run.grad_accum_steps + 1) * unit}"
         if run.continues:  # its batch stays as it is
-            other = (f"take another number of processes, or go on as another run: --init_from=resume:"
+            other = ("take another number of processes, or go on as another run: --init_from=resume:"
                      f"{k.out_dir} --out_dir=ANOTHER, where you {other}")
         remedy = next((f"the same batch: --batch_size={size} --total_batch_size={tokens}"
                        for size in range(k.batch_size, 0, -1) if tokens % (size * k.block_size * n) == 0),

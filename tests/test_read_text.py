@@ -13,7 +13,7 @@ from dataset import Dataset
 pyarrow = pytest.importorskip('pyarrow')
 import pyarrow.parquet
 
-FORMATS = ['txt', 'txt.gz', 'txt.zst', 'md', 'all.jsonl', 'all.jsonl.gz', 'all.jsonl.zst', 'all.parquet']
+FORMATS = 'txt txt.gz txt.zst md all.jsonl all.jsonl.gz all.jsonl.zst all.parquet'.split()
 
 
 def write(path, texts):

@@ -150,13 +150,13 @@ def test_commands_to_a_terminal_are_shown_not_obeyed(capsys):
 
 
 def test_a_dataset_of_two_dots_opens_nothing(tmp_path, capsys):
-    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data' / 'bare').mkdir(parents=True)
     (tmp_path / 'meta.json').write_text('{')  # it would be told as damaged
-    (tmp_path / 'data' / 'prepare.py').touch()  # as nanoGPT's folders have, where nothing was prepared
-    for name, words in ('..', "dataset is a folder's name ('..')"), ('data', 'there is no dataset data. make it'):
+    (tmp_path / 'data' / 'bare' / 'prepare.py').touch()  # as nanoGPT's folders have, where nothing was prepared
+    for name, words in ('..', "dataset is a folder's name ('..')"), ('bare', 'there is no dataset bare. make it'):
         ckpt = {'model_args': {'vocab_size': 65}, 'config': {'dataset': name}}
         with pytest.raises(SystemExit):
-            load.tokenizer_state(ckpt, data_dir=f"{tmp_path}{'/data' * (name == '..')}")
+            load.tokenizer_state(ckpt, data_dir=f'{tmp_path}/data')
         assert words in capsys.readouterr().err
 
 
