@@ -39,7 +39,6 @@ import time
 
 import torch
 
-from dataset import DATA_DIR
 from model import GPT
 from support import cpu, devices, load, parallel, report, samples
 from support.conversations import open_dataset
@@ -80,7 +79,8 @@ tokenizer_state = load.tokenizer_state(state, None if state.get('tokenizer') els
 # the text
 
 if split != 'none':
-    name = dataset or state['config'].get('dataset')
+    trained = state['config'].get('dataset')
+    name = dataset or trained
     if not name:
         fail(f"{path} does not say which text it was trained on. name one with --dataset=NAME, or use "
              "--split=none and --tasks")
@@ -94,8 +94,7 @@ if split != 'none':
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
     other = ''
-    if (name == state['config'].get('dataset')
-            and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint)):
+    if name == trained and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint):
         other = ' (another text)'
         dist.print(f"note: {name} is not the text that this run had under that name, and may hold some that "
                    "it was trained on")
@@ -105,7 +104,7 @@ if split != 'none':
 
 sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: the tokenizer is not on this machine
 tokenizer = None if sizes is None and not tasks else make_tokenizer(tokenizer_state)
-loaded = load_tasks(tasks, data_dir or DATA_DIR, tokenizer, block_size)
+loaded = load_tasks(tasks, data_dir, tokenizer, block_size)
 
 # -----------------------------------------------------------------------------
 # the model
@@ -118,7 +117,8 @@ del state  # and its memory
 dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
            f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
            f"{device}, {dtype}")
-result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num}
+result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num,
+          'weights': sum(torch.hash_tensor(p.detach()).item() for p in model.parameters())}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if {**before, **result} != before:
     before = {'texts': {}, 'tasks': {}}  # about other weights

@@ -115,12 +115,13 @@ def zeropower_via_newtonschulz(G, steps=5):
     iteration: a polynomial of the matrix, so it is all matrix products. These coefficients reach 0.7 to 1.2
     in five steps, which is near enough."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    X = G.mT if G.size(-2) > G.size(-1) else G
+    tall = G.size(-2) > G.size(-1)
+    X = G.mT if tall else G
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
     for _ in range(steps):
         A = X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    return X.mT if G.size(-2) > G.size(-1) else X
+    return X.mT if tall else X
 
 
 # -----------------------------------------------------------------------------

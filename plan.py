@@ -24,15 +24,14 @@ knobs, given = configure(globals(), like=_train_py)
 
 import torch
 
-from dataset import DATA_DIR
 from support import devices, plan_memory, setup
 from support.console import exit_on_broken_pipe
-from support.dataset_meta import bin_files
+from support.dataset_meta import bin_files, folder_of
 from support.parallel import Distributed
 
 elsewhere = world_size is not None or gpu_memory is not None
 n_processes = int(os.environ.get('WORLD_SIZE', 1)) if world_size is None else world_size
-has_data = bool(bin_files(os.path.join(knobs['data_dir'] or DATA_DIR, knobs['dataset']), 'train'))
+has_data = bool(bin_files(folder_of(knobs['dataset'], knobs['data_dir']), 'train'))
 
 # -----------------------------------------------------------------------------
 # what cannot be planned

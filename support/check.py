@@ -99,7 +99,8 @@ def cache_differs(flags, place):
     apart = (torch.cat(steps, dim=1) - whole).abs().max()
     if apart > 1e-3:
         return (f"logits differ by {apart:.2g}. is a mask or a position computed for the whole context "
-                "alone (GPT.attention_mask is asked by both), is noise drawn in eval mode?")
+                "alone (GPT.attention_mask is asked by both), is a module used twice with one layer_idx, is "
+                "noise drawn in eval mode?")
 
 
 PROMISES = {'a resume gives the same bits': resume_differs,

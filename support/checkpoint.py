@@ -29,8 +29,8 @@ from support.errors import CHECKPOINT_WRITER, first_line
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 # never taken from a checkpoint: paths, which may be a stranger's, and what belongs to this start
-LAUNCH = ('out_dir', 'data_dir', 'wandb_log', 'device', 'compile', 'backend', 'ddp_timeout', 'peak_flops',
-          'max_minutes', 'sample_prompts')
+LAUNCH = ('out_dir data_dir wandb_log device compile backend ddp_timeout peak_flops max_minutes '
+          'sample_prompts').split()
 VERSION = 1  # of the keys in a checkpoint
 LINKS = ('ckpt.pt', 'ckpt_best.pt')
 # what a new run removes

@@ -160,13 +160,12 @@ class Conversations(Tokens):
     def packed(self, numbers):
         """The windows `numbers` as x, y (-1: not counted) and which conversation of its window an id belongs
         to (-1: none)."""
-        T = self.block_size
-        x, y = np.zeros((len(numbers), T), np.int64), np.full((len(numbers), T), -1)
-        doc_ids = np.full((len(numbers), T), -1)
+        shape = len(numbers), self.block_size
+        x, y, doc_ids = np.zeros(shape, np.int64), np.full(shape, -1), np.full(shape, -1)
         for row, number in enumerate(numbers):
             at = 0
             for i, conversation in enumerate(self.windows_of[number]):
-                start, n = self.starts[conversation], min(self.lengths[conversation], T)
+                start, n = self.starts[conversation], min(self.lengths[conversation], self.block_size)
                 ids = self.windows([start], n + 1)[0]
                 x[row, at:at + n], doc_ids[row, at:at + n] = ids[:-1], i
                 y[row, at:at + n] = np.where(self.mask[start + 1:start + 1 + n], ids[1:], -1)

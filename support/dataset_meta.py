@@ -14,8 +14,7 @@ from support.tokenizer import check_tokenizer_state, read_files
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'data')
 # what prepare.py makes by name
-KNOWN = ('pystdlib', 'shakespeare_char', 'shakespeare', 'openwebtext', 'fineweb', 'fineweb_edu',
-         'tinystories')
+KNOWN = 'pystdlib shakespeare_char shakespeare openwebtext fineweb fineweb_edu tinystories'.split()
 
 
 # what a folder without any meta has, as in nanoGPT

@@ -148,7 +148,8 @@ def peak_flops_of(device):
         return None
     # 'NVIDIA H100 80GB HBM3' -> nvidia, h100, 80gb, hbm3
     words = set(re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower()))
-    if {'laptop', 'ti', 'super', 'd', 'max', 'mig'} & words:  # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
+    # "RTX 4080 SUPER", "4090 D", Max-Q: other peaks
+    if words.intersection('laptop ti super d max mig'.split()):
         return None
     return next((peak for key, peak in PEAK_FLOPS.items() if set(key.split()) <= words), None)
 

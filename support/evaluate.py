@@ -167,18 +167,22 @@ class Evaluator:
         enough)."""
         if self.done['iter'] != it:
             self.done = {'iter': it, 'names': [], 'metrics': {}}
+        metrics = self.done['metrics']
         for name, (_, function) in self.evaluated.items():
             if name in self.due(it, last) and name not in self.done['names'] and self.stop.poll() != 'stop':
                 with self.clock.spending('sample' if name == 'sample' else 'eval'):
                     with contextlib.suppress(Interrupted):
                         # yours may give each process other numbers, but all have to decide alike
-                        self.done['metrics'].update(self.dist.all_gather_object(function(it))[0])
+                        found = self.dist.all_gather_object(function(it))[0]
+                        twice = found.keys() & metrics.keys()
+                        assert not twice, f"{name} in `evaluated` gives {twice}, as another does: rename them"
+                        metrics.update(found)
                         self.done['names'].append(name)
             goal = self.knobs['stop_val_loss']  # which may have been reached before a resume
-            if goal is not None and not last and self.done['metrics'].get('val_loss', math.inf) <= goal:
+            if goal is not None and not last and metrics.get('val_loss', math.inf) <= goal:
                 self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
                 last = True
-        return self.done['metrics'], last
+        return metrics, last
 
     def state(self):
         return {'evaluation': self.done}

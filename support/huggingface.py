@@ -45,7 +45,7 @@ TABLES = {'gpt2': GPT2, 'llama': LLAMA, 'modern': NANOCHAT}
 
 
 # fields of a GPTConfig that a folder tells in a way of its own, or that only training asks for
-ELSEWHERE = ('arch', 'dropout', 'init', 'rope_theta', 'rope_scaling')
+ELSEWHERE = 'arch dropout init rope_theta rope_scaling'.split()
 # what transformers calls the fields of a GPTConfig
 LLAMA_FIELDS = {'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_embd': 'hidden_size',
                 'n_layer': 'num_hidden_layers', 'n_head': 'num_attention_heads',

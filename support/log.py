@@ -150,11 +150,11 @@ class Logger:
             f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
             f"epoch {epoch:.2f}", f"data {data:.1f}%",
             f"eta {format_duration(left)}" if it > run.start_iter else '']))  # the first one is slower
-        self.row.update({
-            **measured, 'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch,
-            'mfu': mfu, 'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
-            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second, 'data': data,
-            'memory_gb': devices.peak_memory(self.dist.device)})
+        self.row = {  # of an evaluation before the update: its tokens and seconds, as its losses
+            'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch, 'data': data,
+            'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
+            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,
+            'memory_gb': devices.peak_memory(self.dist.device), **measured, 'mfu': mfu, **self.row}
         with self.clock.paused():
             self.flush()
 
@@ -306,8 +306,10 @@ class RunRecord:
         self.path = os.path.join(run.knobs['out_dir'], 'run.json')
         before = files.read_json(self.path) if run.continues else {}
         knobs = before.get('knobs') or run.knobs
+        now_set = {**run.knobs, 'init_from': knobs.get('init_from')}  # where it began, also after a resume
+        changed = {name: knobs.get(name) for name in run.given.keys() - report.ASIDE
+                   if now_set.get(name) != knobs.get(name)}
         done = before if run.start_iter >= run.k.max_iters else {}  # nothing is trained: it stays as it was
-        dataset = {key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
             'command': command_line(run, sys.argv[1:]),
@@ -316,9 +318,9 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            'dataset': {'name': run.data.name, 'folder': run.data.folder, **dataset},
-            # where a run began, also after a resume
-            'knobs': {**run.knobs, 'init_from': knobs.get('init_from')},
+            'dataset': {'name': run.data.name, 'folder': run.data.folder,
+                        **{key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}},
+            'knobs': now_set, 'changed': {**changed, **before.get('changed', {})},
             'given': sorted({*before.get('given', ()), *run.given}), 'outcome': None, **done,
             'sessions': [*before.get('sessions', []), self.session]}
         self.write()

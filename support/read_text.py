@@ -125,7 +125,7 @@ def explain_errors(path):
 # encodings
 
 MARKS = {codecs.BOM_UTF8: 'utf-8-sig', codecs.BOM_UTF16_LE: 'utf-16', codecs.BOM_UTF16_BE: 'utf-16'}
-WESTERN = ['cp1252', 'mac_roman', 'utf_16', 'utf_16_le', 'utf_16_be']  # of most texts
+WESTERN = 'cp1252 mac_roman utf_16 utf_16_le utf_16_be'.split()  # of most texts
 
 
 def marked(start):

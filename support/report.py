@@ -19,7 +19,7 @@ COLUMNS = ('iter progress loss loss_smooth train_loss val_loss perplexity bpb he
            'tokens tokens_total epoch ms tokens_per_second mfu data memory_gb seconds eval_seconds '
            'save_seconds sample_seconds').split()
 # of them in the table of evaluations, besides columns of your own
-EVALUATED = ('train_loss', 'val_loss', 'bpb', 'hellaswag', 'core')
+EVALUATED = 'train_loss val_loss bpb hellaswag core'.split()
 # column: (label, the best of several). Others go by their own name
 METRICS = {
     'iter': ('iteration', None),
@@ -80,22 +80,23 @@ def remark(log):
 
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, and by how they ended, or by a folder where these are none or many. Runs that these do not tell
-    apart, or of two texts under one name, are each by themselves."""
+    differ, and by how they ended, or by a folder where these are none or many, or do not tell all texts
+    apart. Runs that nothing tells apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
-    # one that was interrupted is no seed of those that were not
-    knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome')} for record in records]
-    given = {'outcome'}.union(*(record.get('given', ()) for record in records)) - ASIDE
+    # one that was interrupted, or resumed with other knobs, is no seed of those that were not
+    knobs = [{'changed': {}, **record, **record.get('knobs', {}),
+              'text': record.get('dataset', {}).get('splits')} for record in records]
+    given = {'outcome', 'changed', 'text'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    texts = {(k.get('dataset'), str(record.get('dataset', {}).get('splits')))
-             for k, record in zip(knobs, records)}
-    if (len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs)
-            or len(texts) > len(dict(texts))):  # a name stands for two texts
+    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
         return {run: [run] for run in runs}
-    differ, found = [name for name in differ if name != 'seed'], {}
+    differ, found = [name for name in differ if name not in ('seed', 'text')], {}
     for run, k in zip(runs, knobs):
-        found.setdefault(', '.join(f"{name} {k.get(name)}" for name in differ), []).append(run)
-    return found if 0 < len(differ) <= 3 else {folders[0]: folders for folders in found.values()}
+        name = ', '.join(f"{name} {k.get(name)}" for name in differ)
+        found.setdefault((name, str(k['text'])), []).append(run)
+    named = {name: folders for (name, _), folders in found.items()}
+    return (named if 0 < len(differ) <= 3 and len(named) == len(found)
+            else {folders[0]: folders for folders in found.values()})
 
 
 def judged_by(logs, y):
@@ -177,9 +178,10 @@ def draw_run(ax, log, x, y, label, color):
 
 def write(out_dir):
     """Write report.md and loss.png. Returns lines for the console: where they are, and what is amiss."""
-    picture, path = os.path.join(out_dir, 'loss.png'), os.path.join(out_dir, 'report.md')
+    picture, path, record, samples, evaluated = (
+        os.path.join(out_dir, file) for file in 'loss.png report.md run.json samples.md eval.json'.split())
     name = os.path.basename(os.path.abspath(out_dir))
-    log, run = read_log(out_dir), read_json(os.path.join(out_dir, 'run.json'))
+    log, run = read_log(out_dir), read_json(record)
     told, shown = f" and {picture}", "![The loss](loss.png)\n"
     try:
         draw({name: [log]}, picture, title=name)
@@ -187,9 +189,8 @@ def write(out_dir):
         told, shown = f" (no loss.png: {e}. python plot.py {out_dir} --report=True tries again)", ''
     notes = list(remark(log))
     lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
-             *samples_side_by_side(os.path.join(out_dir, 'samples.md')),
-             *evaluations(log, run.get('tokens_per_iter', 0)),
-             *eval_results(read_json(os.path.join(out_dir, 'eval.json'))), *settings(run)]
+             *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
+             *settings(run)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
 
@@ -228,7 +229,7 @@ def samples_side_by_side(path):
         yield "```\n"
 
 
-def evaluations(log, tokens_per_iter):
+def evaluations(log):
     """The table of evaluations in the loop, thinned if it is long."""
     rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
@@ -243,9 +244,9 @@ def evaluations(log, tokens_per_iter):
     names = ['iter', 'tokens', *columns, 'seconds']
     yield f"| {' | '.join(map(label_of, names))} |\n|{'---:|' * len(names)}"
     for i in rows:
-        it, seconds = log['iter'][i], format_duration(log['seconds'][i])
+        made = [f"{log[name][i]:,.0f}" for name in ('iter', 'tokens')]
         measured = ['' if np.isnan(log[name][i]) else f"{log[name][i]:,.4f}" for name in columns]
-        yield f"| {' | '.join([f'{it:,.0f}', f'{it * tokens_per_iter:,.0f}', *measured, seconds])} |"
+        yield f"| {' | '.join([*made, *measured, format_duration(log['seconds'][i])])} |"
     yield ''
 
 

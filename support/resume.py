@@ -8,7 +8,7 @@ import torch
 from configurator import check, fail
 from model import GPT, GPTConfig
 from support import load
-from support.chat import without_chat_tokens
+from support.chat import ROLE_TOKENS, without_chat_tokens
 from support.checkpoint import LAUNCH
 from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
@@ -70,22 +70,22 @@ def inherit_knobs(run, kinds):
 def data_problems(run):
     """What is wrong with the dataset and the checkpoint together. Settles the vocabulary and the tokens so
     far."""
-    ckpt, data, knobs = run.ckpt, run.data, run.knobs
-    run.config.vocab_size = ckpt['model_args']['vocab_size']
+    ckpt, data, knobs, config = run.ckpt, run.data, run.knobs, run.config
+    config.vocab_size = ckpt['model_args']['vocab_size']
     so_far = run.start_iter * run.tokens_per_iter
     run.tokens_before = ckpt.get('tokens', so_far) - so_far
-    known = ckpt.get('tokenizer')
+    known, state, n = ckpt.get('tokenizer'), data.tokenizer_state, data.meta['vocab_size']
+    # finetuning on conversations: their roles may be new
+    new = 'chat' in data.meta and not run.resuming and without_chat_tokens(state)
     if not known:  # nanoGPT's: the size has to do, which may be padded
-        fits = data.meta['vocab_size'] <= run.config.vocab_size <= data.vocab_size
+        fits = n - (len(ROLE_TOKENS) + 1 if new else 0) <= config.vocab_size <= data.vocab_size
     else:
-        fits = same_tokenizer(known, data.tokenizer_state)
-        if not run.resuming and 'chat' in data.meta:  # finetuning: its roles may be new
-            fits |= same_tokenizer(known, without_chat_tokens(data.tokenizer_state))
-            if fits and data.meta['vocab_size'] > run.config.vocab_size:
-                run.config.vocab_size = data.vocab_size
+        fits = same_tokenizer(known, state) or new and same_tokenizer(known, new)
+    if new and fits and n > config.vocab_size:
+        config.vocab_size = data.vocab_size
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
-                f"({data.meta['vocab_size']} ids, {run.config.vocab_size} there). train on a dataset "
+                f"({n} ids, {config.vocab_size} there). train on a dataset "
                 "made with the checkpoint's tokenizer, or from scratch"]
     if not run.continues or knobs['eval_only']:
         return []
@@ -139,7 +139,7 @@ def restore_optimizer(run, optimizer, scaler):
 
 
 OURS = ('AdamW', 'MuonAdamW')
-GIVEN = ('lr_scale', 'weight_decay', 'betas', 'eps', 'momentum')  # options of groups that follow from knobs
+GIVEN = 'lr_scale weight_decay betas eps momentum'.split()  # options of groups that follow from knobs
 
 
 def load_optimizer_state(optimizer, ckpt, tell=print):

@@ -9,7 +9,7 @@ import signal
 import time
 
 SAVE, NO_TORCHRUN, OUT_OF_TIME = 1, 254, 255  # beside 128 + a signal's number
-TO_STOP = ('SIGINT', 'SIGTERM', 'SIGUSR1', 'SIGHUP', 'SIGQUIT')
+TO_STOP = 'SIGINT SIGTERM SIGUSR1 SIGHUP SIGQUIT'.split()
 PATIENCE = 2  # seconds in which a second signal is the same request once more
 started, parent = time.monotonic(), os.getppid()  # near enough to the start of the process, for max_minutes
 

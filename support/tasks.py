@@ -67,7 +67,7 @@ def load_tasks(text, folder, tokenizer, block_size):
     tasks = {}
     for named in filter(None, map(str.strip, text.split(','))):
         name, n = re.fullmatch(r'(.+?)(?::(\d+))?', named).groups()
-        tasks[name] = find_tasks(name, folder)
+        tasks[name] = find_tasks(name, folder or DATA_DIR)
         for task in tasks[name]:
             read_examples(task, tokenizer, block_size, int(n) if n else None)
     return tasks
@@ -276,7 +276,7 @@ def tasks_in_loop(run, model, dist, autocast, stop):
     """For the training loop, the files read now: a function of the iteration that returns {'hellaswag':
     accuracy, 'core': CORE, ...}."""
     k = run.knobs
-    tasks = load_tasks(k['tasks'], k['data_dir'] or DATA_DIR, run.data.tokenizer(), model.config.block_size)
+    tasks = load_tasks(k['tasks'], k['data_dir'], run.data.tokenizer(), model.config.block_size)
 
     def evaluate(it):
         return evaluate_tasks(tasks, model, dist, autocast, stop.asks_to_stop, f"step {it}: ")[0]

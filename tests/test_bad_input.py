@@ -347,7 +347,7 @@ def test_gpus_are_numbered_and_counted(monkeypatch, capsys):
     assert 'T4' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'eval.py', 'plan.py'])
+@pytest.mark.parametrize('name', 'train.py sample.py eval.py plan.py'.split())
 def test_a_missing_torch_is_refused(name, tmp_path):
     (tmp_path / 'torch.py').write_text('raise ModuleNotFoundError("No module named \'torch\'", name="torch")')
     result = own_process(name, cwd=tmp_path, env={'PYTHONPATH': str(tmp_path)})

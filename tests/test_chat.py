@@ -126,7 +126,7 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
     assert (texts >= 0).mean() > 0.88, 'windows are filled: the mean conversation has 36 of 64 ids'
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama', 'modern', 'local'])
+@pytest.mark.parametrize('arch', 'gpt2 llama modern local'.split())
 def test_a_packed_conversation_is_read_as_if_it_were_alone(chats, arch):
     train = open_dataset('chats', str(chats)).train
     train.pack(64)
@@ -173,10 +173,14 @@ def test_finetuning_gives_a_plain_model_the_roles(script, works, prepare, chats,
     plain, chat = f'{tmp_path}/plain', f'--out_dir={tmp_path}/chat'
     works('train.py', *TINY, '--dataset=book', f'--data_dir={tmp_path}/data', f'--out_dir={plain}',
           '--block_size=64', '--arch=llama')
-    result = works('train.py', 'config/finetune_chat.py', *TINY[:5], '--dataset=chats', f'--data_dir={chats}',
-                   chat, '--block_size=64', f'--init_from={plain}', '--budget=8192 tokens',
-                   '--warmup_iters=1')
-    assert 'vocabulary 261' in result.out
+    bare = saved(tmp_path / 'plain')
+    del bare['tokenizer']  # as in a Hugging Face folder of weights alone
+    torch.save(bare, f'{plain}/bare.pt')
+    for start in f'{plain}/bare.pt', plain:
+        result = works('train.py', 'config/finetune_chat.py', *TINY[:5], '--dataset=chats', f'--data_dir={chats}',
+                       chat, '--block_size=64', f'--init_from={start}', '--budget=8192 tokens',
+                       '--warmup_iters=1', '--overwrite')
+        assert 'vocabulary 261' in result.out
     rows = [saved(tmp_path / name)['model']['transformer.wte.weight'].shape[0] for name in ('plain', 'chat')]
     assert rows == [257, 261]
     (tmp_path / 'questions.txt').write_text('After 12?\nAfter 13?\n')

@@ -166,7 +166,7 @@ def test_exec_of_the_configurator_overrides_the_globals_as_nanogpts_does(monkeyp
     assert found['config'] == dict(out_dir='out-2', batch_size=16, learning_rate=1.0, compile=False, check='theirs', fail='mine')
     assert found['resume'] == 'a/b' and type(found['learning_rate']) is float
     new = {name for name in found['new'] if not name.startswith('_')}
-    assert new == {'before', 'config', 'sys', 'half', 'sqrt'} and found['time']() > 1e9  # nothing of ours
+    assert new == set('before config sys half sqrt'.split()) and found['time']() > 1e9  # nothing of ours
     out = capsys.readouterr().out
     assert f'Overriding config with {file}' in out and 'Overriding: out_dir = out-2' in out
     assert exec_configurator(monkeypatch, tmp_path)['config']['batch_size'] == 12
@@ -200,7 +200,7 @@ def test_it_works_alone_in_an_empty_folder(tmp_path, config):
 # --help
 
 
-@pytest.mark.parametrize('name', ['train.py', 'sample.py', 'prepare.py', 'plan.py'])
+@pytest.mark.parametrize('name', 'train.py sample.py prepare.py plan.py'.split())
 def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     t0 = time.time()
     done = subprocess.run([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path, capture_output=True, text=True)

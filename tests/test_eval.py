@@ -88,7 +88,7 @@ def test_loss_and_bits_per_byte_are_those_of_transformers(works, run, tmp_path, 
     assert '\nit writes\n| ' in result.out
     for batch_size in (3, 100_000_000):  # the last one has no room but for what there is
         works('eval.py', *flags(run, arch, f'--batch_size={batch_size}'))
-        for key in ('loss', 'loss_error', 'bpb', 'bpb_error', 'tokens'):
+        for key in 'loss loss_error bpb bpb_error tokens'.split():
             assert told(run, arch)[key] == pytest.approx(found[key], rel=1e-5), batch_size
 
 
@@ -166,7 +166,7 @@ def test_counts_predict_as_by_hand(works, with_tasks, tmp_path):
 def test_tasks_by_the_command_line(works, with_tasks, tmp_path):
     result = works('eval.py', *with_tasks, '--tasks=hellaswag,core', '--split=none')
     found = results(tmp_path / 'out')
-    core = ['sums', 'who', 'choice', 'hellaswag_10shot']
+    core = 'sums who choice hellaswag_10shot'.split()
     assert list(found['tasks']) == ['hellaswag', *core] and not found['texts']
     assert found['core'] == pytest.approx(sum(found['tasks'][name]['centered'] for name in core) / 4)
     assert re.search(r'^sums .* % of 24 examples', result.out, re.M)
@@ -176,6 +176,12 @@ def test_tasks_by_the_command_line(works, with_tasks, tmp_path):
     again = results(tmp_path / 'out')
     assert again['tasks']['who']['questions'] == 3 and again['tasks']['sums'] == found['tasks']['sums']
     assert 'ascii/val' in again['texts']
+    path = tmp_path / 'out' / 'ckpt.pt'
+    state = torch.load(path)
+    state['model']['lm_head.weight'] += 1
+    torch.save(state, path)
+    works('eval.py', *with_tasks)
+    assert not results(tmp_path / 'out')['tasks'], 'of other weights'
 
 
 def test_two_processes_share_the_work_and_find_the_same(works, with_tasks, tmp_path):

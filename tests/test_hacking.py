@@ -143,7 +143,7 @@ def copies(tmp_path_factory):
         make_dataset(folder / 'data')
         make_dataset(folder / 'data', 'other', TEXT[::-1])
         diff = DIFFS[list(CHANGES).index(name)].encode()
-        done = subprocess.run(['git', 'apply', '--recount', '-'], input=diff, cwd=folder, env=env,
+        done = subprocess.run('git apply --recount -'.split(), input=diff, cwd=folder, env=env,
                               capture_output=True)
         assert done.returncode == 0, f"docs/hacking.md, {name}: {done.stderr.decode()}make its diff again"
         (folder / 'driver.py').write_text(DRIVER)
@@ -195,8 +195,8 @@ def test_a_change_needs_few_edits_trains_resumes_reports_samples_and_is_planned(
     assert status == -9, out
     assert 'iter 19: ' in out and 'iter 11: ' in out.split('iter 19: ')[1], out
     # a fresh process needs no flag but where it is
-    sample = ['sample.py', '--out_dir=killed', '--device=cpu', '--num_samples=2', '--max_new_tokens=30']
-    more = {'number': [['plot.py', 'killed', '--y=weight_norm', '--to=norm.png']], 'alibi': [['alibi.py']],
+    sample = 'sample.py --out_dir=killed --device=cpu --num_samples=2 --max_new_tokens=30'.split()
+    more = {'number': ['plot.py killed --y=weight_norm --to=norm.png'.split()], 'alibi': [['alibi.py']],
             'minp': [['minp.py']], 'window': [['window.py']],
             'averaged': [[*sample, '--averaged=True'],
                          ['eval.py', '--out_dir=killed', *HERE[:1], '--averaged=True', '--data_dir=data']]}

@@ -53,7 +53,7 @@ for arch in 'gpt2', 'llama', 'modern', 'local':
 ''')
     env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     done = subprocess.run([sys.executable, 'own.py', '--n_layer=2'], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.stdout.split('\n')[:4] == [f'{arch} (2, 11)' for arch in ('gpt2', 'llama', 'modern', 'local')], done.stderr
+    assert done.stdout.split('\n')[:4] == [f'{arch} (2, 11)' for arch in 'gpt2 llama modern local'.split()], done.stderr
 
 
 def test_whoever_is_below_does_not_know_who_is_above():

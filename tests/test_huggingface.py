@@ -133,7 +133,7 @@ def sentencepiece_like(folder):
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     special = ['<unk>', '<s>', '</s>']
     words = [*special, *(f'<0x{b:02X}>' for b in range(256))]
-    words += ['▁', 't', 'h', 'e', 'c', 'a', '▁t', '▁th', '▁the', '▁c', 'at', '▁cat']
+    words += '▁ t h e c a ▁t ▁th ▁the ▁c at ▁cat'.split()
     vocab = {word: i for i, word in enumerate(words)}
     merges = [('▁', 't'), ('▁t', 'h'), ('▁th', 'e'), ('▁', 'c'), ('a', 't'), ('▁c', 'at')]
     tok = Tokenizer(models.BPE(vocab, merges, unk_token='<unk>', byte_fallback=True, fuse_unk=True))
@@ -334,7 +334,7 @@ def test_export_writes_all_or_nothing(tiny, tmp_path, script, works):
     is_refused(script('export.py', out, x), 'near=16384', 'NanoChatForCausalLM')
     is_refused(script('export.py', out, f"--to={tmp_path / 'x.gguf'}"), 'near=16384')
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ['again', 'data', 'hf', 'out'], 'nothing half-written stays'
+    assert left == 'again data hf out'.split(), 'nothing half-written stays'
 
 
 def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, works, monkeypatch):

@@ -46,7 +46,7 @@ def finished(works, place):
 def logged(folder):
     log = rows(folder)
     return {name: {int(row['iter']): float(row[name]) for row in log if row[name]}
-            for name in ('loss', 'val_loss', 'hellaswag', 'core')}
+            for name in 'loss val_loss hellaswag core'.split()}
 
 
 def samples_of(folder):
@@ -150,7 +150,7 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(works, place, tmp
         with pytest.raises(ValueError):
             samples.parse_style(bad)
     style = samples.parse_style('64 temperature=1 top_p=0.8')
-    assert [style[name] for name in ('tokens', 'temperature', 'top_k', 'top_p')] == [64, 1, 200, 0.8]
+    assert [style[name] for name in 'tokens temperature top_k top_p'.split()] == [64, 1, 200, 0.8]
 
 
 def test_a_compiled_model_samples_uncompiled_and_stays_compiled():

@@ -120,7 +120,7 @@ def test_a_training_config_of_nanogpt_has_its_schedule_its_updates_and_learns(na
 def test_a_config_that_starts_from_openais_weights_does(name, ours, hub, place, gpt2):
     k = knobs_of(name)
     openai_like(hub.folder / 'openai-community' / k['init_from'])
-    flags = ['--device=cpu', '--dtype=float32', '--eval_iters=2', '--block_size=32', '--gradient_accumulation_steps=2']
+    flags = '--device=cpu --dtype=float32 --eval_iters=2 --block_size=32 --gradient_accumulation_steps=2'.split()
     done = ours(name, *flags, *([] if k['eval_only'] else ['--max_iters=4', '--eval_interval=2']))
     assert done.status == 0 and 'openai-community' in ' '.join(path for _, path in hub.requests), done.err
     if k['eval_only']:
@@ -134,7 +134,7 @@ def test_the_calls_of_nanogpts_forks(ours, place, tmp_path):
     from model import GPT, MLP, Block, CausalSelfAttention, GPTConfig, LayerNorm, load
     assert ours(CHAR, *short_flags(CHAR), '--bias=True').status == 0
     ckpt = torch.load(place / 'ours' / 'ckpt.pt', map_location='cpu')
-    assert {'model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config'} <= set(ckpt)
+    assert set('model optimizer model_args iter_num best_val_loss config'.split()) <= set(ckpt)
     config = GPTConfig(**ckpt['model_args'])
     model = GPT(config)
     model.load_state_dict({key.removeprefix('_orig_mod.'): p for key, p in ckpt['model'].items()})

@@ -26,7 +26,7 @@ def test_a_mixed_folder_tells_what_it_skips_and_reads_any_case(prepare, tmp_path
     folder = tmp_path / 'in'
     (folder / '.git').mkdir(parents=True)
     (folder / '.git' / 'notes.txt').write_text('hidden')
-    names = ['UPPER.TXT', 'a.txt', 'b.md', 'plain.gz']
+    names = 'UPPER.TXT a.txt b.md plain.gz'.split()
     for name in names:
         content = f'{name} has it'.encode()
         (folder / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
@@ -185,7 +185,7 @@ def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
 
 
 def test_nanogpts_command_works_in_any_folder_and_its_meta_pkl_is_our_meta_json(tmp_path):
-    ignored = subprocess.run(['git', 'check-ignore', 'data/foo/prepare.py', 'data/shakespeare/prepare.py'],
+    ignored = subprocess.run('git check-ignore data/foo/prepare.py data/shakespeare/prepare.py'.split(),
                              cwd=REPO, capture_output=True, text=True)
     assert ignored.stdout == ''
     for name in ('shakespeare_char', 'shakespeare', 'openwebtext'):
@@ -274,8 +274,8 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
         ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
     names = [asked_by_mybook(tmp_path, path, '--minutes=1')[1][0][1] for path in
-             ('红楼梦.txt', '三国志.txt.gz', 'a=b.txt', './-dash.txt', './--overwrite.txt', '.hidden.txt', 'book.v2.epub')]
-    assert names == ['红楼梦', '三国志', 'a=b', 'dash', 'overwrite', 'hidden', 'book.v2']
+             '红楼梦.txt 三国志.txt.gz a=b.txt ./-dash.txt ./--overwrite.txt .hidden.txt book.v2.epub'.split()]
+    assert names == '红楼梦 三国志 a=b dash overwrite hidden book.v2'.split()
     done, asked = asked_by_mybook(tmp_path, '')
     assert done.returncode == 2 and done.stderr.startswith('error: ') and not asked
     done, asked = asked_by_mybook(tmp_path, '--help')

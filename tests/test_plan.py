@@ -13,7 +13,7 @@ from support import plan_memory
 GPUS = (REPO / 'docs' / 'gpus.md').read_text(encoding='utf-8')
 SMALL = ('--n_layer=3 --n_head=4 --n_embd=128 --block_size=128 --max_iters=2 --eval_interval=0 --eval_iters=1 '
          '--warmup_iters=0').split()
-LLAMA_70B = ['config/plan_llama_70b.py', '--data_dir=nowhere', '--gpu_memory=80', '--peak_flops=989e12']
+LLAMA_70B = 'config/plan_llama_70b.py --data_dir=nowhere --gpu_memory=80 --peak_flops=989e12'.split()
 
 
 def gb(text, what):
@@ -72,7 +72,7 @@ def test_70b_is_planned_where_it_could_never_run(script):
 @pytest.mark.parametrize('flags, word', [
     (['--measure', '--world_size=8'], 'leave out --measure'), (['--world_size=0'], 'world_size is out of range'),
     (['--shard=3'], 'does not divide 1'), (['--dataset=nowhere', '--budget=3 epochs'], "'1e9 tokens'"),
-    (['--world_size=1000', '--gradient_accumulation_steps=1000', '--shard=7', '--gpu_memory=80'], '--shard=0 (all of them) or a divisor of 1000')])
+    ('--world_size=1000 --gradient_accumulation_steps=1000 --shard=7 --gpu_memory=80'.split(), '--shard=0 (all of them) or a divisor of 1000')])
 def test_what_cannot_be_planned_is_one_line(script, tiny, flags, word):
     is_refused(script('plan.py', *tiny, *flags), word)
 

@@ -97,7 +97,7 @@ def shorter(command):
                          '--gradient_accumulation_steps=2 --overwrite --device=cpu').split(),
             'sample.py': ['--num_samples=1', '--max_new_tokens=5', '--device=cpu'],
             'eval.py': ['--eval_tokens=2000', '--device=cpu']}.get(script, [])
-    if script in ('train.py', 'sample.py', 'eval.py', 'prepare.py'):
+    if script in 'train.py sample.py eval.py prepare.py'.split():
         words.insert(words.index(script) + 1, '--data_dir=data')  # config/mybook.py reads it
     if script == 'prepare.py' and '--show' not in words:
         more = ['--overwrite']  # one that the fixture made

@@ -17,6 +17,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(works, tiny, out):
     works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
     result = works('train.py', *tiny, '--init_from=resume', pictures=True)
     run, text = json.loads((out / 'run.json').read_text()), (out / 'report.md').read_text()
+    assert run['changed'] == {'max_iters': 3}
     assert run['outcome'] == 'done' and run['knobs']['lr_decay_iters'] == 6 and 'lr_decay_iters' in run['given']
     assert [session['from_iter'] for session in run['sessions']] == [0, 3]
     assert re.fullmatch('[0-9a-f]{40}(-dirty)?', run['sessions'][0]['commit'] or '0' * 40)
@@ -47,6 +48,7 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
             bits = pytest.approx(loss / math.log(2))
             assert float(row['bpb']) == bits, 'a character is a byte in this text'
             assert float(row['eval_seconds']) > 0
+            assert row['tokens'] == str(64 * int(row['iter'])), 'before its update, as the loss'
         if row['loss']:
             assert float(row['progress']) == pytest.approx((int(row['iter']) + 1) / 6)
             losses = [float(row['loss']), *losses]
@@ -54,6 +56,7 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
             mean = sum(a * b for a, b in zip(losses, weights)) / sum(weights)
             assert float(row['loss_smooth']) == pytest.approx(mean)
             assert 0 <= float(row['data']) <= 100 and 0.01 < float(row['memory_gb']) < 100
+    assert float(rows(out)[0]['seconds']) < float(rows(out)[0]['ms']) / 1000
     # weights that a new run starts from have seen tokens before
     works('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'next'}")
     assert {int(row['tokens_total']) - int(row['tokens']) for row in rows(tmp_path / 'next')} == {6 * 64}
@@ -68,13 +71,12 @@ def falling(i):
     return 1 + 3 / (1 + i / 10)
 
 
-def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, text=None, **columns):
+def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, text=None, changed={}, **columns):
     """A run's folder without a run; `columns` are further ones: (iterations between, function of the iteration)."""
     folder.mkdir()
     log = []
     for i in range(n + 1):
-        made = min(i + 1, n)
-        row = {'iter': i, 'tokens': 1000 * made, 'seconds': 0.1 * made}
+        row = {'iter': i, 'tokens': 1000 * i, 'seconds': 0.1 * i}
         if i < n:
             row.update(loss=loss(i), lr=1e-3, data=1)
         if i % 20 == 0:
@@ -86,7 +88,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writeheader()
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
-    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n,
+    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n, 'changed': changed,
                                       'tokens_per_iter': 1000, 'dataset': {'splits': text}})
     return folder
 
@@ -140,8 +142,10 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}
-    for name in 'outcome', 'text':
-        assert len(report.groups([a, make_run(tmp_path / name, {'seed': 3}, **{name: 'another'})])) == 2
+    for name in 'outcome', 'text', 'changed':
+        another = make_run(tmp_path / name, {'seed': 3}, **{name: 'another'})
+        assert report.groups([a, b, another]) == {a: [a, b], another: [another]} or name != 'text'
+        assert len(report.groups([a, b, another])) == 2
     finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
     assert len(report.groups([a, b, finetuned])) == 2, 'not another seed alone'
     _, line = report.comparison({'x': list(map(report.read_log, (a, finetuned)))}, 'loss')

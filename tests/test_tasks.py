@@ -58,7 +58,7 @@ def write_tasks(folder):
            for a, b in (('cat', 'dog'), ('king', 'man'), ('sun', 'sea'))
            for end, gold in (('had eyes.', 0), ('was there.', 1))]
     choice = [{'query': f'Say {a}:', 'choices': [a, a + 's', 'no', a[:2]], 'gold': rng.randrange(4)}
-              for a in ('one', 'three', 'blue', 'green', 'house', 'tree')]
+              for a in 'one three blue green house tree'.split()]
     swag = [{'ctx': q['query'], 'endings': q['choices'], 'label': q['gold']} for q in choice]
     bundle = folder / 'eval_bundle'
     data = bundle / 'eval_data'
@@ -183,7 +183,7 @@ def test_transformers_gives_each_example_the_same_score(shape, folder, tmp_path)
     net = make_net(shape)
     theirs = export(net, BYTES, tmp_path / 'hf')
     found = {name: compare(folder, name, net, theirs, make_tokenizer(BYTES))
-             for name in ('hellaswag', 'sums', 'who', 'choice')}
+             for name in 'hellaswag sums who choice'.split()}
     assert found['sums']['shots'] == 2 and found['sums']['questions'] == 24
     if shape != 'gpt2':  # which learns nothing in so few steps
         assert 0 < found['sums']['accuracy'] < 1

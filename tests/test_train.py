@@ -73,7 +73,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(works, tiny, tmp_pat
 def test_checkpoints_are_numbered_and_linked(works, tiny, out):
     works('train.py', *tiny, '--max_iters=8', '--save_interval=3', '--eval_interval=4')
     names = sorted(p.name for p in out.glob('ckpt*'))
-    assert names == ['ckpt.pt', 'ckpt_00000006.pt', 'ckpt_00000008.pt', 'ckpt_best.pt'], 'the two newest'
+    assert names == 'ckpt.pt ckpt_00000006.pt ckpt_00000008.pt ckpt_best.pt'.split(), 'the two newest'
     assert saved(out)['iter_num'] == 8
     assert torch.serialization.get_unsafe_globals_in_checkpoint(f'{out}/ckpt.pt') == []
     best = saved(out, 'ckpt_best.pt')
@@ -278,7 +278,7 @@ def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     assert 'is kept as' in result.out and (out / 'ckpt_original_00000001.pt').read_bytes() == theirs
     # and nanoGPT's sample.py finds what it looks for in ours
     raw = torch.load(out / 'ckpt.pt', weights_only=True)
-    assert set(raw['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size', 'dropout'} and raw['config']['dataset'] == 'old'
+    assert set(raw['model_args']) == set('n_layer n_head n_embd block_size bias vocab_size dropout'.split()) and raw['config']['dataset'] == 'old'
 
 
 def test_float16_has_its_scaler_in_the_checkpoint(tiny, tmp_path, monkeypatch, works):
@@ -304,7 +304,7 @@ def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(works, tiny, out, mon
     fake = types.SimpleNamespace(init=lambda **options: ids.append(options['id']) or Run())
     monkeypatch.setitem(sys.modules, 'wandb', fake)
     result = works('train.py', *tiny, '--wandb_log=True')
-    assert {'iter', 'train/loss', 'val/loss', 'lr', 'grad_norm', 'bpb', 'memory_gb'} <= {key for row in logged for key in row}
+    assert set('iter train/loss val/loss lr grad_norm bpb memory_gb'.split()) <= {key for row in logged for key in row}
     assert totals['outcome'] == 'done'
     result = works('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=12')
     assert 'done: 12' in result.out and len(logged) == 10

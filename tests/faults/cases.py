@@ -247,7 +247,7 @@ def paste(line):
 def signals_that_stop(quick):
     """SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGQUIT"""
     flags = ['--max_iters=150', '--save_interval=1000']
-    for name in ('SIGHUP',) if quick else ('SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP', 'SIGQUIT'):
+    for name in ('SIGHUP',) if quick else 'SIGTERM SIGINT SIGUSR1 SIGHUP SIGQUIT'.split():
         child = Child(*RUN, *flags, sabotage=slowly(0.02)).until('iter 20:').stop(getattr(signal, name))
         assert f'stopped by {name} after' in child.text(), child.text()[-1000:]
         paste(re.search('to continue: (.*)', child.text())[1])
@@ -403,8 +403,7 @@ def every_loss_is_nan(quick):
 @case()
 def the_weights_are_ruined(quick):
     """a learning rate of 1e12, so that no loss is finite any more; resumed by the line that is printed"""
-    flags = ['--arch=gpt2', '--matrix_optimizer=adamw', '--max_iters=60', '--lr_decay_iters=60',
-             '--eval_interval=0']
+    flags = '--arch=gpt2 --matrix_optimizer=adamw --max_iters=60 --lr_decay_iters=60 --eval_interval=0'.split()
     ruin = ['--learning_rate=1e12', '--matrix_lr=1e12', '--grad_clip=0']
     out = train('--save_interval=5', *flags, sabotage=stop_at(30), expect=143).out
     text = resume(out, *ruin, '--save_interval=1', expect=3).text()

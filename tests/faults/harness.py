@@ -244,8 +244,7 @@ def fingerprint(out):
     return digest.hexdigest()[:16]
 
 
-TIMES = ('seconds', 'ms', 'tokens_per_second', 'mfu', 'data', 'memory_gb', 'eval_seconds', 'save_seconds',
-         'sample_seconds')
+TIMES = 'seconds ms tokens_per_second mfu data memory_gb eval_seconds save_seconds sample_seconds'.split()
 
 
 def close(out, other):

@@ -121,7 +121,7 @@ def by_script(i, out, *args, nodes='2', wait='600'):
                     env={'NPROC': '1', 'WAIT': wait, 'VIRTUAL_ENV': sys.prefix, 'PATH': path})
 
 
-LONG = ['--max_iters=300', '--save_interval=5', '--eval_interval=100', '--ddp_timeout=10']
+LONG = '--max_iters=300 --save_interval=5 --eval_interval=100 --ddp_timeout=10'.split()
 
 
 def end_well(jobs, out, *flags):

@@ -29,7 +29,7 @@ from harness import CASES, PATIENCE, REPO, Job
 
 def in_namespaces(name):
     """What the case `name` has seen, in a user, a mount and a network namespace of its own."""
-    new = ['unshare', '-rnm', 'bash', '-c']
+    new = 'unshare -rnm bash -c'.split()
     if subprocess.run([*new, 'mount -t tmpfs tmpfs /run && ip link'], capture_output=True).returncode:
         return 'skipped: no namespaces here'
     script = shlex.join([sys.executable, __file__, f'--inside={name}', f'--seed={args.seed}'])
