@@ -93,8 +93,9 @@ if split != 'none':
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
-    other = ''
-    if name == trained and state.get('trained_on', {}).get(split) not in (None, tokens.fingerprint):
+    other, seen = '', state.get('trained_on', {})
+    if name == trained and (seen.get(split, tokens.fingerprint) != tokens.fingerprint
+                            or seen.get(f'{split} ids', tokens.sampled) != tokens.sampled):
         other = ' (another text)'
         dist.print(f"note: {name} is not the text that this run had under that name, and may hold some that "
                    "it was trained on")

@@ -95,9 +95,8 @@ folder = folder_of(name, data_dir)
 unfinished = os.path.join(folder, 'unfinished')
 command = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
 # what decides the bytes: a run that was interrupted is continued, and a dataset made again, with these only
-settings = {key: knobs[key] for key in (
-    'tokenizer', 'text_key', 'encoding', 'encoding_errors', 'val_fraction', 'max_tokens', 'shard_tokens',
-    'chat', 'bad_rows')}
+settings = {key: knobs[key] for key in ('tokenizer text_key encoding encoding_errors val_fraction max_tokens '
+                                        'shard_tokens chat bad_rows').split()}
 settings['input'] = [path if path.startswith('hf:') else os.path.abspath(path) for path in sources or ()]
 
 # -----------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def encode_files():
 
 
 def encode(draft):
-    """({split: ids}, place) of each portion, from where the draft stands."""
+    """([(split, ids), ...], place) of each portion, from where the draft stands."""
     if encode_text.are_ids(draft.files):
         return encode_text.read_npy(draft.files, draft.encoder, draft.place)
     split_at = draft.encoder.tokenizer.split_at

@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import hashlib
 import itertools
+import operator
 import os
 import re
 
@@ -110,17 +111,19 @@ class Encoder:
         self.token_bytes = tokenizer.token_bytes()
 
     def encode(self, portion):
-        """{split: ids} of a portion."""
-        ids = {'train': [], 'val': []}
-        for split, begins, text in portion:
-            if begins and self.begin is not None:
-                ids[split].append(np.array([self.begin]))
-            try:
-                ids[split].append(self.tokenizer.encode(text))
-            except ValueError as e:  # a vocabulary that lacks a character
-                fail(f"{e}. use --tokenizer=byte, or another that has every character")
-        return {split: np.concatenate(some, dtype=self.dtype, casting='unsafe')
-                for split, some in ids.items() if some}
+        """A portion as [(split, ids), ...], in its order."""
+        encoded = []
+        for split, texts in itertools.groupby(portion, operator.itemgetter(0)):
+            ids = []
+            for _, begins, text in texts:
+                if begins and self.begin is not None:
+                    ids.append(np.array([self.begin]))
+                try:
+                    ids.append(self.tokenizer.encode(text))
+                except ValueError as e:  # a vocabulary that lacks a character
+                    fail(f"{e}. use --tokenizer=byte, or another that has every character")
+            encoded.append((split, np.concatenate(ids, dtype=self.dtype, casting='unsafe')))
+        return encoded
 
 
 def encode_in_order(portions, workers, encoder):
@@ -158,4 +161,4 @@ def read_npy(files, encoder, start):
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
         for at in range(0, len(ids), IDS):
             if (i, 0, at) >= tuple(start):
-                yield {split: ids[at:at + IDS].astype(encoder.dtype)}, (i, 0, at + IDS)
+                yield [(split, ids[at:at + IDS].astype(encoder.dtype))], (i, 0, at + IDS)

@@ -136,7 +136,7 @@ class Logger:
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
         run, ms, loss = self.run, measured['ms'], measured['loss']
-        tokens = (it + 1) * run.tokens_per_iter
+        tokens = it * run.tokens_per_iter
         epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
@@ -150,7 +150,7 @@ class Logger:
             f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
             f"epoch {epoch:.2f}", f"data {data:.1f}%",
             f"eta {format_duration(left)}" if it > run.start_iter else '']))  # the first one is slower
-        self.row = {  # of an evaluation before the update: its tokens and seconds, as its losses
+        self.row = {  # of an evaluation: the seconds before the update
             'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch, 'data': data,
             'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
             'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,

@@ -32,7 +32,7 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = {'out_dir', 'wandb_run_name', 'overwrite', 'max_minutes', 'device', 'log_interval'}
+ASIDE = set('out_dir wandb_run_name overwrite max_minutes device log_interval'.split())
 ROWS = 12  # of the table of evaluations, at most
 FEW = 40  # values are drawn as points
 NO_END = 'running, or killed'

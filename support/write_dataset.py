@@ -125,12 +125,13 @@ class Draft:
         return hashlib.sha256(repr(self.files[:place[0] + 1]).encode()).hexdigest()
 
     def add(self, encoded, place, max_tokens=None):
-        """Append {split: ids}, read up to `place`: the end of all files once train has max_tokens."""
+        """Append [(split, ids), ...], read up to `place`: the end of all files once train has max_tokens."""
         train = self.splits['train']
-        if max_tokens and 'train' in encoded:
-            encoded['train'] = encoded['train'][:max_tokens - train.tokens]
-        for name, ids in encoded.items():
-            self.splits[name].write(ids)
+        for name, ids in encoded:
+            if train.tokens == max_tokens:
+                break
+            kept = max_tokens - train.tokens if max_tokens and name == 'train' else len(ids)
+            self.splits[name].write(ids[:kept])
         self.place = (len(self.files), 0, 0) if train.tokens == max_tokens else place
         if time.time() > self.saved_at + SAVE_EVERY:
             self.save()

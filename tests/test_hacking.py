@@ -37,7 +37,7 @@ CHANGES = {
     'window': (6, ['--window=3']),
     'averaged': (7, ['--ema_decay=0.9']),
 }
-HERE = ['--device=cpu', '--dtype=float32', '--compile=False', '--data_dir=data']
+HERE = '--device=cpu --dtype=float32 --compile=False --data_dir=data'.split()
 TRAIN = [*TINY, *HERE, '--dataset=tiny', '--dropout=0.1', '--max_iters=20', '--eval_interval=10',
          '--save_interval=5']
 

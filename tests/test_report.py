@@ -10,13 +10,13 @@ import pytest
 from conftest import TEXT, make_dataset, rows
 
 from support import log, report
-from support.files import write_json
+from support.files import read_json, write_json
 
 
 def test_a_run_tells_what_it_was_and_how_it_ended(works, tiny, out):
     works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
     result = works('train.py', *tiny, '--init_from=resume', pictures=True)
-    run, text = json.loads((out / 'run.json').read_text()), (out / 'report.md').read_text()
+    run, text = read_json(out / 'run.json'), (out / 'report.md').read_text()
     assert run['changed'] == {'max_iters': 3}
     assert run['outcome'] == 'done' and run['knobs']['lr_decay_iters'] == 6 and 'lr_decay_iters' in run['given']
     assert [session['from_iter'] for session in run['sessions']] == [0, 3]
@@ -35,7 +35,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(works, tiny, out):
 
     # a new run in the folder starts with a clean one
     works('train.py', *tiny, '--overwrite')
-    assert len(json.loads((out / 'run.json').read_text())['sessions']) == 1
+    assert len(read_json(out / 'run.json')['sessions']) == 1
 
 
 def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
@@ -62,6 +62,9 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
     assert {int(row['tokens_total']) - int(row['tokens']) for row in rows(tmp_path / 'next')} == {6 * 64}
     works('train.py', *tiny, '--init_from=resume', '--eval_iters=9')
     assert rows(out)[0]['val_loss_before'] and not rows(out)[0]['val_loss'], 'other windows'
+    with open(f'{tmp_path}/data/tiny/val.bin', 'r+b') as f:
+        f.write(b'\5\0')  # in place
+    assert 'another text' in works('eval.py', tiny[-3], tiny[-1]).out
     make_dataset(tmp_path / 'data', text=TEXT * 2)
     said = works('eval.py', tiny[-3], tiny[-1]).out
     assert 'tiny/val (another text): loss' in said and 'is not the text that this run had' in said

@@ -25,9 +25,9 @@ def trained(tmp_path, script):
 
 @pytest.mark.parametrize('name, flags, outcome', [
     ('train.py', [*TINY, '--dataset=tiny', '--overwrite', '--data_dir={}/data', '--out_dir={}/another'], 'another/run.json'),
-    ('sample.py', ['--out_dir={}/out', '--device=cpu', '--num_samples=1', '--max_new_tokens=3'], None),
-    ('eval.py', ['--out_dir={}/out', '--data_dir={}/data', '--device=cpu', '--eval_tokens=64'], 'out/eval.json'),
-    ('prepare.py', ['books', '--overwrite', '--tokenizer=byte', '--input={}/book.txt', '--data_dir={}/data'], 'data/books/meta.json'),
+    ('sample.py', '--out_dir={}/out --device=cpu --num_samples=1 --max_new_tokens=3'.split(), None),
+    ('eval.py', '--out_dir={}/out --data_dir={}/data --device=cpu --eval_tokens=64'.split(), 'out/eval.json'),
+    ('prepare.py', 'books --overwrite --tokenizer=byte --input={}/book.txt --data_dir={}/data'.split(), 'data/books/meta.json'),
     ('export.py', ['--out_dir={}/out', '--to={}/hf'], 'hf/config.json')])
 def test_streams_that_are_closed_or_have_no_reader_change_nothing_but_what_is_seen(trained, name, flags, outcome):
     reader, unread = os.pipe()
