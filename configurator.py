@@ -208,7 +208,8 @@ def parse_line(argv, knobs, kinds, positional=None):
         elif positional and positional not in given:
             given[positional] = arg
         else:
-            problems.append(f"neither a config file nor --key=value ({arg}). see --help")
+            problems.append(f"neither a config file nor --key=value ({arg}). write it as --KEY={arg}, see "
+                            "--help")
     return given, files, problems
 
 

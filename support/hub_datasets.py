@@ -47,8 +47,8 @@ def hub():
 def explain(e, what, remedy):
     """End with one line: because of the exception e of huggingface_hub's there is no `what`."""
     fail(f"{what} cannot be had from {hub().constants.ENDPOINT} ({type(e).__name__}: {first_line(e)}). check "
-         "its name; accept its terms and log in if it wants that (hf auth login); go online and try again; "
-         f"or {remedy}", everywhere=True)
+         "its name (no file or folder here has it); accept its terms and log in if it wants that (hf auth "
+         f"login); go online and try again; or {remedy}", everywhere=True)
 
 
 # -----------------------------------------------------------------------------

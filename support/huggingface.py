@@ -181,7 +181,8 @@ def read(source):
         tokenizer = read_tokenizer(source, needed=False)
     except Exception as e:  # a file may say anything
         fail(f"{source} cannot be read into flatgpt ({type(e).__name__}: {first_line(e)}). it reads gpt2, "
-             "llama and nanochat: choose another model, or save this again with save_pretrained")
+             "llama and nanochat, their activations, and rope as it is or llama3's: choose another model, or "
+             "save this again with save_pretrained")
     biases = {name for name in weights if name.endswith('.bias')}
     if not any(weights[name].any() for name in biases):  # transformers' GPT-2 always has them
         args['bias'] = False
