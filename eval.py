@@ -114,16 +114,16 @@ torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
 model = load.build(GPT, state).to(device).eval()
 cpu.faster(model)
 iter_num = state['iter_num']
+result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num,
+          'weights': sum(torch.hash_tensor(p).item() for p in state['model'].values())}
 del state  # and its memory
 dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
            f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
            f"{device}, {dtype}")
-result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num,
-          'weights': sum(torch.hash_tensor(p.detach()).item() for p in model.parameters())}
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
-if {**before, **result} != before:
-    before = {'texts': {}, 'tasks': {}}  # about other weights
-result = {**before, **result}
+if {**before, **result} != {**result, **before}:
+    before = {}  # about other weights
+result = {'texts': {}, 'tasks': {}, **before, **result}
 
 
 def save():

@@ -56,7 +56,7 @@ RANGES = {  # name: (least, below)
     'mlp_width': (1, 2**24), 'block_size': (1, 2**23), 'vocab_size': (1, 2**32), 'near': (0, 2**32),
     'near_layers': (0, 2**10), 'dropout': (0, 1), 'softcap': (0, 1e30), 'norm_eps': (1e-30, 1e30),
     'rope_theta': (1e-30, 1e30)}
-NANOGPT_FIELDS = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias')
+NANOGPT_FIELDS = 'block_size vocab_size n_layer n_head n_embd dropout bias'.split()
 
 
 @dataclasses.dataclass

@@ -35,7 +35,7 @@ encoding = 'auto'  # of plain text: 'utf-8', 'cp1252', ...; auto: UTF-8 or else 
 encoding_errors: Literal['strict', 'replace'] = 'strict'  # replace: by U+FFFD
 val_fraction: float = None  # part of the documents (chosen by a hash) that goes to val.bin; of a single
 # document its end. None: 0.1, for the sets from the Hub 0.0005
-max_tokens: int = None  # stop when train.bin has that many, and read no further. Few documents are divided
+max_tokens: int = None  # stop when train.bin has that many, and val.bin a text. Few documents are divided
 # anew after that: then train.bin has more or fewer
 shard_tokens = 500_000_000  # a longer split is written as files of that many tokens (1 GB)
 workers: int = None  # threads that encode. None: one per core

@@ -33,7 +33,7 @@ batch_size = 12  # sequences per micro-batch and process
 block_size = 1024  # context length, in tokens
 gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
 total_batch_size: int = None  # tokens per iteration; gradient_accumulation_steps follows, unless given later
-token_noise = 0.0  # this share of the input's tokens become others of the batch; for small data try 0.05
+token_noise = 0.0  # this share of the input is replaced by tokens of the batch; for small data try 0.05
 teacher: str = None  # runs, as A,B, whose predictions are learned as well: distillation, for small data
 document_mask = False  # True: a document sees no other; slower. Conversations: always
 seed = 1337  # for the initial weights, the order of the data, dropout and noise

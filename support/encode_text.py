@@ -8,7 +8,6 @@ import collections
 import concurrent.futures
 import hashlib
 import itertools
-import operator
 import os
 import re
 
@@ -113,16 +112,13 @@ class Encoder:
     def encode(self, portion):
         """A portion as [(split, ids), ...], in its order."""
         encoded = []
-        for split, texts in itertools.groupby(portion, operator.itemgetter(0)):
-            ids = []
-            for _, begins, text in texts:
-                if begins and self.begin is not None:
-                    ids.append(np.array([self.begin]))
-                try:
-                    ids.append(self.tokenizer.encode(text))
-                except ValueError as e:  # a vocabulary that lacks a character
-                    fail(f"{e}. use --tokenizer=byte, or another that has every character")
-            encoded.append((split, np.concatenate(ids, dtype=self.dtype, casting='unsafe')))
+        for split, begins, text in portion:
+            if begins and self.begin is not None:
+                encoded.append((split, np.array([self.begin])))
+            try:
+                encoded.append((split, self.tokenizer.encode(text)))
+            except ValueError as e:  # a vocabulary that lacks a character
+                fail(f"{e}. use --tokenizer=byte, or another that has every character")
         return encoded
 
 
@@ -161,4 +157,4 @@ def read_npy(files, encoder, start):
         split = 'val' if 'val' in os.path.basename(file.path).lower() else 'train'
         for at in range(0, len(ids), IDS):
             if (i, 0, at) >= tuple(start):
-                yield [(split, ids[at:at + IDS].astype(encoder.dtype))], (i, 0, at + IDS)
+                yield [(split, ids[at:at + IDS])], (i, 0, at + IDS)

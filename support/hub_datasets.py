@@ -20,7 +20,7 @@ from support.errors import first_line
 from support.files import write_whole
 
 # as nanoGPT calls them
-GPT2_NAMES = {name: 'openai-community/' + name for name in ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')}
+GPT2_NAMES = {name: 'openai-community/' + name for name in 'gpt2 gpt2-medium gpt2-large gpt2-xl'.split()}
 # url, sha256
 TINYSHAKESPEARE = (
     'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',

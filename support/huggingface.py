@@ -64,7 +64,7 @@ ACTIVATIONS = {'gelu': 'gelu', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_new': 'ge
                'silu': 'swiglu'}  # theirs, ours; of two that are the same, the second is written
 ROPE_KEYS = {
     'default': [],
-    'llama3': ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'],
+    'llama3': 'factor low_freq_factor high_freq_factor original_max_position_embeddings'.split(),
 }
 # fields that change the network without a trace in the weights, and the only value that we read
 ONLY = {'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False, 'partial_rotary_factor': 1.0}

@@ -179,7 +179,7 @@ def documents(files, text_key, encoding, errors, download_to, start=(0, 0)):
             for number, row in rows(path, text_key, encoding, errors):
                 if (i, number) >= tuple(start[:2]):
                     yield i, number, slices(text_of(row, text_key, f'{path}:{number + 1}'))
-        elif kind in ('html', 'htm', 'xhtml', 'epub'):
+        elif kind in 'html htm xhtml epub'.split():
             yield i, 0, slices(read_page(path, encoding, errors))
         else:
             yield i, 0, read_pieces(path, encoding, errors)

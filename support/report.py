@@ -32,7 +32,8 @@ METRICS = {
     'core': ('CORE', max),
 }
 # knobs that do not tell what a run is
-ASIDE = set('out_dir wandb_run_name overwrite max_minutes device log_interval'.split())
+ASIDE = set('out_dir data_dir overwrite save_interval keep_checkpoints log_interval wandb_log wandb_project '
+            'wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
 ROWS = 12  # of the table of evaluations, at most
 FEW = 40  # values are drawn as points
 NO_END = 'running, or killed'
@@ -80,20 +81,20 @@ def remark(log):
 
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, and by how they ended, or by a folder where these are none or many, or do not tell all texts
-    apart. Runs that nothing tells apart are each by themselves."""
+    differ, and by how they ended, or by a folder where these are none or many, or do not tell apart
+    what was trained. Runs that nothing tells apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted, or resumed with other knobs, is no seed of those that were not
-    knobs = [{'changed': {}, **record, **record.get('knobs', {}),
-              'text': record.get('dataset', {}).get('splits')} for record in records]
-    given = {'outcome', 'changed', 'text'}.union(*(record.get('given', ()) for record in records)) - ASIDE
+    knobs = [{**record, **record.get('knobs', {}), 'trained': str(
+        [record.get('dataset', {}).get('splits'), record.get('changed', {})])} for record in records]
+    given = {'outcome', 'trained'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
         return {run: [run] for run in runs}
-    differ, found = [name for name in differ if name not in ('seed', 'text')], {}
+    differ, found = [name for name in differ if name not in ('seed', 'trained')], {}
     for run, k in zip(runs, knobs):
         name = ', '.join(f"{name} {k.get(name)}" for name in differ)
-        found.setdefault((name, str(k['text'])), []).append(run)
+        found.setdefault((name, k['trained']), []).append(run)
     named = {name: folders for (name, _), folders in found.items()}
     return (named if 0 < len(differ) <= 3 and len(named) == len(found)
             else {folders[0]: folders for folders in found.values()})

@@ -8,7 +8,7 @@ import torch
 from configurator import check, fail
 from model import GPT, GPTConfig
 from support import load
-from support.chat import ROLE_TOKENS, without_chat_tokens
+from support.chat import without_chat_tokens
 from support.checkpoint import LAUNCH
 from support.parallel import shard_problems
 from support.tokenizer import same_tokenizer
@@ -75,10 +75,10 @@ def data_problems(run):
     so_far = run.start_iter * run.tokens_per_iter
     run.tokens_before = ckpt.get('tokens', so_far) - so_far
     known, state, n = ckpt.get('tokenizer'), data.tokenizer_state, data.meta['vocab_size']
-    # finetuning on conversations: their roles may be new
+    # finetuning on conversations: their roles may be new, four ids and perhaps <|bos|>
     new = 'chat' in data.meta and not run.resuming and without_chat_tokens(state)
     if not known:  # nanoGPT's: the size has to do, which may be padded
-        fits = n - (len(ROLE_TOKENS) + 1 if new else 0) <= config.vocab_size <= data.vocab_size
+        fits = n - (5 if new else 0) <= config.vocab_size <= data.vocab_size
     else:
         fits = same_tokenizer(known, state) or new and same_tokenizer(known, new)
     if new and fits and n > config.vocab_size:

@@ -321,7 +321,7 @@ def settle_system(run):
     knobs['dtype'], why_dtype = devices.choose_dtype(knobs['dtype'], device)
     knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
-    chosen = {name: knobs[name] for name in ('dtype', 'compile', 'batch_size', 'shard')}
+    chosen = {name: knobs[name] for name in 'dtype compile batch_size shard'.split()}
     run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
                        **chosen}
@@ -336,7 +336,7 @@ def settle_system(run):
 def expectation(run):
     expect = f"checkpoints of {run.checkpoint_bytes / 1e6:,.1f} MB in {run.k.out_dir}"
     if not run.ckpt:
-        n = run.data.meta['vocab_size']
+        n = run.config.vocab_size
         expect = f"a first loss of about ln({n}) = {math.log(n):.2f}; {expect}"
     return f"expect    {expect}"
 

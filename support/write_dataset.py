@@ -14,6 +14,8 @@ import re
 import shutil
 import time
 
+import numpy as np
+
 from configurator import fail
 from support.dataset_meta import read_ids, sha256_of
 from support.encode_text import Encoder, are_ids
@@ -124,15 +126,22 @@ class Draft:
         continue."""
         return hashlib.sha256(repr(self.files[:place[0] + 1]).encode()).hexdigest()
 
-    def add(self, encoded, place, max_tokens=None):
-        """Append [(split, ids), ...], read up to `place`: the end of all files once train has max_tokens."""
-        train = self.splits['train']
+    def add(self, encoded, place, max_tokens):
+        """Append [(split, ids), ...], read up to `place`: the end of all files once train has max_tokens (None:
+        as many as there are)."""
+        train, val = self.splits.values()
+        left, parts = (max_tokens or 2**62) - train.tokens, {'train': [], 'val': []}
         for name, ids in encoded:
-            if train.tokens == max_tokens:
-                break
-            kept = max_tokens - train.tokens if max_tokens and name == 'train' else len(ids)
-            self.splits[name].write(ids[:kept])
-        self.place = (len(self.files), 0, 0) if train.tokens == max_tokens else place
+            if name == 'train':
+                if not left and (val.tokens or parts['val']):
+                    break  # else on to the first text of val
+                ids = ids[:left]
+                left -= len(ids)
+            parts[name].append(ids)
+        for name, ids in parts.items():
+            if ids:
+                self.splits[name].write(np.concatenate(ids, dtype=self.encoder.dtype, casting='unsafe'))
+        self.place = place if left else (len(self.files), 0, 0)
         if time.time() > self.saved_at + SAVE_EVERY:
             self.save()
             print(f"{self.tokens():,} tokens, file {place[0] + 1:,} of {len(self.files):,}", flush=True)

@@ -209,7 +209,7 @@ def test_what_an_earlier_run_left_damaged_is_not_continued(tmp_path, capsys):
         folder.mkdir()
         draft = Draft(str(folder), dict(shard_tokens=1000), files)
         draft.start(make_tokenizer({'kind': 'char', 'chars': 'abc'}))
-        draft.add([('train', np.arange(1500, dtype='<u2') % 3)], (0, 0, 1500))
+        draft.add([('train', np.arange(1500, dtype='<u2') % 3)], (0, 0, 1500), None)
         draft.save()
         if damaged:
             (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-1])
