@@ -127,8 +127,8 @@ class Draft:
         return hashlib.sha256(repr(self.files[:place[0] + 1]).encode()).hexdigest()
 
     def add(self, encoded, place, max_tokens):
-        """Append [(split, ids), ...], read up to `place`: the end of all files once train has max_tokens (None:
-        as many as there are)."""
+        """Append [(split, ids), ...], read up to `place`: the end of all files once train has max_tokens
+        (None: as many as there are)."""
         train, val = self.splits.values()
         left, parts = (max_tokens or 2**62) - train.tokens, {'train': [], 'val': []}
         for name, ids in encoded:
