@@ -122,7 +122,7 @@ dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
            f"{device}, {dtype}")
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
 if {**before, **result} != {**result, **before}:
-    before = {}  # about other weights
+    before = {}  # about other weights; what it lacks, being older, counts as the same
 result = {'texts': {}, 'tasks': {}, **before, **result}
 
 
