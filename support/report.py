@@ -31,8 +31,9 @@ METRICS = {
     'hellaswag': ('HellaSwag accuracy', max),
     'core': ('CORE', max),
 }
-# knobs that do not tell what a run is
-ASIDE = set('out_dir data_dir overwrite save_interval keep_checkpoints log_interval wandb_log wandb_project '
+# knobs that do not tell what a run is: where and how often it writes, measures, and on what
+ASIDE = set('out_dir data_dir overwrite save_interval keep_checkpoints eval_interval tasks tasks_interval '
+            'sample_interval sample_prompts sample_tokens log_interval wandb_log wandb_project '
             'wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
 ROWS = 12  # of the table of evaluations, at most
 FEW = 40  # values are drawn as points
