@@ -22,7 +22,7 @@ import time
 import numpy as np
 
 from configurator import fail
-from support.dataset_meta import (DATA_DIR, bin_files, checksum, damaged, folder_of, missing, read_meta,
+from support.dataset_meta import (bin_files, checksum, damaged, folder_of, missing, read_meta,
                                   read_tokenizer_state)
 from support.errors import DataLost
 from support.tokenizer import make_tokenizer

@@ -34,7 +34,7 @@ LAUNCH = ('out_dir data_dir wandb_log device compile backend ddp_timeout peak_fl
 VERSION = 1  # of the keys in a checkpoint
 LINKS = ('ckpt.pt', 'ckpt_best.pt')
 # what a new run removes
-RUN_FILES = (*LINKS, 'log.csv', 'run.json', 'report.md', 'loss.png', 'samples.md', 'eval.json')
+RUN_FILES = [*LINKS, *'log.csv run.json report.md loss.png samples.md eval.json'.split()]
 
 
 class Damaged(Exception):

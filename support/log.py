@@ -119,13 +119,17 @@ class Logger:
         """What an evaluation found before the update of iteration `it`."""
         if not metrics:
             return
-        times = {f'{name}_seconds': seconds for name, seconds in self.clock.spent.items()}
-        tokens = it * self.run.tokens_per_iter
-        self.row = {'iter': it, 'tokens': tokens, 'tokens_total': self.run.tokens_before + tokens,
-                    'seconds': self.clock.seconds, **metrics, **times}
+        self.row = {**self.counts(it), **metrics,
+                    **{f'{name}_seconds': seconds for name, seconds in self.clock.spent.items()}}
         interval = self.knobs['log_interval']
         if not interval or it % interval or it >= self.knobs['max_iters']:
             self.flush()  # else its line is completed by iteration()
+
+    def counts(self, it):
+        """How far the run is: tokens before the update of iteration `it`, seconds until now."""
+        tokens = it * self.run.tokens_per_iter
+        return {'iter': it, 'tokens': tokens, 'tokens_total': self.run.tokens_before + tokens,
+                'seconds': self.clock.seconds}
 
     def add(self, loss):
         """Count an iteration's loss, a tensor, into the mean of the latest ones."""
@@ -136,8 +140,7 @@ class Logger:
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
         run, ms, loss = self.run, measured['ms'], measured['loss']
-        tokens = it * run.tokens_per_iter
-        epoch = tokens / self.knobs['block_size'] / run.samples_per_epoch
+        epoch = it * run.tokens_per_iter / self.knobs['block_size'] / run.samples_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
         data = 100 * self.clock.data_wait
@@ -150,11 +153,11 @@ class Logger:
             f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
             f"epoch {epoch:.2f}", f"data {data:.1f}%",
             f"eta {format_duration(left)}" if it > run.start_iter else '']))  # the first one is slower
-        self.row = {  # of an evaluation: the seconds before the update
-            'iter': it, 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch, 'data': data,
-            'loss_smooth': smooth, 'seconds': self.clock.seconds, 'tokens': tokens,
-            'tokens_total': run.tokens_before + tokens, 'tokens_per_second': per_second,
-            'memory_gb': devices.peak_memory(self.dist.device), **measured, 'mfu': mfu, **self.row}
+        self.row = {
+            **self.counts(it), 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch, 'data': data,
+            'loss_smooth': smooth, 'tokens_per_second': per_second,
+            'memory_gb': devices.peak_memory(self.dist.device), **measured, 'mfu': mfu,
+            **self.row}  # an evaluation's seconds are those before the update
         with self.clock.paused():
             self.flush()
 

@@ -86,7 +86,7 @@ def groups(runs):
     what was trained. Runs that nothing tells apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted, or resumed with other knobs, is no seed of those that were not
-    knobs = [{**record, **record.get('knobs', {}), 'trained': str(
+    knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome'), 'trained': str(
         [record.get('dataset', {}).get('splits'), record.get('changed', {})])} for record in records]
     given = {'outcome', 'trained'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]

@@ -35,9 +35,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import fail
-from dataset import DATA_DIR
 from support.chat import chat_format
 from support.compiling import varying_shapes
+from support.dataset_meta import DATA_DIR
 from support.errors import first_line
 from support.evaluate import eval_mode, rounds
 from support.parallel import Distributed
@@ -62,8 +62,9 @@ class Task:
 
 
 def load_tasks(text, folder, tokenizer, block_size):
-    """{name: [Task, ...]} of 'hellaswag,core:100', tokenized. A number behind a name is how many examples of
-    each task are used, always the same ones; otherwise all are."""
+    """{name: [Task, ...]} of 'hellaswag,core:100', tokenized, from the files in `folder` (None: data/). A
+    number behind a name is how many examples of each task are used, always the same ones; otherwise all
+    are."""
     tasks = {}
     for named in filter(None, map(str.strip, text.split(','))):
         name, n = re.fullmatch(r'(.+?)(?::(\d+))?', named).groups()
