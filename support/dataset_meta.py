@@ -103,7 +103,7 @@ def complete(meta):
     check_tokenizer_state(state)
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
     n_chars = len(state.get('chars', [])) + len(state.get('added', []))
-    assert 'chars' not in state or n_chars == size, f'vocab_size is {size}, there are {n_chars} characters'
+    assert 'chars' not in state or n_chars <= size, f'vocab_size is {size}, there are {n_chars} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
         for entry in (split, *split.get('shards', [])):
@@ -124,7 +124,7 @@ def from_meta_pkl(path):
     with open(path, 'rb') as f:
         old = PlainUnpickler(f).load()
     size, itos = int(old['vocab_size']), old.get('itos')
-    chars = [itos[i] for i in range(size)] if itos else []
+    chars = [itos[i] for i in range(len(itos or ''))]  # fewer than vocab_size, if that is padded
     if {len(c) for c in chars} != {1}:
         return {'vocab_size': size}  # all that nanoGPT's train.py asks for
     return {'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': size}

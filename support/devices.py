@@ -1,11 +1,10 @@
 """What this process computes on, and with which arithmetic."""
 
 import functools
-import importlib.util
 import os
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -93,14 +92,15 @@ def name_of(device):
 
 
 def memory_of(device):
-    """Bytes of memory that the device has; for a CPU, the machine."""
+    """Bytes of memory that the device has; for a CPU a process's share of the machine's."""
     if device.type == 'mps':
         return torch.mps.recommended_max_memory()
     if device.type == 'cuda':
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, 'sysconf'):  # Windows does not tell
         return 2**34
-    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    every = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return every // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
 
 
 def peak_memory(device):
@@ -110,11 +110,10 @@ def peak_memory(device):
         return torch.cuda.max_memory_allocated(device) / 1e9
     if device.type == 'mps':
         return torch.mps.driver_allocated_memory() / 1e9
-    if importlib.util.find_spec('resource') is None:  # Windows
-        return None
-    import resource
-    unit = 1 if sys.platform == 'darwin' else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    with suppress(ImportError):  # on Windows
+        import resource
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def choose_loss_chunk_size(device, tokens, vocab_size, memory):

@@ -19,8 +19,10 @@ from support import console, devices, files, report
 from support.checkpoint import command_line, newest, resume_line
 from support.compiling import trial_step
 from support.console import format_duration
+from support.dataset_meta import sha256_of
 from support.errors import first_line
 
+CODE = '__main__', 'model', 'optim', 'dataset'  # modules that people edit; the first one is train.py
 REPORT_EVERY = 60  # seconds, at most: drawing takes a second
 
 
@@ -321,6 +323,8 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
+            # what people edit: checksums
+            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__)) for name in CODE],
             'dataset': {'name': run.data.name, 'folder': run.data.folder,
                         **{key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}},
             'knobs': now_set, 'changed': {**changed, **before.get('changed', {})},

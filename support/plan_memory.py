@@ -89,7 +89,7 @@ def lines(run, memory, peak_flops):
         parts['margin'] = MARGIN[0] + MARGIN[1] * sum(parts.values())
     total, size = sum(parts.values()), run.checkpoint_bytes
     fits = total <= memory
-    where = 'each GPU' if on_gpu else 'this machine, beside torch itself'
+    where = 'each GPU' if on_gpu else 'each process on this machine, beside torch itself'
     found = [f"memory    {gb(total)} of the {memory / 1e9:,.5g} GB of {where}, "
              f"so it {'fits' if fits else 'does not fit'}:"]
     found += [f"            {name:12} {gb(part)}" for name, part in parts.items() if part]

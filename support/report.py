@@ -70,16 +70,6 @@ def points(log, x, y):
     return both[np.isfinite(both).all(axis=1)]
 
 
-def remark(log):
-    """A line that a person should not overlook: that the validation loss rose, and what it may mean."""
-    losses = values(log, 'val_loss')
-    if len(losses) and losses[-1] > 1.02 * losses.min():
-        yield (f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. "
-               "If the training loss fell meanwhile, the model overfits: more text, "
-               "`--dropout` or a smaller model would help. Else the run diverged: use a smaller learning "
-               "rate or a longer warmup.\n")
-
-
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
     differ, and by how they ended, or by a folder where these are none or many, or do not tell apart
@@ -87,7 +77,8 @@ def groups(runs):
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted, or resumed with other knobs, is no seed of those that were not
     knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome'), 'trained': str(
-        [record.get('dataset', {}).get('splits'), record.get('changed', {})])} for record in records]
+        [record.get('dataset', {}).get('splits'), record.get('changed'), record.get('code')])}
+        for record in records]
     given = {'outcome', 'trained'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
@@ -189,12 +180,16 @@ def write(out_dir):
         draw({name: [log]}, picture, title=name)
     except Exception as e:  # the page matters more than the picture
         told, shown = f" (no loss.png: {e}. python plot.py {out_dir} --report=True tries again)", ''
-    notes = list(remark(log))
-    lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
+    losses, notes = values(log, 'val_loss'), []
+    if len(losses) and losses[-1] > 1.02 * losses.min():  # nobody should overlook it
+        notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the training loss "
+                 "fell meanwhile, the model overfits: more text, `--dropout` or a smaller model would help. "
+                 "Else the run diverged: use a smaller learning rate or a longer warmup."]
+    lines = [f"# {name}\n", *summary(run, log), '', shown, *notes, '',
              *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
              *settings(run)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
-    return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
+    return [f"report: {path}{told}", *(f"note: {note}" for note in notes)]
 
 
 def summary(run, log):
@@ -237,7 +232,7 @@ def evaluations(log):
     if not len(rows):
         return
     yield "## Evaluations\n"
-    yield "Over windows spread evenly over each text (`eval_iters`); eval.py reads all of it.\n"
+    yield "As train.py measured them, while it trained; eval.py reads all of a text.\n"
     if len(rows) > ROWS:
         yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
         rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]

@@ -8,7 +8,6 @@ import contextlib
 import glob
 import hashlib
 import itertools
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ import numpy as np
 from configurator import fail
 from support.dataset_meta import read_ids, sha256_of
 from support.encode_text import Encoder, are_ids
-from support.files import lock, read_json, sync_folder, write_whole
+from support.files import lock, read_json, sync_folder, write_json
 from support.tokenizer import make_tokenizer, read_files, write_tokenizer
 
 SAVE_EVERY = 30  # seconds: how much has to be made again after a kill
@@ -156,7 +155,7 @@ class Draft:
             'made_with': self.settings, 'read': self.read_so_far(self.place), 'place': self.place,
             'meta': self.meta, 'splits': {name: split.tokens for name, split in self.splits.items()},
         }
-        write_whole(os.path.join(self.folder, 'progress.json'), json.dumps(progress).encode())
+        write_json(os.path.join(self.folder, 'progress.json'), progress)
         self.saved_at = time.time()
 
     def finish(self, val_fraction):
@@ -210,7 +209,7 @@ def move_into_place(folder, unfinished, meta):
     """Move the files of `unfinished` to their places in `folder`. meta.json says that a folder is
     complete, so meanwhile it says the opposite: after a kill at any point the next run does the rest."""
     path = os.path.join(folder, 'meta.json')
-    write_whole(path, json.dumps({**meta, 'unfinished': True}).encode())
+    write_json(path, {**meta, 'unfinished': True})
     ids = {part.get('file', split + '.bin') for split, entry in meta['splits'].items()
            for part in entry.get('shards', [entry])}
     for source in glob.glob(os.path.join(glob.escape(unfinished), '*.*')):
@@ -222,4 +221,4 @@ def move_into_place(folder, unfinished, meta):
         if re.fullmatch(r'(train|val)(_\d{6})?\.bin', file) and file not in ids:
             os.remove(os.path.join(folder, file))
     shutil.rmtree(unfinished, ignore_errors=True)
-    write_whole(path, json.dumps(meta, indent=1).encode())
+    write_json(path, meta)

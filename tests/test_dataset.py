@@ -111,10 +111,10 @@ def test_nanogpt_folders_are_read_as_they_are(tmp_path):
     with open(folder / 'meta.pkl', 'wb') as f:
         chars = ['a', 'é', '\n']
         stoi = {c: i for i, c in enumerate(chars)}
-        pickle.dump({'vocab_size': 3, 'itos': dict(enumerate(chars)), 'stoi': stoi}, f)
+        pickle.dump({'vocab_size': 4, 'itos': dict(enumerate(chars)), 'stoi': stoi}, f)
     old = Dataset('old', tmp_path)
     tok = old.tokenizer()
-    assert old.vocab_size == 3 and tok.decode([1, 0, 2]) == 'éa\n' and tok.encode_prompt('aé') == [0, 1]
+    assert old.vocab_size == 4 and tok.decode([1, 0, 2]) == 'éa\n' and tok.encode_prompt('aé') == [0, 1]
 
 
 def test_a_vocab_size_alone_is_enough_to_train_and_to_sample_numbers(tiny, tmp_path, script, works):

@@ -17,7 +17,7 @@ def test_a_run_tells_what_it_was_and_how_it_ended(works, tiny, out):
     works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
     result = works('train.py', *tiny, '--init_from=resume', pictures=True)
     run, text = read_json(out / 'run.json'), (out / 'report.md').read_text()
-    assert run['changed'] == {'max_iters': 3}
+    assert run['changed'] == {'max_iters': 3} and len(run['code']) == 4
     assert run['outcome'] == 'done' and run['knobs']['lr_decay_iters'] == 6 and 'lr_decay_iters' in run['given']
     assert [session['from_iter'] for session in run['sessions']] == [0, 3]
     assert re.fullmatch('[0-9a-f]{40}(-dirty)?', run['sessions'][0]['commit'] or '0' * 40)
@@ -74,7 +74,7 @@ def falling(i):
     return 1 + 3 / (1 + i / 10)
 
 
-def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, text=None, changed={}, **columns):
+def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(i), outcome=None, text=None, changed={}, code=None, **columns):
     """A run's folder without a run; `columns` are further ones: (iterations between, function of the iteration)."""
     folder.mkdir()
     log = []
@@ -91,7 +91,7 @@ def make_run(folder, knobs={}, n=200, loss=falling, val=lambda i: 0.1 + falling(
         writer.writeheader()
         writer.writerows(log)
     knobs = {'n_layer': 2, 'seed': 1, 'out_dir': str(folder), **knobs}
-    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n, 'changed': changed,
+    write_json(f'{folder}/run.json', {'knobs': knobs, 'given': list(knobs), 'outcome': outcome, 'max_iters': n, 'changed': changed, 'code': code,
                                       'tokens_per_iter': 1000, 'dataset': {'splits': text}})
     return folder
 
@@ -145,7 +145,7 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd')
     assert report.groups([a, d]) == {a: [a], d: [d]}
-    for name in 'outcome', 'text', 'changed':
+    for name in 'outcome', 'text', 'changed', 'code':
         another = make_run(tmp_path / name, {'seed': 3}, **{name: 'another'})
         assert [*report.groups([a, b, another]).values()] == [[a, b], [another]]
     finetuned = make_run(tmp_path / 'f', {'seed': 3, 'init_from': 'x.pt'}, n=100)
