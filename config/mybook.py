@@ -5,7 +5,7 @@
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
-#   batch    16 sequences x 128 tokens, or 4 x 512 bytes, = 2,048 tokens per iteration
+#   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 3 MB on
 #   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
@@ -18,7 +18,7 @@ from dataset import Dataset as _Dataset
 # and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md. The
 # first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
-    (150_000, 2, 128, 0.1, 0.05, 0.1, 10),
+    (150_000, 2, 128, 0.1, 0.05, 0.5, 10),
     (450_000, 2, 192, 0.1, 0.05, 0.1, 11),
     (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
     (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
@@ -52,8 +52,9 @@ qk_norm = False
 softcap = 15.0 if _vocab_size < 1000 else 0.0  # of so many logits it is a quarter of an iteration
 bias = False
 n_head = max(1, n_embd // 64)
-# bytes need a longer context for as many words
-block_size = min(512 if _vocab_size < 300 else 128, max(8, _tokens // 64))
+# bytes need a longer context for as many words; of 512 different tokens more than 128 did not help
+_context = [context for size, context in ((300, 512), (1000, 128), (1e15, 256)) if _vocab_size < size][0]
+block_size = min(_context, max(8, _tokens // 64))
 batch_size = 2048 // block_size
 gradient_accumulation_steps = 1
 
