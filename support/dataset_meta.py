@@ -103,7 +103,8 @@ def complete(meta):
     check_tokenizer_state(state)
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
     n_chars = len(state.get('chars', [])) + len(state.get('added', []))
-    assert 'chars' not in state or n_chars <= size, f'vocab_size is {size}, there are {n_chars} characters'
+    fits = n_chars == size or n_chars < size and not meta['splits']  # nanoGPT's may be padded
+    assert 'chars' not in state or fits, f'vocab_size is {size}, there are {n_chars} characters'
     assert meta['dtype'] in ('uint16', 'uint32'), f"dtype is {meta['dtype']!r:.60}"
     for split in meta['splits'].values():
         for entry in (split, *split.get('shards', [])):

@@ -22,7 +22,6 @@ from support.console import format_duration
 from support.dataset_meta import sha256_of
 from support.errors import first_line
 
-CODE = '__main__', 'model', 'optim', 'dataset'  # modules that people edit; the first one is train.py
 REPORT_EVERY = 60  # seconds, at most: drawing takes a second
 
 
@@ -323,8 +322,8 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            # what people edit: checksums
-            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__)) for name in CODE],
+            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__))  # of what people edit
+                     for name in ('__main__', 'model', 'optim', 'dataset')],  # the first one is train.py
             'dataset': {'name': run.data.name, 'folder': run.data.folder,
                         **{key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}},
             'knobs': now_set, 'changed': {**changed, **before.get('changed', {})},

@@ -36,7 +36,6 @@ ASIDE = set('out_dir data_dir overwrite save_interval keep_checkpoints eval_inte
             'sample_interval sample_prompts sample_tokens log_interval wandb_log wandb_project '
             'wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
 ROWS = 12  # of the table of evaluations, at most
-FEW = 40  # values are drawn as points
 NO_END = 'running, or killed'
 
 
@@ -160,7 +159,7 @@ def draw_run(ax, log, x, y, label, color):
     for name, style in curves:
         curve = points(log, x, name)
         xs, ys = curve[max(len(curve) > 3, len(curve) // 10):].T
-        ax.plot(xs, ys, color=color, marker='' if len(xs) > FEW else '.', **style)
+        ax.plot(xs, ys, color=color, marker='' if len(xs) > 40 else '.', **style)  # a few: as points
         shown += len(xs)
     return shown
 
@@ -182,9 +181,9 @@ def write(out_dir):
         told, shown = f" (no loss.png: {e}. python plot.py {out_dir} --report=True tries again)", ''
     losses, notes = values(log, 'val_loss'), []
     if len(losses) and losses[-1] > 1.02 * losses.min():  # nobody should overlook it
-        notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the training loss "
-                 "fell meanwhile, the model overfits: more text, `--dropout` or a smaller model would help. "
-                 "Else the run diverged: use a smaller learning rate or a longer warmup."]
+        notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the training "
+                 "loss fell meanwhile, the model overfits: more text, `--dropout` or a smaller model would "
+                 "help. Else the run diverged: use a smaller learning rate or a longer warmup."]
     lines = [f"# {name}\n", *summary(run, log), '', shown, *notes, '',
              *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
              *settings(run)]

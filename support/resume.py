@@ -138,7 +138,6 @@ def restore_optimizer(run, optimizer, scaler):
              f"checkpoint, or start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
 
 
-OURS = ('AdamW', 'MuonAdamW')
 GIVEN = 'lr_scale weight_decay betas eps momentum'.split()  # options of groups that follow from knobs
 
 
@@ -155,7 +154,7 @@ def load_optimizer_state(optimizer, ckpt, tell=print):
     params = [p for group in optimizer.param_groups for p in group['params']]
     n = sum(len(group['params']) for group in state['param_groups'])
     assert n == len(params), f"it has {n} parameters, not {len(params)}"
-    if now in OURS:
+    if now in ('AdamW', 'MuonAdamW'):
         # the fused update trusts the shapes: with others it would write beyond the end of a tensor
         for i, moments in state['state'].items():
             shapes = {value.shape for name, value in moments.items() if name != 'step'}

@@ -21,13 +21,11 @@ from support.evaluate import parse_interval
 from support.parallel import shard_problems
 from support.samples import parse_style
 
-PATHS = ('data_dir', 'sample_prompts')  # may differ between machines
 ABOVE_ZERO = ('batch_size block_size gradient_accumulation_steps total_batch_size n_layer n_head n_embd '
               'n_kv_head lr_decay_iters adam_eps peak_flops max_minutes ddp_timeout')
 FROM_ZERO = ('seed max_iters warmup_iters decay_fraction eval_interval eval_iters tasks_interval '
              'log_interval grad_clip shard save_interval keep_checkpoints learning_rate matrix_lr '
              'embedding_lr head_lr min_lr weight_decay matrix_weight_decay')
-BELOW_ONE = 'dropout token_noise beta1 beta2 momentum'
 
 
 @dataclasses.dataclass
@@ -115,7 +113,9 @@ class Run:
 def resolve(knobs, given, dist):
     """The Run that `knobs` ask for, of which `given` were set by the user; its plan is printed. Ends with
     status 2 if there is a problem."""
-    dist.assert_same_on_all_ranks({name: value for name, value in knobs.items() if name not in PATHS})
+    # paths may differ between machines
+    dist.assert_same_on_all_ranks({name: value for name, value in knobs.items()
+                                   if name not in ('data_dir', 'sample_prompts')})
     run = Run(dict(knobs), dict(given), dist)
     find_start(run)
     settle(run, knobs.kinds)
@@ -200,7 +200,8 @@ def choose_start(run, k):
 def check_knobs(run):
     """What is wrong with single knobs."""
     k = run.k
-    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO, below_one=BELOW_ONE)
+    problems = out_of_range(run.knobs, above_zero=ABOVE_ZERO, from_zero=FROM_ZERO,
+                            below_one='dropout token_noise beta1 beta2 momentum')
     for name, parse, remedy in (
             ('sample_interval', parse_interval, "0 or more, or with a growth from 1, such as 100x1.5"),
             ('sample_tokens', parse_style, "a million or less but above 0, and behind it, if you like, "
