@@ -5,7 +5,7 @@
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
-#   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 3 MB on
+#   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 10 MB on
 #   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
@@ -14,15 +14,16 @@ import time as _time
 
 from dataset import Dataset as _Dataset
 
-# bytes of text up to which a row holds, layers, channels; against learning it by heart: dropout, token_noise
-# and the decay of the embeddings; how often one network is best to see the text: dev/records/own_text.md. The
-# first two rows are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
+# bytes of text up to which a row holds, layers, channels, context in tokens of a BPE; against learning it by
+# heart: dropout, token_noise and the decay of the embeddings; how often one network is best to see the text:
+# dev/records/own_text.md. The first two rows are for bytes, which are learned by heart less than the tokens
+# of a BPE and their pairs
 _table = (
-    (150_000, 2, 128, 0.1, 0.05, 0.5, 10),
-    (450_000, 2, 192, 0.1, 0.05, 0.1, 11),
-    (3_000_000, 2, 160, 0.1, 0.1, 0.3, 6),
-    (10_000_000, 1, 192, 0.05, 0.05, 0.1, 3),
-    (1e15, 1, 192, 0.0, 0.0, 0.0, 2),
+    (150_000, 2, 128, 128, 0.1, 0.05, 0.5, 10),
+    (450_000, 2, 192, 128, 0.1, 0.05, 0.1, 11),
+    (3_000_000, 2, 160, 128, 0.1, 0.1, 0.3, 6),
+    (10_000_000, 1, 192, 128, 0.05, 0.05, 0.1, 3),
+    (1e15, 1, 192, 256, 0.0, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
 if 'dataset' in globals():
@@ -30,7 +31,7 @@ if 'dataset' in globals():
     _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, _dropout, _noise, weight_decay, _times = _row
+_, n_layer, n_embd, _context, _dropout, _noise, weight_decay, _times = _row
 _taught = bool(globals().get('teacher'))
 if _taught:  # what it says is not learned by heart so soon
     _dropout, _noise = _dropout / 2, _noise * 2 / 3
@@ -52,9 +53,8 @@ qk_norm = False
 softcap = 15.0 if _vocab_size < 1000 else 0.0  # of so many logits it is a quarter of an iteration
 bias = False
 n_head = max(1, n_embd // 64)
-# bytes need a longer context for as many words; of 512 different tokens more than 128 did not help
-_context = [context for size, context in ((300, 512), (1000, 128), (1e15, 256)) if _vocab_size < size][0]
-block_size = min(_context, max(8, _tokens // 64))
+# bytes need a longer context for as many words
+block_size = min(512 if _vocab_size < 300 else _context, max(8, _tokens // 64))
 batch_size = 2048 // block_size
 gradient_accumulation_steps = 1
 
