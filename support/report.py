@@ -183,12 +183,12 @@ def write(out_dir):
     if len(losses) and losses[-1] > 1.02 * losses.min():  # nobody should overlook it
         notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the training "
                  "loss fell meanwhile, the model overfits: more text, `--dropout` or a smaller model would "
-                 "help. Else the run diverged: use a smaller learning rate or a longer warmup."]
-    lines = [f"# {name}\n", *summary(run, log), '', shown, *notes, '',
+                 "help. Else the run diverged: use a smaller learning rate or a longer warmup.\n"]
+    lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
              *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
              *settings(run)]
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
-    return [f"report: {path}{told}", *(f"note: {note}" for note in notes)]
+    return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
 
 
 def summary(run, log):
