@@ -55,9 +55,9 @@ def train(flags, place, name, *more, processes=1):
 
 def resume_differs(flags, place):
     """What a resume does otherwise than a run that goes through, or None."""
-    halves = train(flags, place, 'half', f"--init_from=resume:{place / 'one' / 'ckpt_00000004.pt'}")
+    resumed = train(flags, place, 'resumed', f"--init_from=resume:{place / 'one' / 'ckpt_00000004.pt'}")
     a, b = ({keystr(path): x for path, x in tree_leaves_with_path(load.read(str(out / 'ckpt.pt')))
-             if torch.is_tensor(x)} for out in (place / 'one', halves))
+             if torch.is_tensor(x)} for out in (place / 'one', resumed))
     if other := [name for name in a if name not in b or not torch.equal(a[name], b[name])]:
         return (f"{len(other)} of {len(a)} tensors differ, {other[0]} first. is a batch, a mask or "
                 "noise drawn from a random state that no checkpoint holds, is something missing in state()?")

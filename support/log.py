@@ -322,8 +322,9 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__))  # of what people edit
-                     for name in ('__main__', 'model', 'optim', 'dataset')],  # the first one is train.py
+            # checksums of what people edit; __main__ is train.py
+            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__))
+                     for name in ('__main__', 'model', 'optim', 'dataset')],
             'dataset': {'name': run.data.name, 'folder': run.data.folder,
                         **{key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}},
             'knobs': now_set, 'changed': {**changed, **before.get('changed', {})},
