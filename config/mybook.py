@@ -107,7 +107,7 @@ def _measure():
         return _time.perf_counter() - begin
 
     compiled = _compiling and where.type == 'cpu' and compile_model(model, step, 'auto', **ON_CPU) is None
-    times = [step() for _ in range(15)]
+    times = [step() for _ in range(30)][15:]  # the first ones are slow, above all after compiling
     return gradient_accumulation_steps * sorted(times)[len(times) // 2], compiled
 
 

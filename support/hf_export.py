@@ -90,7 +90,7 @@ A language model, not trained to avoid harm. License: not chosen yet; whoever pu
 | parameters | {n_params:,} |
 | dataset | {ckpt['config'].get('dataset', 'unknown')} |
 | iterations | {ckpt['iter_num']:,} |
-| validation loss | {loss} |
+| validation loss (eval_iters={ckpt['config'].get('eval_iters', 'unknown')}; 0: of all the text) | {loss} |
 
 ```python
 from transformers import pipeline
