@@ -5,7 +5,7 @@
 #   data     python prepare.py book.txt          (makes data/book; folders, .epub, ...: docs/data.md)
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
-#   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 10 MB on
+#   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 3 MB on
 #   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
@@ -22,7 +22,7 @@ _table = (
     (150_000, 2, 128, 128, 0.1, 0.05, 0.5, 10),
     (450_000, 2, 192, 128, 0.1, 0.05, 0.1, 11),
     (3_000_000, 2, 160, 128, 0.1, 0.1, 0.3, 6),
-    (10_000_000, 1, 192, 128, 0.05, 0.05, 0.1, 3),
+    (10_000_000, 1, 192, 256, 0.0, 0.05, 0.1, 4),
     (1e15, 1, 192, 256, 0.0, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
@@ -116,8 +116,7 @@ eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _asked = _known and 'max_iters' in _flags  # those of the command line
 # half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
-_compiling = (_known and 'compile' not in _flags and compile == 'auto' and _minutes > 4
-              and _bytes > (3e6 if _minutes > 15 else 10e6))
+_compiling = _known and 'compile' not in _flags and compile == 'auto' and _minutes > 4 and _bytes > 3e6
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
     _pace, _compiled = _measure()
