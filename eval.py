@@ -93,6 +93,8 @@ if split != 'none':
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
              f"text: python prepare.py {name}_2 --input=FILE --tokenizer=...")
+    if 'ranks' in data.tokenizer_state:  # a checkpoint may have no more than its name
+        tokenizer_state = data.tokenizer_state
     other, seen = '', state.get('trained_on', {})
     if name == trained and (seen.get(split, tokens.fingerprint) != tokens.fingerprint
                             or seen.get(f'{split} ids', tokens.sampled) != tokens.sampled):
@@ -103,7 +105,7 @@ if split != 'none':
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
 
-sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: the tokenizer is not on this machine
+sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: known by name alone, or ids are no text
 tokenizer = None if sizes is None and not tasks else make_tokenizer(tokenizer_state)
 loaded = load_tasks(tasks, data_dir, tokenizer, block_size)
 
@@ -117,7 +119,7 @@ iter_num = state['iter_num']
 result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num,
           'weights': sum(torch.hash_tensor(p).item() for p in state['model'].values())}
 del state  # and its memory
-dist.print(f"{path}, iteration {iter_num:,}: {config.arch}, "
+dist.print(f"{path}, iteration {f'{iter_num:,}' if iter_num else 'unknown'}: {config.arch}, "
            f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
            f"{device}, {dtype}")
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
@@ -158,7 +160,7 @@ def evaluate_text():
         fail(f"the loss of {name} is not finite ({found['loss']}, in {dtype}). try --dtype=float32, else an "
              "older checkpoint")
     result['texts'][name] = {**found, 'dtype': dtype}
-    bpb = "bits per byte unknown, as the tokenizer is not on this machine"
+    bpb = "bits per byte unknown, as of the tokenizer only the name is (data of prepare.py have it)"
     amount = f"{found['tokens']:,} tokens"
     if sizes is not None:
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
@@ -179,11 +181,8 @@ def evaluate_text():
 
 def by_other_means():
     """The bits per byte of the validation text that programs need which are no networks."""
-    texts = []
-    for part in (data.train, data.val):
-        ids = part.windows([0], part.n)[0]
-        texts.append(tokenizer.decode(ids[sizes[ids] > 0].tolist()).encode())
-    train, val = texts
+    texts = [part.windows([0], part.n)[0] for part in (data.train, data.val)]
+    train, val = (tokenizer.decode(ids[sizes[ids] > 0].tolist()).encode() for ids in texts)
     # xz -9e of both, less that of the training text, is what the validation text adds
     alone, both = (len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) for text in (train, train + val))
     xz = 8 * (both - alone) / len(val)

@@ -156,8 +156,8 @@ def documents(files, start=(0, 0)):
         cut = int(len(text) * (1 - val_fraction))
         parts = enumerate((text[:cut], text[cut:]))
         return ((0, i, iter([part])) for i, part in parts if (0, i) >= tuple(start[:2]))
-    to = os.path.join(unfinished, 'download')
-    return read_text.documents(files, text_key, encoding, encoding_errors, to, start)
+    return read_text.documents(files, text_key, encoding, encoding_errors,
+                               os.path.join(unfinished, 'download'), start)
 
 
 def split_of(number, beginning):

@@ -100,7 +100,7 @@ compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there
 backend = 'auto'  # 'nccl', 'gloo'
 ddp_timeout = 600  # seconds a process waits for the others
 shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them (FSDP); 8: hybrid
-activation_checkpointing = False  # recompute activations in backward: less memory, a third more compute
+activation_checkpointing = False  # recompute activations in backward: less memory, up to a third more compute
 peak_flops: float = None  # of this GPU, for MFU; None: by a table
 max_minutes: float = None  # save and stop before this much time has passed
 # -----------------------------------------------------------------------------

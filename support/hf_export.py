@@ -65,7 +65,7 @@ def their_weights(weights, config, dtype):
 
 def generation_config(config, tokenizer):
     """generation_config.json, a dict: what transformers' generate() does by default."""
-    stop = tokenizer.stop_ids or [None]
+    stop = (chat_format(tokenizer) or tokenizer).stop_ids or [None]  # after an answer, or a text
     out = {'bos_token_id': tokenizer.end_of_text, 'eos_token_id': stop if len(stop) > 1 else stop[0],
            'pad_token_id': stop[0], 'max_new_tokens': max(1, config.block_size // 2)}
     if config.vocab_size > tokenizer.n_vocab:  # ids that only pad the vocabulary

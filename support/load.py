@@ -154,8 +154,8 @@ def model_config(cls, ckpt):
     with explained(ckpt['path']):
         known = {field.name for field in dataclasses.fields(cls.Config)}
         # what is off and not known here, other code may have had
-        args = {name: value for name, value in ckpt['model_args'].items() if name in known or value}
-        config = cls.Config(**args)
+        config = cls.Config(**{name: value for name, value in ckpt['model_args'].items()
+                               if name in known or value})
         problems = config.problems()
         assert not problems, problems
     return config

@@ -100,15 +100,13 @@ def lines(run, memory, peak_flops):
             "being written") if k.keep_checkpoints else "and all of them stay"
     with torch.device('meta'):
         flops = GPT(run.config).flops_per_token() * run.tokens_per_iter
-    if k.activation_checkpointing:
-        flops *= 4 / 3
     left = max(0, k.max_iters - run.start_iter)
     found += [f"disk      {gb(size)} a checkpoint, {kept}",
               f"compute   {left:,} iterations of {flops:.4g} FLOPs = {left * flops:.4g} FLOPs"]
     if not peak_flops:
         return found + ["time      only a trial can tell: add --measure; or say --peak_flops=989e12"], fits
     hours = left * flops / (MFU * peak_flops * n) / 3600
-    return found + [f"time      {hours:,.1f} hours = {hours * n:,.0f} hours "
+    return found + [f"time      {hours:,.1f} hours = {hours * n:,.1f} hours "
                     f"of a GPU, at {MFU:.0%} of its peak, which is assumed"], fits
 
 

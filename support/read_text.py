@@ -36,8 +36,7 @@ NOT_READABLE = (r'\.(bz2|xz|zip|7z|rar|tar|tgz|pdf|docx?|odt|rtf|csv|xlsx?|mobi|
 
 def kind_of(path):
     """'txt', 'jsonl', 'epub', ...: a file's ending in small letters; of a compressed one that before."""
-    name = re.sub(r'\.(gz|zst)$', '', os.path.basename(path).lower())
-    return os.path.splitext(name)[1][1:]
+    return os.path.splitext(re.sub(r'\.(gz|zst)$', '', os.path.basename(path).lower()))[1][1:]
 
 
 def stat(path):
@@ -213,7 +212,7 @@ def text_of(row, text_key, where):
     text = row.get(text_key, 0) if isinstance(row, dict) else 0
     if not isinstance(text, str | None):
         fail(f"{where} has no text under the key {text_key!r} ({row!r:.200}). name the right one with "
-             "--text_key")
+             "--text_key; conversations are prepared by themselves, with --chat")
     # JSON can hold half of a surrogate pair, which is not a character: it becomes U+FFFD
     return (text or '').encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 

@@ -105,8 +105,8 @@ def data_problems(run):
 def tell_what_changed(run):
     """Notes on what does not go on as it was."""
     if run.continues and not run.compares:
-        run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size): the best "
-                       "loss begins anew, and ckpt_best.pt with it")
+        run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size; nanoGPT "
+                       "drew them at random): the best loss begins anew, and ckpt_best.pt with it")
     if not run.ckpt['trained_on'].items() <= run.trained_on.items():
         run.dist.print("note: tokens, epochs and budget count as if all iterations had this batch and "
                        "data; if it is other data, the validation text may have been trained on")

@@ -213,7 +213,8 @@ class Session:
         turns = [*self.turns, {'role': 'user', 'content': question}]
         while len(ids := self.format.render(self.system + turns, answer=True)[0].tolist()) > self.room:
             if len(turns) == 1:
-                raise ValueError(f"that is longer than the model can read ({self.room} tokens)")
+                raise ValueError(f"that is longer than what the answer leaves free ({self.room} tokens; less "
+                                 "--max_new_tokens leaves more)")
             del turns[:2]
         if len(turns) <= len(self.turns):
             write("(earlier messages no longer fit and are forgotten)\n")

@@ -12,7 +12,7 @@ from model import GPT, GPTConfig
 from support.chat import chat_format, with_chat_tokens, without_chat_tokens
 from support.conversations import messages_of, open_dataset, read_conversations
 from support.gguf import CONTROL, vocabulary
-from support.hf_export import to_tokenizer_json
+from support.hf_export import generation_config, to_tokenizer_json
 from support.huggingface import read_tokenizer
 from support.samples import Session
 from support.tokenizer import make_tokenizer
@@ -269,8 +269,10 @@ def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tm
         said = tokenizer.decode(ids[mask].tolist())
         end = '<|im_end|>' if name == 'own' else '<|assistant_end|>'
         assert said == ''.join(m['content'] + end for m in messages if m['role'] == 'assistant')
-        prompt = theirs.apply_chat_template(messages[:2], add_generation_prompt=True, return_dict=False)
-        assert form.render(messages[:2], answer=True)[0].tolist() == prompt
+        assert form.render(messages[:2], answer=True)[0].tolist() == theirs.apply_chat_template(
+            messages[:2], add_generation_prompt=True, return_dict=False)
+    # an exported model stops where the answer does
+    assert [*np.atleast_1d(generation_config(GPTConfig(), tokenizer)['eos_token_id'])] == form.stop_ids
 
 
 def with_chat_template(folder, template):

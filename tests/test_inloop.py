@@ -38,8 +38,7 @@ def finished(works, place):
     folder, _, evaluated = place
     out = folder / 'finished'
     if not out.exists():
-        result = works('train.py', *evaluated, f'--out_dir={out}')
-        (out / 'stdout').write_text(result.out)
+        (out / 'stdout').write_text(works('train.py', *evaluated, f'--out_dir={out}').out)
     return out
 
 

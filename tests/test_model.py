@@ -80,8 +80,7 @@ def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_top_p_and_the_vocabulary(
             (dict(top_k=99), {0, 1, 2, 3, 4}), (dict(top_p=0.5), {4}),  # the likeliest alone has 0.62
             (dict(top_p=0.7), {4, 0}), (dict(top_p=1e-9), {4})):
         assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
-    tied = torch.zeros(500, 8)
-    assert sample_next(tied, top_k=3).unique().numel() == 3  # ties do not keep more than k
+    assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # ties do not keep more than k
 
 
 def test_generate_keeps_the_prompt_crops_the_context_and_stops():
@@ -95,8 +94,7 @@ def test_generate_keeps_the_prompt_crops_the_context_and_stops():
     assert torch.equal(out, again)
     assert net.generate(idx, 9, on_token=lambda ids: True).shape == (3, 6)
     greedy = net.generate(idx, 3, temperature=0)
-    step = net(greedy[:, :6], full_logits=False)[0].argmax(-1)
-    assert torch.equal(greedy[:, 6:7], step)
+    assert torch.equal(greedy[:, 6:7], net(greedy[:, :6], full_logits=False)[0].argmax(-1))
     first = net.generate(idx[:1], 1, temperature=0)[0, -1].item()
     assert net.generate(idx[:1], 9, temperature=0, stop=first).shape == (1, 6)
 

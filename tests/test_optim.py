@@ -100,8 +100,8 @@ def test_one_factor_moves_every_rate(works, tiny):
                    '--max_iters=8', '--warmup_iters=1')
     optimizer, get_lr = result.globals['optimizer'], result.globals['get_lr']
     assert [get_lr(it) for it in range(9)] == pytest.approx([0.005, *[0.01] * 4, 0.0075, 0.005, 0.0025, 0.0])
-    rates = [group['lr'] for group in optimizer.param_groups]  # of the last update
-    assert rates == pytest.approx([0.3 / 4, 0.04 / 4, 0.002 / 4])
+    assert [group['lr'] for group in optimizer.param_groups] == pytest.approx(  # of the last update
+        [0.3 / 4, 0.04 / 4, 0.002 / 4])
 
 
 def test_a_decay_starts_from_a_kept_checkpoint_into_a_new_folder(works, tiny, tmp_path, out):

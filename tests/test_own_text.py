@@ -200,8 +200,7 @@ def test_nanogpts_command_works_in_any_folder_and_its_meta_pkl_is_our_meta_json(
     assert pickle.loads((folder / 'meta.pkl').read_bytes()) == {  # as nanoGPT's script writes it
         'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
     (folder / 'meta.json').unlink()
-    theirs = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
-    assert theirs == ours
+    assert Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state == ours
 
 
 def test_a_text_starts_with_what_the_vocabulary_has():

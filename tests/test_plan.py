@@ -65,7 +65,7 @@ def test_70b_is_planned_where_it_could_never_run(script):
     result = script('plan.py', *LLAMA_70B, '--world_size=512')
     assert '69,276,540,928 parameters' in result.out and 'so it fits' in result.out, result.err
     assert gb(result.out, 'weights') == pytest.approx(4 * 69.28 / 512, abs=0.02)
-    assert re.search(r'time +1,6\d\d.\d hours', result.out)
+    assert re.search(r'2.491e\+18 FLOPs = 1.188e\+24 FLOPs\ntime +1,2\d\d.\d hours', result.out)
     assert 'does not fit' in script('plan.py', *LLAMA_70B, '--world_size=8').out
 
 
@@ -96,8 +96,7 @@ def test_a_weekend_fits_into_its_card(script, name, memory):
     taken = re.search(r'([\d.]+) GB by\s+#\s+plan.py', config.read_text())[1]
     assert f'of the {memory} GB of each GPU, so it fits' in done.out, done.out + done.err
     assert gb(done.out, 'memory') == pytest.approx(float(taken), abs=0.06)
-    iterations = re.search(r'budget\s+([\d,]+) iterations', done.out)[1]
-    assert f'{iterations} iterations' in config.read_text()
+    assert re.search(r'budget\s+([\d,]+ iterations)', done.out)[1] in config.read_text()
 
 
 # -----------------------------------------------------------------------------

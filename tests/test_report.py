@@ -45,8 +45,7 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
         if row['val_loss']:
             loss = float(row['val_loss'])
             assert float(row['perplexity']) == pytest.approx(math.exp(loss))
-            bits = pytest.approx(loss / math.log(2))
-            assert float(row['bpb']) == bits, 'a character is a byte in this text'
+            assert float(row['bpb']) == pytest.approx(loss / math.log(2)), 'a character is a byte in this text'
             assert float(row['eval_seconds']) > 0
             assert row['tokens'] == str(64 * int(row['iter'])), 'before its update, as the loss'
         if row['loss']:
