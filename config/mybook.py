@@ -107,8 +107,10 @@ def _measure():
         return _time.perf_counter() - begin
 
     compiled = _compiling and where.type == 'cpu' and compile_model(model, step, 'auto', **ON_CPU) is None
-    times = [step() for _ in range(30)][15:]  # the first ones are slow, above all after compiling
-    return gradient_accumulation_steps * sorted(times)[len(times) // 2], compiled
+    for _ in range(45 if compiled else 5):  # slow ones: the compiler was company, and threads sleep for a while
+        step()
+    times = sorted(step() for _ in range(15))
+    return gradient_accumulation_steps * times[7], compiled
 
 
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss
