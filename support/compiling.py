@@ -58,6 +58,9 @@ def compile_model(model, step, wish, **options):
                  "compiler (apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
         model.zero_grad(set_to_none=True)  # it may have failed half-way through backward
         return uncompile(model, f'torch.compile failed ({reason})')
+    # the compiler leaves a million objects, which Python would go through again and again for garbage
+    gc.collect()
+    gc.freeze()
 
 
 def trial_step(model, ddp_model, batch, autocast):
@@ -88,8 +91,5 @@ def compile_for_training(model, ddp_model, batch, autocast, dist, run):
     if dist.all_reduce_max(note is not None) and not note:
         note = uncompile(model, 'it failed in another process')
     dist.print(note or f"compiled in {time.perf_counter() - t0:.0f} s")
-    # the compiler leaves a million objects, which Python would go through again and again for garbage
-    gc.collect()
-    gc.freeze()
     # anew: the failed step may have left DDP in the middle of something
     return dist.wrap(model) if note else ddp_model
