@@ -160,7 +160,7 @@ def evaluate_text():
         fail(f"the loss of {name} is not finite ({found['loss']}, in {dtype}). try --dtype=float32, else an "
              "older checkpoint")
     result['texts'][name] = {**found, 'dtype': dtype}
-    bpb = "bits per byte unknown, as of the tokenizer only the name is (data of prepare.py have it)"
+    bpb = "bits per byte unknown without the tokenizer itself (a text of prepare.py brings it)"
     amount = f"{found['tokens']:,} tokens"
     if sizes is not None:
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"

@@ -56,14 +56,16 @@ ckpt = load.read(load.find(out_dir, hub=False) if init_from == 'resume' else loa
 model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
 config, weights = model.config, model.state_dict()
 tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
+answers = chat_format(make_tokenizer(tokenizer_state)) is not None  # a question, or a text to continue
+prompt = [{'role': 'user', 'content': 'Hello'}] if answers else 'The '
 parent, name = os.path.split(os.path.abspath(to))
 n_params = model.get_num_params(non_embedding=False)
 
 
 def write_folder(path):
     """Write a Hugging Face folder; returns its class in transformers."""
-    card = hf_export.model_card(name, ckpt, n_params)
-    kind = hf_export.write(path, weights, config, tokenizer_state, dtype, card)
+    kind = hf_export.write(path, weights, config, tokenizer_state, dtype,
+                           hf_export.model_card(name, ckpt, n_params, prompt))
     back = huggingface.read(path)  # what was written must be what was meant
     for key, p in weights.items():
         p = p.to(getattr(torch, dtype))
@@ -112,12 +114,10 @@ except OSError as e:
     fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB"
       + ('' if is_gguf else "; read back, identical"))
-answers = chat_format(make_tokenizer(tokenizer_state)) is not None  # a question, or a text to continue
 path = shlex.quote(to)
 if is_gguf:
     print(f"open it: llama-cli -m {path}" + ('' if answers else " -no-cnv -n 50 -p 'The '"))
 else:
-    prompt = [{'role': 'user', 'content': 'Hello'}] if answers else 'The '
     print(f"open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', {to!r})"
           f"({prompt!r}, max_new_tokens=50)[0]['generated_text'])\"")
     print(f"train on: python train.py --init_from={path} --dataset=...; sample: python sample.py "

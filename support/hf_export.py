@@ -73,8 +73,8 @@ def generation_config(config, tokenizer):
     return out
 
 
-def model_card(name, ckpt, n_params):
-    """The text of README.md: from what the model was made, how to load it."""
+def model_card(name, ckpt, n_params, prompt):
+    """The text of README.md: from what the model was made, how to load it; prompt: what it is given there."""
     loss = ckpt.get('evaluation', {}).get('metrics', {}).get('val_loss', 'unknown')
     return f"""---
 library_name: transformers
@@ -95,7 +95,7 @@ A language model, not trained to avoid harm. License: not chosen yet; whoever pu
 ```python
 from transformers import pipeline
 generate = pipeline('text-generation', '{name}')
-print(generate('The ', max_new_tokens=50)[0]['generated_text'])
+print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
 ```
 """
 
