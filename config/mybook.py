@@ -107,7 +107,7 @@ def _measure():
         return _time.perf_counter() - begin
 
     compiled = _compiling and where.type == 'cpu' and compile_model(model, step, 'auto', **ON_CPU) is None
-    for _ in range(45 if compiled else 5):  # slow ones: after the compiler's company threads sleep for a while
+    for _ in range(45 if compiled else 5):  # slow ones: after the compiler's company threads sleep a while
         step()
     times = sorted(step() for _ in range(15))
     return gradient_accumulation_steps * times[7], compiled

@@ -58,9 +58,9 @@ def compile_model(model, step, wish, **options):
                  "compiler (apt install g++) and, for a GPU, Triton; or use --compile=False", everywhere=True)
         model.zero_grad(set_to_none=True)  # it may have failed half-way through backward
         return uncompile(model, f'torch.compile failed ({reason})')
-    # the compiler leaves a million objects, which Python would go through again and again for garbage
-    gc.collect()
-    gc.freeze()
+    finally:  # the compiler leaves a million objects, which would be searched for garbage again and again
+        gc.collect()
+        gc.freeze()
 
 
 def trial_step(model, ddp_model, batch, autocast):
