@@ -110,7 +110,7 @@ def _measure():
     for _ in range(45 if compiled else 5):  # slow ones: after the compiler's company threads sleep a while
         step()
     times = sorted(step() for _ in range(15))
-    return gradient_accumulation_steps * times[7], compiled
+    return gradient_accumulation_steps * times[7], compiled  # their median
 
 
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss

@@ -62,7 +62,7 @@ def read_conversations(rows, on_bad):
             yield messages_of(row)
         except Exception as e:  # a row may be anything
             if on_bad == 'stop':
-                fail(f"{where} is no conversation ({type(e).__name__}: {e}). it is a row of .jsonl or "
+                fail(f"{where} is no conversation ({type(e).__name__}: {e}). one is a row of .jsonl or "
                      ".parquet with messages: after one of the system or none user, assistant, user, "
                      "assistant, ... correct it, or leave out all such rows with --bad_rows=skip")
             skipped += 1
