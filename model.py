@@ -12,6 +12,7 @@ https://github.com/karpathy/nanoGPT; Llama 2, https://arxiv.org/abs/2307.09288;
 https://github.com/karpathy/nanochat
 """
 
+import contextlib
 import dataclasses
 import math
 
@@ -497,8 +498,8 @@ class GPT(nn.Module):
     def from_pretrained(cls, source, override_args=None):
         """The GPT of a Hugging Face name ('gpt2', 'OWNER/NAME') or folder, a checkpoint or a run's folder, on
         the CPU. override_args: {'dropout': 0.1} and the like, as in nanoGPT."""
-        from support import load as loading
-        return loading.build(cls, loading.read(loading.find(source)), **(override_args or {}))
+        with loader(source) as files:
+            return files.build(cls, files.read(files.find(source)), **(override_args or {}))
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type=None):
         """nanoGPT's AdamW; train.py calls create_optimizer in optim.py."""
@@ -684,10 +685,16 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None)
 
 
 def load(source='out', dataset=None, data_dir=None):
-    """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
-    eval mode."""
-    from support import load as loading
+    """(model, tokenizer) of a run, a checkpoint or a Hugging Face model; on the CPU, in eval mode."""
+    with loader(source) as files:
+        return files.model_and_tokenizer(GPT, source, dataset, data_dir)
+
+
+@contextlib.contextmanager
+def loader(source):
+    """support/load.py, which nothing else in this file needs. ValueError for what cannot be loaded."""
+    from support import load as files
     try:
-        return loading.model_and_tokenizer(GPT, source, dataset, data_dir)
+        yield files
     except SystemExit:  # a notebook goes on
         raise ValueError(f"{source} cannot be loaded: see the line above") from None

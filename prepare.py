@@ -200,7 +200,7 @@ def check_knobs():
                         "--input=...")
     if chat and tokenizer and tokenizer.startswith(('char', 'bpe:')):
         problems.append(f"--chat learns no tokenizer ({tokenizer}), it takes that of the model to finetune. "
-                        "use --tokenizer=data/NAME, its dataset, or byte, gpt2, hf:OWNER/NAME")
+                        "use --tokenizer=OUT_DIR/ckpt.pt, its own, or byte, gpt2, hf:OWNER/NAME")
     if sources and len(sources) > 1 and (as_nanogpt or 'hf:' in str(input)):
         problems.append(f"only one --input here ({', '.join(input)}). several may be files and folders")
     if problems:

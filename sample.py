@@ -25,7 +25,7 @@ max_new_tokens = 500  # per sample
 temperature = 0.8  # 1: the model's own probabilities; lower: less random; 0: always the most likely token
 top_k: int | None = 200  # sample from that many most likely tokens. None: from all
 top_p: float | None = None  # sample from the most likely tokens with this total probability. None, 1: all
-stop: str = None  # end a sample at this text and leave it out, e.g. '<|endoftext|>'
+stop: str = None  # end a sample at this text and leave it out; <|endoftext|> ends it in any case
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'; auto: a GPU if there is one
 dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
@@ -51,7 +51,6 @@ from support.compiling import compile_model
 from support.errors import explain
 from support.load import find, model_and_tokenizer
 from support.samples import Session, answer_file, begin, prompts_in, read_text, talk
-from support.tokenizer import END_OF_TEXT
 
 sys.stdout.reconfigure(errors='replace')  # the console's encoding may lack what a model writes
 
@@ -79,12 +78,9 @@ compiling, _ = devices.choose_compile(compile, device)
 
 source = find(out_dir, hub=False) if init_from == 'resume' else init_from
 model, tokenizer = model_and_tokenizer(GPT, source, dataset, data_dir)
-stop_ids, stop_text = [], stop
-if stop == END_OF_TEXT and tokenizer.stop_ids:
-    stop_ids, stop_text = tokenizer.stop_ids, None
 
 try:
-    samples = [begin(text, tokenizer, stop_ids, stop_text) for text in texts for _ in range(num_samples)]
+    samples = [begin(text, tokenizer, stop) for text in texts for _ in range(num_samples)]
 except ValueError as e:
     fail(f"a prompt cannot be encoded: {e}. use --{'prompts' if prompts else 'start'} with other ones")
 if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
@@ -125,7 +121,7 @@ def generate(ids, on_token):
     signal.signal(signal.SIGINT, on_interrupt)
     try:
         out = model.generate(torch.tensor(ids, device=device), max_new_tokens, temperature, top_k, top_p,
-                             tokenizer.n_vocab, stop_ids or None, generator, static=static,
+                             tokenizer.n_vocab, generator=generator, static=static,
                              on_token=lambda new: on_token(new) or interrupted)
     except FloatingPointError as e:
         say(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint")

@@ -37,7 +37,7 @@ def choose_tokenizer(name, files, documents):
                  "--tokenizer=bpe:8192")
         print(f"learning {n_vocab} tokens", flush=True)
         return learn_bpe(n_vocab, sample(documents, files))
-    if name.startswith('hf:') or '/' in name or name.endswith('.json'):
+    if name.startswith('hf:') or '/' in name or name.endswith(('.json', '.pt')):
         tokenizer = make_tokenizer(state_at(name.removeprefix('hf:')))
         text = next(sample(documents, files), '') if files and 'json' in tokenizer.state() else ''
         if lost := {*text} - {*tokenizer.decode(tokenizer.encode(text).tolist())}:
@@ -47,7 +47,11 @@ def choose_tokenizer(name, files, documents):
 
 
 def state_at(source):
-    """The state of the tokenizer in a dataset's folder, a .json file, or a Hugging Face folder or name."""
+    """The state of the tokenizer in a checkpoint, a dataset's folder, a .json file, or a Hugging Face folder
+    or name."""
+    if source.endswith('.pt'):
+        from support.load import find, read, tokenizer_state  # only now: with torch
+        return tokenizer_state(read(find(source, hub=False)))
     if os.path.exists(os.path.join(source, 'meta.json')) or bin_files(source, 'train'):
         return read_tokenizer_state(source, read_meta(source))
     return read_tokenizer(source)

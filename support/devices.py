@@ -99,8 +99,8 @@ def memory_of(device):
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, 'sysconf'):  # Windows does not tell
         return 2**34
-    every = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    return every // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    return (os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+            // int(os.environ.get('LOCAL_WORLD_SIZE', 1)))
 
 
 def peak_memory(device):
@@ -112,8 +112,8 @@ def peak_memory(device):
         return torch.mps.driver_allocated_memory() / 1e9
     with suppress(ImportError):  # on Windows
         import resource
-        unit = 1 if sys.platform == 'darwin' else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+        return used / (1e9 if sys.platform == 'darwin' else 1e9 / 1024)
 
 
 def choose_loss_chunk_size(device, tokens, vocab_size, memory):

@@ -23,10 +23,11 @@ def windows(n_targets, block_size, most=None):
 @contextlib.contextmanager
 def eval_mode(model):
     """Inside, the model is in eval mode and no gradients are kept; afterwards it is as before."""
-    was_training = model.training
+    was_training, on_cpu = model.training, model.lm_head.weight.device.type == 'cpu'
     model.eval()
     try:
-        with torch.no_grad():
+        # the graph of an evaluation takes a CPU longer to compile than it saves
+        with torch.no_grad(), torch.compiler.set_stance('force_eager' if on_cpu else 'default'):
             yield
     finally:
         model.train(was_training)

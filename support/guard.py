@@ -66,8 +66,7 @@ class Guard:
 
     def give_up(self, why):
         if self.dist.is_main:
-            first = self.it + 1 - int(self.in_a_row)  # the weights of this iteration made the first bad loss
-            say(f"error: {why}. {advice(self.run, first)}")
+            say(f"error: {why}. {advice(self.run, self.it + 1 - int(self.in_a_row))}")
         self.stop.gave_up = why
 
     def state(self):

@@ -58,8 +58,8 @@ def their_weights(weights, config, dtype):
             out[theirs] = convert(ours, weights[ours], config.n_embd, config.n_head, arch).to(dtype)
     if arch == 'gpt2' and not config.bias:  # transformers' GPT-2 always has biases
         for name in [name for name in out if re.search(r'(ln_.|c_attn|c_proj|c_fc)\.weight$', name)]:
-            n = out[name].shape[-1]  # the outputs come last in a Conv1D
-            out[name.removesuffix('weight') + 'bias'] = torch.zeros(n, dtype=dtype)
+            # the outputs come last in a Conv1D
+            out[name.removesuffix('weight') + 'bias'] = torch.zeros(out[name].shape[-1], dtype=dtype)
     return out
 
 

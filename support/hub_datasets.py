@@ -139,8 +139,8 @@ def choose_files(info, config, split):
     if patterns := patterns_of(described.get(config or default, []), split or 'train'):
         return [name for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
     for asked, usual in ((config, 'default'), (split, 'train')):
-        word = rf'(^|[/_.-]){re.escape(asked or usual)}([/_.-]|$)'
-        found = [name for name in names if re.search(word, name)]
+        found = [name for name in names
+                 if re.search(rf'(^|[/_.-]){re.escape(asked or usual)}([/_.-]|$)', name)]
         names = found if asked or found else names
     return names
 

@@ -145,7 +145,6 @@ class Logger:
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
         data = 100 * self.clock.data_wait
-        left = (self.knobs['max_iters'] - it - 1) * ms / 1000  # seconds
         total, weight = self.loss_sum.tolist()
         smooth = total / weight if weight else None
         self.clock.note = f", loss {smooth:.4f}" if weight else ''
@@ -153,7 +152,9 @@ class Logger:
             f"iter {it}: loss {loss:.4f}", f"time {ms:.2f}ms", f"mfu {mfu:.2f}%" if mfu else '',
             f"lr {measured['lr']:.2e}", f"grad norm {measured['grad_norm']:.2f}", f"{per_second:,.0f} tok/s",
             f"epoch {epoch:.2f}", f"data {data:.1f}%",
-            f"eta {format_duration(left)}" if it > run.start_iter else '']))  # the first one is slower
+            # the first one is slower
+            f"eta {format_duration((self.knobs['max_iters'] - it - 1) * ms / 1000)}" if it > run.start_iter
+            else '']))
         self.row = {
             **self.counts(it), 'progress': (it + 1) / self.knobs['max_iters'], 'epoch': epoch, 'data': data,
             'loss_smooth': smooth, 'tokens_per_second': per_second,
@@ -377,8 +378,8 @@ class WandbLog:
         self.run.define_metric('*', step_metric='iter')
 
     def log(self, row):
-        named = {NAMES.get(name, name): value for name, value in row.items() if value is not None}
-        self.tell(self.run.log, named)
+        self.tell(self.run.log, {NAMES.get(name, name): value for name, value in row.items()
+                                 if value is not None})
 
     def end(self, **summary):
         """What wandb shows of the run in its tables."""

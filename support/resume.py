@@ -85,8 +85,8 @@ def data_problems(run):
         config.vocab_size = data.vocab_size
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
-                f"({n} ids, {config.vocab_size} there). train on a dataset "
-                "made with the checkpoint's tokenizer, or from scratch"]
+                f"({n} ids, {config.vocab_size} there). train on a dataset made with the checkpoint's "
+                f"(prepare.py --tokenizer={ckpt['path']}), or from scratch"]
     if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never

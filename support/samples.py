@@ -87,8 +87,8 @@ def prompts_in(path):
     return prompts
 
 
-def begin(text, tokenizer, stop_ids=(), stop_text=None):
-    """A Sample that continues `text`. ValueError if that cannot be encoded."""
+def begin(text, tokenizer, stop_text=None):
+    """A Sample that continues `text`, to its end. ValueError if that cannot be encoded."""
     try:
         ids = tokenizer.encode_prompt(text)
     except ValueError:
@@ -97,7 +97,7 @@ def begin(text, tokenizer, stop_ids=(), stop_text=None):
         ids = []
     # a first token that the tokenizer adds by itself, such as Llama's <s>, is not shown
     hidden = ids[:1] == [tokenizer.end_of_text] and not text.startswith(tokenizer.decode(ids[:1]))
-    return Sample(ids or empty_prompt(tokenizer), int(hidden), tokenizer, stop_ids, stop_text)
+    return Sample(ids or empty_prompt(tokenizer), int(hidden), tokenizer, tokenizer.stop_ids or (), stop_text)
 
 
 # -----------------------------------------------------------------------------
@@ -155,8 +155,7 @@ def append(out_dir, it, texts):
                 content += section
     content += f"## after {it:,} iterations\n\n"
     for prompt, text in texts:
-        ticks = re.findall('`+', prompt + text)
-        fence = max(['``', *ticks], key=len) + '`'  # longer than any in the text
+        fence = max(['``', *re.findall('`+', prompt + text)], key=len) + '`'  # longer than any in the text
         if prompt:
             content += f"{prompt!r} continues:\n\n"
         content += f"{fence}text\n{text}\n{fence}\n\n"

@@ -160,8 +160,7 @@ def stop_if(problems):
 def find_start(run):
     """Reads the checkpoint that init_from means. One process chooses it, as a folder may look different to
     another for a moment; all of them read."""
-    choice = choose_start(run, run.k) if run.dist.rank == 0 else None
-    path, run.start = run.dist.all_gather_object(choice)[0]
+    path, run.start = run.dist.all_gather_object(choose_start(run, run.k) if run.dist.rank == 0 else None)[0]
     if path is None:
         return
     run.ckpt = load.read(path, verify=not run.continues)

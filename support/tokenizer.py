@@ -182,7 +182,6 @@ def check_tokenizer_state(state):
     """Raise an exception of some kind if `state`, which a file brought, is not one that make_tokenizer()
     knows."""
     assert state['kind'] in KINDS, f"unknown kind of tokenizer, {state['kind']!r}"
-    assert isinstance(state.get('name', ''), str), 'the name of the tokenizer'
 
 
 def token_bytes(state, vocab_size):

@@ -138,8 +138,7 @@ def make_dataset(data_dir, name='tiny', text=TEXT, val=True):
     folder = Path(data_dir) / name
     folder.mkdir(parents=True, exist_ok=True)
     chars = sorted(set(text))
-    number = {c: i for i, c in enumerate(chars)}
-    ids = np.array([number[c] for c in text], dtype='<u2')
+    ids = np.array(list(map(chars.index, text)), dtype='<u2')
     cut = len(ids) * 9 // 10 if val else len(ids)
     splits = {'train': ids[:cut], **({'val': ids[cut:]} if val else {})}
     for split, part in splits.items():

@@ -113,8 +113,7 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
     data = open_dataset('chats', str(chats), seed=5)
     train, n = data.train, data.train.n_windows(64)
     assert train.size + data.val.size == 300 and 'cut' not in train.summary(64)
-    start = train.starts[3]
-    text = data.tokenizer().decode(train.windows([start], train.lengths[3] + 1)[0].tolist())
+    text = data.tokenizer().decode(train.windows([train.starts[3]], train.lengths[3] + 1)[0].tolist())
     assert text.startswith('<|endoftext|><|user_start|>After ') and text.endswith('<|assistant_end|>')
     windows = train.windows_at(5, range(n), 64)
     assert sorted(windows.tolist()) == list(range(n))
@@ -181,8 +180,10 @@ def test_finetuning_gives_a_plain_model_the_roles(script, works, prepare, chats,
                        chat, '--block_size=64', f'--init_from={start}', '--budget=8192 tokens',
                        '--warmup_iters=1', '--overwrite')
         assert 'vocabulary 261' in result.out
-    rows = [saved(tmp_path / name)['model']['transformer.wte.weight'].shape[0] for name in ('plain', 'chat')]
-    assert rows == [257, 261]
+    assert [len(saved(tmp_path / name)['model']['transformer.wte.weight']) for name in ('plain', 'chat')] == [257, 261]
+    # whose tokenizer another dataset can have
+    assert prepare('again', tmp_path / 'book.txt', f'--tokenizer={tmp_path}/chat/ckpt.pt').status == 0
+    assert open_dataset('again', tmp_path / 'data').vocab_size == 261
     (tmp_path / 'questions.txt').write_text('After 12?\nAfter 13?\n')
     asked = '--chat', f'--prompts={tmp_path}/questions.txt', '--max_new_tokens=8', '--device=cpu'
     assert works('sample.py', chat, *asked).out.count('\n') == 2
@@ -337,8 +338,7 @@ NO_TALK = {'messages': TALK[1:]}
     ([], '--tokenizer=byte', 'no conversation'),
     ([{'messages': TALK}], '--tokenizer=bpe:300', 'learns no tokenizer')])
 def test_bad_conversations_are_one_line_and_leave_nothing(prepare, tmp_path, rows, flag, what):
-    path = write_rows(tmp_path / 'rows.jsonl', rows)
-    is_refused(prepare('bad', '--chat', path, flag), what)
+    is_refused(prepare('bad', '--chat', write_rows(tmp_path / 'rows.jsonl', rows), flag), what)
     assert not (tmp_path / 'data' / 'bad').exists()
 
 

@@ -50,8 +50,7 @@ def sharded(folder, sizes):
 
 def test_shards_are_one_long_array(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset.Tokens, 'open_files', 3)
-    sizes = [100, 1, 37, 250, 2, 2, 90]
-    ids = sharded(tmp_path / 'many', sizes)
+    ids = sharded(tmp_path / 'many', [100, 1, 37, 250, 2, 2, 90])
     train = Dataset('many', tmp_path).train
     assert train.n == len(ids) and train.windows([0], 3).dtype == np.int64
     for length in (1, 5, 140, len(ids)):

@@ -38,9 +38,8 @@ def run(tmp_path_factory):
     """Three trained models in run folders, and their text."""
     folder = tmp_path_factory.mktemp('trained')
     make_dataset(folder / 'data', text=TEXT)
-    data = Dataset('tiny', f'{folder}/data')
     for arch in ('gpt2', 'llama', 'modern'):
-        save_checkpoint(folder / arch, data, 40, arch=arch)
+        save_checkpoint(folder / arch, Dataset('tiny', f'{folder}/data'), 40, arch=arch)
     return folder
 
 

@@ -50,8 +50,7 @@ def test_transformers_reads_the_file_as_the_same_network(shape, tmp_path):
     ('float32', 0.0), ('float16', 2**-11), ('bfloat16', 2**-8), ('q8_0', 1 / 127)])
 def test_matrices_have_the_dtype_that_was_asked_for_and_vectors_are_exact(dtype, error, tmp_path):
     net = random_model(dict(arch='gpt2', vocab_size=257, mlp_width=72))  # 72: no whole blocks of 32
-    reader = written(net, tmp_path / 'm.gguf', dtype=dtype)
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    found = {tensor.name: tensor for tensor in written(net, tmp_path / 'm.gguf', dtype=dtype).tensors}
     matrix = gguf_file.KINDS[dtype]
     for ours, theirs, kind in (
             ('transformer.wte.weight', 'token_embd.weight', matrix),
@@ -73,8 +72,8 @@ def test_scaled_rotations_are_those_of_transformers(tmp_path):
     inv_freq, _ = rope.ROPE_INIT_FUNCTIONS['llama3'](theirs, 'cpu')
     plain = 500000.0 ** -(torch.arange(0, 8, 2) / 8)
     torch.testing.assert_close(rope_factors(net.config), plain / inv_freq, rtol=1e-4, atol=0.0)
-    reader = written(net, tmp_path / 'm.gguf')
-    factors = next(t.data for t in reader.tensors if t.name == 'rope_freqs.weight')
+    tensors = written(net, tmp_path / 'm.gguf').tensors
+    factors = next(t.data for t in tensors if t.name == 'rope_freqs.weight')
     assert np.array_equal(factors, rope_factors(net.config).numpy()) and len(set(factors.round(3))) > 1
 
 
@@ -116,8 +115,7 @@ def test_vocabulary_and_merges_give_our_ids(kind, request):
     vocab_size = ours.n_vocab + 7
     keys = vocabulary(ours.state(), vocab_size)
     assert keys['tokenizer.ggml.pre'] == ('llama-bpe' if kind == 'bpe' else 'gpt-2')
-    split = LLAMA_SPLIT if kind == 'bpe' else GPT2_SPLIT
-    assert encode(keys, text, split) == ours.encode(text).tolist()
+    assert encode(keys, text, LLAMA_SPLIT if kind == 'bpe' else GPT2_SPLIT) == ours.encode(text).tolist()
     names, types = keys['tokenizer.ggml.tokens'], keys['tokenizer.ggml.token_type']
     assert len(names) == len(types) == vocab_size == len(set(names))
     eot = ours.end_of_text

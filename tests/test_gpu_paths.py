@@ -19,6 +19,7 @@ from model import GPT, GPTConfig
 from support import compiling
 from support import guard as guarding
 from support.devices import chunked_loss
+from support.evaluate import eval_mode
 from support.parallel import Distributed
 
 AUTOCAST = torch.autocast('cpu', torch.bfloat16)
@@ -101,14 +102,18 @@ def test_a_scaled_update_waits_for_nobody_and_skips_what_is_not_finite(optimizer
 # torch.compile in a run
 
 
-def compile_it(monkeypatch, backend, wish='auto', eval_only=False):
+class Gpu(str):  # a CPU that says it is one
+    type = 'cuda'
+
+
+def compile_it(monkeypatch, backend, wish='auto', eval_only=False, device=Gpu):
     torch._dynamo.reset()
     net, notes, dist = network('gpt2'), [], Distributed('cpu')
-    dist.print = notes.append
+    dist.print, dist.device = notes.append, device('cpu')
     monkeypatch.setattr(compiling, 'compile_parts', lambda model, **kw: model.compile(backend=backend))
-    run = SimpleNamespace(asked={'compile': wish}, knobs={'eval_only': eval_only})
     try:
-        compiling.compile_for_training(net, net, tokens(), AUTOCAST, dist, run)
+        compiling.compile_for_training(net, net, tokens(), AUTOCAST, dist, SimpleNamespace(
+            asked={'compile': wish}, knobs={'eval_only': eval_only}))
     finally:
         frozen = gc.get_freeze_count()
         gc.unfreeze()
@@ -136,6 +141,14 @@ def test_only_what_will_run_is_compiled(monkeypatch, eval_only, graphs):
     with compiling.varying_shapes():
         net(tokens(9)[0])
     assert counter.frame_count == graphs
+
+
+def test_a_cpu_compiles_no_evaluation(monkeypatch):
+    counter = CompileCounterWithBackend('aot_eager')
+    net, notes = compile_it(monkeypatch, counter, device=torch.device)
+    with eval_mode(net), AUTOCAST:
+        net(*tokens())
+    assert counter.frame_count == 1
 
 
 def test_texts_of_any_length_leave_cudnn_alone():

@@ -72,8 +72,7 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / 'copy')
     result = script('eval.py', f'--out_dir={copy}', '--split=none', '--tasks=hellaswag,core:5',
                     f"--data_dir={folder / 'data'}", '--device=cpu', '--dtype=float32')
-    found = json.loads((copy / 'eval.json').read_text())
-    assert found['core'] == pytest.approx(log['core'][7]), result.err
+    assert json.loads((copy / 'eval.json').read_text())['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
     assert '| HellaSwag accuracy |' in text

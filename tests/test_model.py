@@ -59,8 +59,7 @@ def test_gpt2_has_the_published_number_of_parameters_and_flops():
     assert llama.get_num_params(non_embedding=False) == 6738415616  # Llama 2 7B, as Hugging Face counts it
     assert llama.get_num_params() == 6738415616 - 32000 * 4096
     assert math.isnan(net.estimate_mfu(4, 0.5))
-    mfu = 0.855e9 * 1024 * 4 / 0.5 / 1e12
-    assert net.estimate_mfu(4, 0.5, peak_flops=1e12) == pytest.approx(mfu, rel=1e-3)
+    assert net.estimate_mfu(4, 0.5, peak_flops=1e12) == pytest.approx(0.855 * 1024 * 4 / 500, rel=1e-3)
 
 
 @pytest.mark.parametrize('name, peak', [
@@ -132,8 +131,7 @@ def test_a_window_that_is_full_goes_on_from_its_last_half(arch):
     idx = torch.arange(20).view(1, 20)
     out = net.generate(idx, 14, temperature=0)[0]
     # text so far: where the window begins
-    windows = {20: 4, **{t: 13 for t in range(21, 30)}, 30: 22, 33: 22}
-    for length, start in windows.items():
+    for length, start in {20: 4, **dict.fromkeys(range(21, 30), 13), 30: 22, 33: 22}.items():
         assert out[length] == net(out[None, start:length])[0].argmax(), length
     # up to block_size nothing is forgotten: nanoGPT's definition
     short = net.generate(idx[:, :3], 13, temperature=0)
@@ -176,8 +174,7 @@ def test_weights_for_inference_keep_the_function(arch):
     exact = cpu.to_inference(copy.deepcopy(net), CPU, 'float32')
     torch.testing.assert_close(exact(idx, full_logits=True)[0], want, rtol=1e-4, atol=1e-5)
     cpu.to_inference(net, CPU, 'bfloat16')
-    got = net(idx, full_logits=True)[0]
-    assert (got.float() - want).norm() < 0.05 * want.norm()
+    assert (net(idx, full_logits=True)[0].float() - want).norm() < 0.05 * want.norm()
     assert net.rope is None or net.rope.dtype == torch.float32  # rounded angles would be other positions
     assert net.generate(idx, 20, temperature=0).shape == (2, 36)
 

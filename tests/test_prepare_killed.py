@@ -170,8 +170,7 @@ def test_a_second_prepare_into_the_same_dataset_is_refused(prepare, tmp_path):
     holder = lock(tmp_path / 'data' / 'mine', 'prepare.py')
     (tmp_path / 'data' / 'mine' / 'unfinished').mkdir()  # as the other one would have
     args = f"--input={tmp_path / 'a.txt'}", f"--data_dir={tmp_path / 'data'}"
-    result = own_process('prepare.py', 'mine', *args)
-    is_refused(result, 'another prepare.py')
+    is_refused(own_process('prepare.py', 'mine', *args), 'another prepare.py')
     assert (tmp_path / 'data' / 'mine' / 'unfinished').exists(), 'the work of the other one is left alone'
     holder.close()
     assert prepare('mine', tmp_path / 'a.txt').status == 0

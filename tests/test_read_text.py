@@ -37,8 +37,7 @@ def zst(content):
 
 
 def pack(path, text):
-    packed = {'.zst': zst, '.gz': gzip.compress}.get(path.suffix, bytes)
-    path.write_bytes(packed(text.encode()))
+    path.write_bytes({'.zst': zst, '.gz': gzip.compress}.get(path.suffix, bytes)(text.encode()))
 
 
 def files_of(where, name, data='data'):
@@ -54,15 +53,13 @@ def ids_of(where, name):
 
 def documents_in(where, name):
     """The texts in train and val; of few, the last one may be divided between them."""
-    tokenizer = Dataset(name, where / 'data').tokenizer()
-    return tokenizer.decode(ids_of(where, name)).split('<|endoftext|>')[1:]
+    return Dataset(name, where / 'data').tokenizer().decode(ids_of(where, name)).split('<|endoftext|>')[1:]
 
 
 def test_every_format_holds_the_same_documents(prepare, tmp_path):
     texts = [f'document {i}: café 漢字 ' + TEXT[i * 50:i * 50 + 300] for i in range(100)]
     for kind in FORMATS:
-        source = write(tmp_path / kind, texts)
-        assert prepare(kind, source, '--shard_tokens=15000').status == 0
+        assert prepare(kind, write(tmp_path / kind, texts), '--shard_tokens=15000').status == 0
         assert files_of(tmp_path, kind) == files_of(tmp_path, 'txt'), kind
     assert sorted(documents_in(tmp_path, 'txt')) == sorted(texts), 'documents stay whole'
     assert prepare('pattern', f"--input={tmp_path / 'txt'}/*.txt", '--shard_tokens=15000').status == 0

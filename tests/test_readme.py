@@ -51,8 +51,7 @@ NOT_READ = ('hacking.md',)  # its changes are applied by tests/test_hacking.py
 
 def commands(page):
     """The lines of a page's sh blocks, with those that end in a backslash joined."""
-    blocks = re.findall(r'^```sh\n(.*?)^```', PAGES[page], re.M | re.S)
-    text = '\n'.join(blocks).replace('\\\n', ' ')
+    text = '\n'.join(re.findall(r'^```sh\n(.*?)^```', PAGES[page], re.M | re.S)).replace('\\\n', ' ')
     return [line for line in text.splitlines() if line.strip() and not line.startswith('#')]
 
 

@@ -12,8 +12,7 @@ from conftest import NO_PICTURES, saved
 def test_one_batch_may_be_trained_on_again_and_again(script, tiny):
     # without learning, the same loss
     still = '--learning_rate=0 --min_lr=0 --max_iters=4 --overwrite'.split()
-    result = script('train.py', *tiny, '--overfit_batch', *still)
-    assert len(set(result.losses().values())) == 1
+    assert len(set(script('train.py', *tiny, '--overfit_batch', *still).losses().values())) == 1
     assert len(set(script('train.py', *tiny, *still).losses().values())) == 4
 
 

@@ -90,9 +90,8 @@ def test_ids_of_the_padding_are_never_produced_and_end_of_text_stops(script, tmp
              '--temperature=5', '--top_k=None', '--start=a']
     result = script('sample.py', *flags)
     assert result.status == 0 and len(samples(result)) == 8
-    assert '<|endoftext|>' in result.out  # random weights produce it now and then among 800
-    stopped = script('sample.py', *flags, '--stop=<|endoftext|>')
-    assert stopped.status == 0 and '<|endoftext|>' not in stopped.out and len(stopped.out) < len(result.out)
+    # random weights produce it now and then among 800, and no id beyond it
+    assert '<|endoftext|>' not in result.out and int(re.search('(\\d+) tokens', result.err)[1]) < 800
     assert load(f'{tmp_path}/x.pt')[1].n_vocab == 257
 
 
@@ -166,11 +165,10 @@ def reciter(tmp_path):
 @pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9', 'not there'])
 def test_text_to_stop_at_is_found_across_tokens_and_no_part_of_it_is_shown(script, reciter, stop):
     text = LINE * 4
-    expected = text.split(stop)[0] + '\n'
     for number in (1, 2):
         flags = [f'--num_samples={number}', '--start=a', f'--stop={stop}']
         result = script('sample.py', *reciter, *flags, f'--max_new_tokens={len(text.encode()) - 1}')
-        assert samples(result) == [expected] * number
+        assert samples(result) == [text.split(stop)[0] + '\n'] * number
 
 
 def test_a_single_sample_appears_as_it_is_made_and_ctrl_c_ends_it(reciter):
