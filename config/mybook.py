@@ -6,7 +6,7 @@
 #   launch   python train.py --dataset=book config/mybook.py
 #            and then, where minutes are left, one that learns from it as well: bash runs/mybook.sh book.txt
 #   batch    2,048 tokens per iteration: 4 sequences x 512 bytes, 16 x 128 tokens, 8 x 256 from 3 MB on
-#   cost     about five minutes; with --max_minutes=20 three quarters of them, the rest is a reserve
+#   cost     about five minutes; with --max_minutes=20 four fifths of them, the rest is a reserve
 #   loss     depends on text and tokenizer: eval.py prints bits per byte, which compare
 
 import glob as _glob
@@ -15,15 +15,15 @@ import time as _time
 from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels, context in tokens of a BPE; against learning it by
-# heart: dropout, token_noise and the decay of the embeddings; how often one network is best to see the text:
-# dev/records/own_text.md. The first two rows are for bytes, which are learned by heart less than the tokens
-# of a BPE and their pairs
+# heart: token_noise and the decay of the embeddings (dropout takes longer, and gives less); how often one
+# network is best to see the text: dev/records/own_text.md. The first two rows are for bytes, which are
+# learned by heart less than the tokens of a BPE and their pairs
 _table = (
-    (150_000, 2, 128, 128, 0.1, 0.05, 0.5, 10),
-    (450_000, 2, 192, 128, 0.1, 0.05, 0.1, 11),
-    (3_000_000, 2, 160, 128, 0.1, 0.1, 0.3, 6),
-    (10_000_000, 1, 192, 256, 0.0, 0.05, 0.1, 4),
-    (1e15, 1, 192, 256, 0.0, 0.0, 0.0, 2),
+    (150_000, 2, 128, 128, 0.1, 0.5, 10),
+    (450_000, 2, 192, 128, 0.02, 0.1, 6),
+    (3_000_000, 2, 160, 128, 0.0, 0.3, 5),
+    (10_000_000, 1, 192, 256, 0.0, 0.1, 4),
+    (1e15, 1, 192, 256, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
 if 'dataset' in globals():
@@ -31,10 +31,10 @@ if 'dataset' in globals():
     _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, _context, _dropout, _noise, weight_decay, _times = _row
+_, n_layer, n_embd, _context, _noise, weight_decay, _times = _row
 _taught = bool(globals().get('teacher'))
 if _taught:  # what it says is not learned by heart so soon
-    _dropout, _noise = _dropout / 2, _noise * 2 / 3
+    _noise /= 3
 if globals().get('out_dir', 'out') == 'out':
     out_dir = f'out-{_name}'
 _known = 'dataset' in globals()  # else this file is looked at by itself
@@ -42,7 +42,7 @@ _word, _, _source = init_from.partition(':') if _known else ('', '', '')
 _here = _known and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 _resumed = _word in ('resume', 'auto') and _here or _word == 'resume' and _source
 if not _resumed:  # else as it was planned
-    dropout, token_noise = _dropout, _noise
+    dropout, token_noise = 0.0, _noise
 _minutes = globals().get('max_minutes') or 6
 if _minutes > 15 and _bytes > (3e6 if _taught else 10e6):
     n_layer, n_embd = 2, 256  # there is time for a larger one, and enough to learn
@@ -117,7 +117,7 @@ always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one wit
 eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _asked = _known and 'max_iters' in _flags  # those of the command line
-# half a minute on a CPU, and then an iteration without dropout takes three quarters of its time
+# half a minute on a CPU, and then an iteration takes three quarters of its time
 _compiling = _known and 'compile' not in _flags and compile == 'auto' and _minutes > 4 and _bytes > 3e6
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
@@ -131,7 +131,7 @@ if _known and not _resumed:  # else as it was planned
         _why = 'more would not pay'
         if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
             _best, _pace = 1.5 * _best, _pace * (1 + len(teacher.split(',')) / 3)
-        _fit = (60 * 0.75 * _minutes - _spent) / _pace
+        _fit = (60 * 0.8 * _minutes - _spent) / _pace
         if not _taught and _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
             _why = 'the rest of the minutes is better spent on one that it teaches'
@@ -141,5 +141,5 @@ if _known and not _resumed:  # else as it was planned
     eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
-          f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "
-          f"iterations ({_why}); by the table in config/mybook.py")
+          f"and a near one of {n_embd} channels, noise {token_noise:g}, {max_iters:,} iterations "
+          f"({_why}); by the table in config/mybook.py")

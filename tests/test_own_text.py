@@ -298,8 +298,8 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
                      _flags={'max_iters': 9}, max_minutes=None)
         rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py'), init_globals=known))
         rows[-1]['epochs'] = rows[-1]['_best'] * 2048 / (size // 2)
-    assert all(a['n_embd'] <= b['n_embd'] and a['dropout'] >= b['dropout'] for a, b in zip(rows[2:], rows[3:]))  # before them bytes
-    assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] <= 2 and rows[0]['dropout'] > 0 == rows[-1]['dropout']
+    assert all(a['n_embd'] <= b['n_embd'] and a['token_noise'] >= b['token_noise'] for a, b in zip(rows[2:], rows[3:]))  # before them bytes
+    assert rows[1]['epochs'] <= 25 and rows[-1]['epochs'] <= 2 and rows[0]['token_noise'] > 0 == rows[-1]['token_noise']
 
 
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
@@ -310,6 +310,6 @@ def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
                     f"--out_dir={tmp_path / 'out'}", '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
                     '--eval_iters=1', '--sample_tokens=5', '--sample_interval=2', '--device=cpu', '--batch_size=2')
-    assert result.status == 0 and ' MB of text in 6' in result.out and 'dropout 0.1' in result.out, result.err
+    assert result.status == 0 and ' MB of text in 6' in result.out and 'noise 0.1' in result.out, result.err
     assert 'Best validation loss' in (tmp_path / 'out' / 'report.md').read_text()
     assert (tmp_path / 'out' / 'samples.md').exists()
