@@ -118,7 +118,8 @@ eval_iters = 20
 _best = max(100, _times * _tokens // max(1, batch_size * block_size * gradient_accumulation_steps))
 _asked = _known and 'max_iters' in _flags  # those of the command line
 # half a minute on a CPU, and then an iteration takes three quarters of its time
-_compiling = _known and 'compile' not in _flags and compile == 'auto' and _minutes > 4 and _bytes > 3e6
+_compiling = (_known and 'compile' not in _flags and compile == 'auto' and _bytes > 3e6
+              and _minutes > (2 if _taught else 4))  # what is taught finds it in the compiler's cache
 if _known and (_compiling or not (_resumed or _asked)):
     _begin = _time.perf_counter()
     _pace, _compiled = _measure()
@@ -129,8 +130,8 @@ if _known and not _resumed:  # else as it was planned
     _why = 'as asked'
     if not _asked:
         _why = 'more would not pay'
-        if _taught:  # a forward pass of each is a third of a step; more steps than without them pay
-            _best, _pace = 1.5 * _best, _pace * (1 + len(teacher.split(',')) / 3)
+        if _taught:  # a forward pass of each is up to half a step; more steps than without them pay
+            _best, _pace = 1.5 * _best, _pace * (1 + len(teacher.split(',')) / 2)
         _fit = (60 * 0.8 * _minutes - _spent) / _pace
         if not _taught and _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)

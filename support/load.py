@@ -215,9 +215,8 @@ def distilled(forward, experts, idx, targets=None, doc_ids=None, **options):
     with torch.no_grad():
         wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
                      for expert in experts) / len(experts)
-    counts = targets >= 0
-    distance = torch.nn.functional.cross_entropy(logits[counts].float(), wanted[counts])
-    learned = 0.3 * loss + 0.7 * distance
+    nats = -(wanted * logits.float().log_softmax(-1)).sum(-1)
+    learned = 0.3 * loss + 0.7 * nats[targets >= 0].mean()
     return None, learned + (loss - learned).detach()
 
 
