@@ -84,7 +84,7 @@ if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*
 expected=$(python -c "
 import json, numpy, sys
 size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
-bits = [2.2, 1.9, 2.1, 1.9, 1.8]
+bits = [2.2, 1.9, 2.0, 1.9, 1.8]
 print(f'{numpy.interp(numpy.log(size), numpy.log([9e4, 2.7e5, 9e5, 4.5e6, 1.8e7]), bits):.1f}')" \
   "$data/$name/meta.json")
 echo "expected  about $expected bits per byte of the validation text, mostly within 0.2, if it is English" \
