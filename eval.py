@@ -92,7 +92,8 @@ if split != 'none':
         fail(f"no val.bin in {data.folder}. use --split=train")
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
-             f"text: python prepare.py {name}_2 --input=FILE --tokenizer={path}")
+             f"text: python prepare.py {name}_2 --input=FILE "
+             f"--tokenizer={'' if path.endswith('.pt') else 'hf:'}{path}")
     if 'ranks' in data.tokenizer_state:  # a checkpoint may have no more than its name
         tokenizer_state = data.tokenizer_state
     other, seen = '', state.get('trained_on', {})

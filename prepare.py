@@ -28,7 +28,7 @@ name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, openw
 input: str | list = None  # file, folder or pattern, several times if you like, or hf:OWNER/NAME with the
 # text; for a named set: use this instead of downloading it
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
-# 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json or of another dataset.
+# 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json, another dataset, a ckpt.pt.
 # None: what the named set has, else by the size of the text
 text_key = 'text'  # where the text is in a line of .jsonl, or the column of .parquet
 encoding = 'auto'  # of plain text: 'utf-8', 'cp1252', ...; auto: UTF-8 or else a good guess, file by file

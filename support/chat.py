@@ -127,8 +127,8 @@ class TemplateFormat:
     def __init__(self, tokenizer):
         config, self.raw = tokenizer.config, tokenizer.tokenizer
         self.name, self.template = tokenizer.state()['name'], config['chat_template']
-        self.names = {name: text for name, token in config.items()
-                      if name.endswith('_token') and (text := text_of_token(token))}
+        self.names = {name: text_of_token(config[name]) for name in config
+                      if name.endswith('_token') and text_of_token(config[name]) is not None}
         self.special = [id for id, token in self.raw.get_added_tokens_decoder().items() if token.special]
         self.stop_ids = list(tokenizer.stop_ids or ())
         # the token that ends the assistant's turn, found in a small conversation

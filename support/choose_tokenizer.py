@@ -50,8 +50,9 @@ def state_at(source):
     """The state of the tokenizer in a checkpoint, a dataset's folder, a .json file, or a Hugging Face folder
     or name."""
     if source.endswith('.pt'):
-        from support.load import find, read, tokenizer_state  # only now: with torch
-        return tokenizer_state(read(find(source, hub=False)))
+        from support.load import find, read  # only now: with torch
+        return read(find(source, hub=False)).get('tokenizer') or fail(
+            f"{source} does not tell its tokenizer, as nanoGPT's. name its dataset: --tokenizer=data/NAME")
     if os.path.exists(os.path.join(source, 'meta.json')) or bin_files(source, 'train'):
         return read_tokenizer_state(source, read_meta(source))
     return read_tokenizer(source)

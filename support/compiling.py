@@ -73,8 +73,8 @@ def trial_step(model, ddp_model, batch, autocast):
 
 
 def compile_for_training(model, ddp_model, batch, autocast, dist, run):
-    """Compile the model of a training run, with first steps on `batch`: of the training, and of the
-    evaluation, which is another graph. Returns the ddp_model to train with."""
+    """Compile the model of a training run, with first steps on `batch`: of the training and, but on a
+    CPU, of the evaluation, which is another graph. Returns the ddp_model to train with."""
     batch = [tensor.contiguous().to(dist.device) for tensor in batch]
 
     def first_steps():

@@ -23,11 +23,12 @@ def windows(n_targets, block_size, most=None):
 @contextlib.contextmanager
 def eval_mode(model):
     """Inside, the model is in eval mode and no gradients are kept; afterwards it is as before."""
-    was_training, on_cpu = model.training, model.lm_head.weight.device.type == 'cpu'
+    was_training = model.training
     model.eval()
     try:
         # the graph of an evaluation takes a CPU longer to compile than it saves
-        with torch.no_grad(), torch.compiler.set_stance('force_eager' if on_cpu else 'default'):
+        with torch.no_grad(), torch.compiler.set_stance(
+                'force_eager' if next(model.parameters()).is_cpu else 'default'):
             yield
     finally:
         model.train(was_training)
@@ -196,9 +197,9 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
     sizes = token_bytes(data.tokenizer_state, model.config.vocab_size)
     found = {}
     for split, tokens in data.splits.items():
-        starts = windows(tokens.n_targets(block_size), block_size, n_windows)
-        found[split] = text_loss(model, tokens, starts, block_size, batch_size, dist, autocast, sizes,
-                                 stop.asks_to_stop, dist.progress(f'evaluating {split}'))
+        found[split] = text_loss(
+            model, tokens, windows(tokens.n_targets(block_size), block_size, n_windows), block_size,
+            batch_size, dist, autocast, sizes, stop.asks_to_stop, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     judged = found.get('val', found['train'])
     dist.print(f"step {it}: {losses}")

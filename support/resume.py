@@ -86,7 +86,8 @@ def data_problems(run):
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
                 f"({n} ids, {config.vocab_size} there). train on a dataset made with the checkpoint's "
-                f"(prepare.py --tokenizer={ckpt['path']}), or from scratch"]
+                f"(prepare.py --tokenizer={'' if ckpt['path'].endswith('.pt') else 'hf:'}{ckpt['path']}), or "
+                "from scratch"]
     if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never
