@@ -79,8 +79,8 @@ mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
 # bytes to train on and bits per byte, measured on English books (dev/records/own_text.md). Of seven others of
-# the same sizes five were within 0.2, one, most of whose last book was trained on, 0.4 below, and one, whose
-# end was another book, 0.7 above
+# the same sizes, by the table before this one, five were within 0.2, one, most of whose last book was trained
+# on, 0.4 below, and one, whose end was another book, 0.7 above
 expected=$(python -c "
 import json, numpy, sys
 size = json.load(open(sys.argv[1]))['splits']['train']['bytes']
