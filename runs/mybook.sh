@@ -139,8 +139,8 @@ fi
 python eval.py --out_dir="$best" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
 echo "expected were about $expected bits per byte after five quick minutes, mostly within 0.2 for English" \
   "prose whose end, which is the validation text, is like its beginning; fewer are better"
-python sample.py --out_dir="$best" --num_samples=3 --max_new_tokens=300
+python sample.py --out_dir="$best" --start=$'\n' --num_samples=3 --max_new_tokens=300
 echo "what happened, and what it wrote on the way: $best/report.md"
 echo "to have it write more: source .venv/bin/activate, then python sample.py" \
-  "--out_dir=$(printf %q "$best")"
+  "--out_dir=$(printf %q "$best") --start=\$'\n'"
 if [ "$here" != "$PWD" ]; then echo "the commands above run in $PWD"; fi

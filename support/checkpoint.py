@@ -55,7 +55,7 @@ def numbered(out_dir):
 def candidates(out_dir):
     """The paths of out_dir's checkpoints in the order in which a resume tries them. nanoGPT leaves a ckpt.pt
     and no numbered ones."""
-    links = [os.path.join(out_dir, name) for name in LINKS]
+    links = (os.path.join(out_dir, name) for name in LINKS)
     return numbered(out_dir)[::-1] + list(filter(os.path.exists, links))
 
 

@@ -189,7 +189,7 @@ class Conversations(Tokens):
         line = (f"{self.size:,} conversations in {self.n_windows(block_size):,} windows, "
                 f"{self.targets_of.sum():,} of {self.n:,} tokens are learned")
         if n_cut := (self.lengths > block_size).sum():
-            line += f"; {n_cut:,} are longer than a window and are cut there (--block_size)"
+            line += f"; {n_cut:,} are longer than a window and are cut there, or left out (--block_size)"
         return line
 
     def problem(self, block_size):

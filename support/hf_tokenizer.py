@@ -60,8 +60,7 @@ class HFTokenizer:
         before whatever they are given."""
         pieces = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', PROBE)
         try:
-            parts = np.concatenate([self.encode(piece) for piece in pieces])
-            return np.array_equal(parts, self.encode(PROBE))
+            return np.array_equal(np.concatenate([*map(self.encode, pieces)]), self.encode(PROBE))
         except ValueError:
             return False
 

@@ -216,7 +216,8 @@ def distilled(forward, experts, idx, targets=None, doc_ids=None, **options):
         wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
                      for expert in experts) / len(experts)
     nats = -(wanted * logits.float().log_softmax(-1)).sum(-1)
-    learned = 0.3 * loss + 0.7 * nats[targets >= 0].mean()
+    counted = targets >= 0
+    learned = 0.3 * loss + 0.7 * nats[counted].sum() / counted.sum().clamp(1)
     return None, learned + (loss - learned).detach()
 
 

@@ -134,8 +134,8 @@ class Logger:
 
     def add(self, loss):
         """Count an iteration's loss, a tensor, into the mean of the latest ones."""
-        new = torch.stack([loss, torch.ones_like(loss)])
-        self.loss_sum = 0.98 * self.loss_sum + new.where(loss.isfinite(), 0.0)
+        self.loss_sum *= 0.98
+        self.loss_sum += torch.stack([loss, torch.ones_like(loss)]).where(loss.isfinite(), 0.0)
 
     def iteration(self, it, measured):
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),

@@ -89,15 +89,10 @@ def prompts_in(path):
 
 def begin(text, tokenizer, stop_text=None):
     """A Sample that continues `text`, to its end. ValueError if that cannot be encoded."""
-    try:
-        ids = tokenizer.encode_prompt(text)
-    except ValueError:
-        if text != '\n':  # the usual beginning, also where the vocabulary has no new line
-            raise
-        ids = []
-    # a first token that the tokenizer adds by itself, such as Llama's <s>, is not shown
+    ids = tokenizer.encode_prompt(text) or empty_prompt(tokenizer)
+    # a first token that nobody wrote, such as Llama's <s>, is not shown
     hidden = ids[:1] == [tokenizer.end_of_text] and not text.startswith(tokenizer.decode(ids[:1]))
-    return Sample(ids or empty_prompt(tokenizer), int(hidden), tokenizer, tokenizer.stop_ids or (), stop_text)
+    return Sample(ids, int(hidden), tokenizer, tokenizer.stop_ids or (), stop_text)
 
 
 # -----------------------------------------------------------------------------

@@ -125,6 +125,8 @@ def resolve(knobs, given, dist):
     explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
             "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so "
             "does --activation_checkpointing. else a smaller --block_size or model", 2)
+    explain('wandb login', 'Weights & Biases does not know you',
+            "run wandb login, or keep what it gets here with WANDB_MODE=offline, or --wandb_log=False", 2)
     run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
     dist.print('\n'.join(run.overview))
     n = run.start_iter

@@ -58,8 +58,7 @@ def test_a_role_in_the_text_stays_text():
 
 
 def test_the_three_forms_are_the_same_conversation():
-    names = {'user': 'human', 'assistant': 'gpt'}
-    sharegpt = [{'from': names[m['role']], 'value': m['content']} for m in TALK]
+    sharegpt = [{'from': {'user': 'human', 'assistant': 'gpt'}[m['role']], 'value': m['content']} for m in TALK]
     assert messages_of({'messages': TALK}) == messages_of({'conversations': sharegpt}) == TALK
     found = messages_of({'instruction': 'Add.', 'input': '1 and 2', 'output': '3'})
     assert found == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
@@ -119,8 +118,7 @@ def test_an_epoch_has_each_conversation_once_whole(chats):
     assert sorted(windows.tolist()) == list(range(n))
     assert train.windows_at(5, range(n, 2 * n), 64).tolist() != windows.tolist()
     _, y, texts = train.packed(windows)
-    targets = (y >= 0).sum()
-    assert targets == train.targets_of.sum() == train.mask.sum() == train.count_targets(5, range(n), 64)
+    assert (y >= 0).sum() == train.targets_of.sum() == train.mask.sum() == train.count_targets(5, range(n), 64)
     assert ((texts >= 0).sum(1) <= 64).all() and (texts >= 0).sum() == train.lengths.sum()
     assert (texts >= 0).mean() > 0.88, 'windows are filled: the mean conversation has 36 of 64 ids'
 

@@ -9,6 +9,7 @@ from conftest import is_refused
 
 import dataset
 from dataset import Dataset, Prefetch, hash64, permute, sample_starts
+from support.samples import begin
 from support.tokenizer import TiktokenTokenizer, make_tokenizer, same_tokenizer
 
 
@@ -109,8 +110,7 @@ def test_nanogpt_folders_are_read_as_they_are(tmp_path):
     assert bare.vocab_size == 50304 and bare.tokenizer_state['name'] == 'gpt2' and bare.train.n == 500
     with open(folder / 'meta.pkl', 'wb') as f:
         chars = ['a', 'é', '\n']
-        stoi = {c: i for i, c in enumerate(chars)}
-        pickle.dump({'vocab_size': 4, 'itos': dict(enumerate(chars)), 'stoi': stoi}, f)
+        pickle.dump({'vocab_size': 4, 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}, f)
     old = Dataset('old', tmp_path)
     tok = old.tokenizer()
     assert old.vocab_size == 4 and tok.decode([1, 0, 2]) == 'éa\n' and tok.encode_prompt('aé') == [0, 1]
@@ -139,6 +139,7 @@ def test_a_byte_tokenizer_knows_all_text_and_where_documents_begin():
     assert tok.decode([97, 256, 98]) == 'a<|endoftext|>b'
     assert tok.encode('<|endoftext|>').max() < 256, 'in a corpus it is only text'
     assert tok.token_bytes()[tok.encode(text)].sum() == len(text.encode())
+    assert begin('', tok).ids == [256] and not begin('', tok).new_text()
 
 
 def test_a_char_tokenizer_survives_its_own_state_and_names_strangers():

@@ -25,8 +25,7 @@ def test_a_run_can_continue_after_each_portion(monkeypatch):
 
     def portions(cut, start=(0, 0, 0)):
         documents = ((0, i, read_text.slices(text)) for i, text in enumerate(texts) if i >= start[1] and text)
-        split = lambda i, text: encode_text.split_by_hash(text, 0.3)
-        return list(encode_text.portions(documents, cut, split, start))
+        return list(encode_text.portions(documents, cut, lambda _, text: encode_text.split_by_hash(text, 0.3), start))
     for cut in encode_text.CUTS:
         whole = portions(cut)
         assert len(whole) > 5
@@ -92,8 +91,7 @@ print(next(line.split()[1] for line in open('/proc/self/status') if line.startsw
 def test_memory_stays_small_for_large_input(tmp_path):
     (tmp_path / 'big.txt').write_text(TEXT * (60_000_000 // len(TEXT)))
     args = f"--input={tmp_path / 'big.txt'}", f"--data_dir={tmp_path / 'data'}"
-    code = PEAK.format(repo=str(REPO), args=args)
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, '-c', PEAK.format(repo=str(REPO), args=args)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak = int(done.stdout.split()[-1])
     assert peak < 120_000, 'a text of 1 MB takes half of it, this text alone would take the rest'

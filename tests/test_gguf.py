@@ -72,8 +72,7 @@ def test_scaled_rotations_are_those_of_transformers(tmp_path):
     inv_freq, _ = rope.ROPE_INIT_FUNCTIONS['llama3'](theirs, 'cpu')
     plain = 500000.0 ** -(torch.arange(0, 8, 2) / 8)
     torch.testing.assert_close(rope_factors(net.config), plain / inv_freq, rtol=1e-4, atol=0.0)
-    tensors = written(net, tmp_path / 'm.gguf').tensors
-    factors = next(t.data for t in tensors if t.name == 'rope_freqs.weight')
+    factors = next(t.data for t in written(net, tmp_path / 'm.gguf').tensors if t.name == 'rope_freqs.weight')
     assert np.array_equal(factors, rope_factors(net.config).numpy()) and len(set(factors.round(3))) > 1
 
 
@@ -146,8 +145,7 @@ def test_a_tokenizer_from_hugging_face_is_left_to_llama_cpp(tmp_path):
 def test_export_writes_a_gguf_file_or_nothing(tiny, tmp_path, script, works):
     works('train.py', *tiny)
     out, to, x = f"--out_dir={tmp_path / 'out'}", tmp_path / 'made' / 'm.gguf', f"--to={tmp_path / 'x.gguf'}"
-    done = works('export.py', out, f'--to={to}', '--dtype=bfloat16')
-    assert 'gpt2, 0.03M parameters in bfloat16' in done.out
+    assert 'gpt2, 0.03M parameters in bfloat16' in works('export.py', out, f'--to={to}', '--dtype=bfloat16').out
     fields = gguf.GGUFReader(to).fields
     assert fields['gpt2.context_length'].contents() == 16 and fields['general.name'].contents() == 'm'
     is_refused(script('export.py', out, f'--to={to}'), 'm.gguf is there already')

@@ -376,7 +376,6 @@ def test_half_precision_and_padding_arrive_as_meant(tmp_path):
     assert theirs.dtype == torch.bfloat16 and theirs.config.pad_token_id is None
     with torch.no_grad():
         theirs.lm_head.weight[300] += 100 * theirs.lm_head.weight[300].sign()
-    out = theirs.generate(torch.tensor([[65, 66]]), max_new_tokens=50, do_sample=True, top_k=None)
-    assert out.max() < 257
+    assert theirs.generate(torch.tensor([[65, 66]]), max_new_tokens=50, do_sample=True, top_k=None).max() < 257
     back = huggingface.read(f'{tmp_path}/hf')
     assert all(torch.equal(p, net.state_dict()[name].bfloat16()) for name, p in back['model'].items())

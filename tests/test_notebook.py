@@ -36,8 +36,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     (tmp_path / 'docs').mkdir()
     monkeypatch.setenv('FLATGPT_ITERATIONS', '10')
     notebook = nbformat.read(NOTEBOOK, 4)
-    place = {'metadata': {'path': f'{tmp_path}/docs'}}
-    nbclient.NotebookClient(notebook, timeout=300, resources=place).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={'metadata': {'path': f'{tmp_path}/docs'}}).execute()
     text = printed(notebook.cells)
     assert 'step 10: train loss' in text and 'def main(' in text and str(tmp_path) not in text
     assert (tmp_path / 'out-notebook' / 'loss.png').exists()

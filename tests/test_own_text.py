@@ -234,7 +234,7 @@ def asked_by_mybook(tmp_path, *args):
     fake = tmp_path / 'repo' / '.venv' / 'bin' / 'python'
     fake.write_text('''#!/bin/sh
 for word; do
-  printf "%s|" "$word"
+  printf "%s|" "$word" | tr '\\n' '~'
   case $1$word in train.py--out_dir=*)
     touch "${word#*=}/ckpt.pt"
     loss=$(wc -l < asked)  # each network is worse than the one before
@@ -270,11 +270,11 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
         *[[*train, out_dir, f'--seed={1337 + n}', '--init_from=auto', '--teacher='
            + ','.join(f'{out_dir[10:]}/teachers/{i}' for i in range(1, n + 1)), '--n_layer=4'] for n in (1, 2, 3)],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
-        ['sample.py', out_dir, '--num_samples=3', '--max_new_tokens=300']]
+        ['sample.py', out_dir, '--start=~', '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
-    names = [asked_by_mybook(tmp_path, path, '--minutes=1')[1][0][1] for path in
-             '红楼梦.txt 三国志.txt.gz a=b.txt ./-dash.txt ./--overwrite.txt .hidden.txt book.v2.epub'.split()]
-    assert names == '红楼梦 三国志 a=b dash overwrite hidden book.v2'.split()
+    assert '红楼梦 三国志 a=b dash overwrite hidden book.v2'.split() == [
+        asked_by_mybook(tmp_path, path, '--minutes=1')[1][0][1] for path in
+        '红楼梦.txt 三国志.txt.gz a=b.txt ./-dash.txt ./--overwrite.txt .hidden.txt book.v2.epub'.split()]
     done, asked = asked_by_mybook(tmp_path, '')
     assert done.returncode == 2 and done.stderr.startswith('error: ') and not asked
     done, asked = asked_by_mybook(tmp_path, '--help')

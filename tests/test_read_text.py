@@ -24,8 +24,7 @@ def write(path, texts):
         for i, text in enumerate(texts):
             pack(path / f'{i:04d}.{kind}', text)
     elif kind == 'parquet':
-        table = pyarrow.table({'n': range(len(texts)), 'text': texts})
-        pyarrow.parquet.write_table(table, path, row_group_size=7)
+        pyarrow.parquet.write_table(pyarrow.table({'n': range(len(texts)), 'text': texts}), path, row_group_size=7)
     else:
         pack(path, ''.join(json.dumps({'text': text, 'other': 1}) + '\n' for text in texts))
     return path
@@ -70,10 +69,9 @@ def test_keys_marks_and_halves_of_characters(prepare, tmp_path, gpt2):
     lines = ''.join('{"story": "%d caf\\u00e9 \\ud83d half"}\n' % i for i in range(40))
     (tmp_path / 'a.jsonl').write_text('\ufeff' + lines, encoding='utf-8')
     for tokenizer in ('byte', 'char', 'gpt2'):
-        args = tmp_path / 'a.jsonl', f'--tokenizer={tokenizer}', '--text_key=story'
-        assert prepare(tokenizer, *args).status == 0
-        tok = Dataset(tokenizer, tmp_path / 'data').tokenizer()
-        assert 'café \ufffd half' in tok.decode(ids_of(tmp_path, tokenizer))
+        assert prepare(tokenizer, tmp_path / 'a.jsonl', f'--tokenizer={tokenizer}', '--text_key=story').status == 0
+        text = Dataset(tokenizer, tmp_path / 'data').tokenizer().decode(ids_of(tmp_path, tokenizer))
+        assert 'café \ufffd half' in text
     (tmp_path / 'b.txt').write_bytes(b'\xef\xbb\xbf' + TEXT.encode())
     assert prepare('mark', tmp_path / 'b.txt', '--tokenizer=char').status == 0
     assert '\ufeff' not in Dataset('mark', tmp_path / 'data').tokenizer().chars

@@ -70,8 +70,7 @@ def folder(tmp_path, script, monkeypatch):
     # in place of the download
     (folder / 'data' / 'shakespeare_char' / 'input.txt').write_text(TEXT)
     for split in ('train', 'val'):
-        ids = np.frombuffer(TEXT.encode(), np.uint8).astype('<u2')
-        ids.tofile(folder / 'data' / 'pystdlib' / f'{split}.bin')
+        np.frombuffer(TEXT.encode(), np.uint8).astype('<u2').tofile(folder / 'data' / 'pystdlib' / f'{split}.bin')
     meta = dict(tokenizer={'kind': 'byte'}, vocab_size=257, end_of_text=256, dtype='uint16', splits={})
     (folder / 'data' / 'pystdlib' / 'meta.json').write_text(json.dumps(meta))
     (folder / 'book.txt').write_text(TEXT)

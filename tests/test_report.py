@@ -1,7 +1,6 @@
 """What a run leaves: complete, exact after an interruption, and pictures that show what they should."""
 
 import csv
-import json
 import math
 import re
 import sys
@@ -52,8 +51,7 @@ def test_the_columns_of_the_log_mean_what_they_say(works, tiny, tmp_path, out):
             assert float(row['progress']) == pytest.approx((int(row['iter']) + 1) / 6)
             losses = [float(row['loss']), *losses]
             weights = [0.98 ** n for n in range(len(losses))]
-            mean = sum(a * b for a, b in zip(losses, weights)) / sum(weights)
-            assert float(row['loss_smooth']) == pytest.approx(mean)
+            assert float(row['loss_smooth']) == pytest.approx(sum(a * b for a, b in zip(losses, weights)) / sum(weights))
             assert 0 <= float(row['data']) <= 100 and 0.01 < float(row['memory_gb']) < 100
     assert float(rows(out)[0]['seconds']) < float(rows(out)[0]['ms']) / 1000
     # weights that a new run starts from have seen tokens before

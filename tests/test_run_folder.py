@@ -134,8 +134,7 @@ def test_samples_that_somebody_wrote_into_stay(tmp_path):
             b'## after 999999999999999999999999999999 iterations\n\n')
     path.write_bytes(b'# Samples\n\n' + mine + b'## after 30 iterations\n\nlater\n\n')
     samples.append(str(tmp_path), 20, [('', 'a text')])
-    section = b'## after 20 iterations\n\n```text\na text\n```\n\n'
-    assert path.read_bytes() == b'# Samples\n\n' + mine + section
+    assert path.read_bytes() == b'# Samples\n\n' + mine + b'## after 20 iterations\n\n```text\na text\n```\n\n'
 
 
 # -----------------------------------------------------------------------------

@@ -41,9 +41,7 @@ print(json.dumps([*found, measure()]))
 
 @pytest.mark.skipif(sys.platform != 'linux', reason="the threads are not GNU's")
 def test_threads_sleep_in_company_with_the_same_bits_and_spin_again_when_it_has_left():
-    command = [sys.executable, '-c', TWO_THREADS, str(REPO)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    alone, company, again = json.loads(out)
+    alone, company, again = json.loads(subprocess.check_output([sys.executable, '-c', TWO_THREADS, str(REPO)], text=True))
     assert alone[2] == company[2] == again[2]
     assert company[0] > alone[0] == again[0], 'threads'
     assert company[1] < 0.7 * min(alone[1], again[1]), 'seconds of CPU time, most of which is spinning'

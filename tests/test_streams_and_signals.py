@@ -35,8 +35,7 @@ def test_streams_that_are_closed_or_have_no_reader_change_nothing_but_what_is_se
     with open(os.devnull) as nothing:
         for files in ([None, None, None], [nothing.fileno(), unread, unread]):
             process = warm.Process(name, *[flag.format(trained) for flag in flags], files=files, env={'PYTHONPATH': NO_PICTURES})
-            status = process.wait(200)[0]
-            assert status == 0 or (not outcome and files[1])  # `| head` ends sample.py
+            assert process.wait(200)[0] == 0 or (not outcome and files[1])  # `| head` ends sample.py
             if outcome:
                 (trained / outcome).unlink()
                 shutil.rmtree(trained / 'hf', ignore_errors=True)

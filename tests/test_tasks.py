@@ -148,8 +148,7 @@ def by_transformers(task, theirs, encode, first, block_size, limit):
             with torch.no_grad():
                 logprobs = theirs(ids).logits[0, -1 - n:-1].double().log_softmax(-1)
             target = ids[0, -n:]
-            nll = -logprobs.gather(1, target[:, None])
-            scores.append((nll.mean().item(), bool((logprobs.argmax(-1) == target).all())))
+            scores.append((-logprobs.gather(1, target[:, None]).mean().item(), bool((logprobs.argmax(-1) == target).all())))
         best = min(range(len(scores)), key=lambda k: scores[k][0])
         answer = example.get('gold', example.get('label'))
         out.append((scores, scores[0][1] if task.kind == 'language_modeling' else best == answer))
