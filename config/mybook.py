@@ -15,15 +15,15 @@ import time as _time
 from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels, context in tokens of a BPE; against learning it by
-# heart: token_noise and the decay of the embeddings (dropout takes longer, and gives less); how often one
-# network is best to see the text: dev/records/own_text.md. The first two rows are for bytes, which are
-# learned by heart less than the tokens of a BPE and their pairs
+# heart: dropout (which takes longer, and gives less where there is more text), token_noise and the decay of the
+# embeddings; how often one network is best to see the text: dev/records/own_text.md. The first two rows are for
+# bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
-    (150_000, 2, 128, 128, 0.1, 0.5, 10),
-    (450_000, 2, 192, 128, 0.02, 0.1, 6),
-    (3_000_000, 2, 160, 128, 0.0, 0.3, 5),
-    (10_000_000, 1, 192, 256, 0.0, 0.1, 2.5),
-    (1e15, 1, 192, 256, 0.0, 0.0, 2),
+    (150_000, 2, 192, 128, 0.1, 0.05, 0.5, 10),
+    (450_000, 2, 192, 128, 0.0, 0.02, 0.1, 6),
+    (3_000_000, 2, 160, 128, 0.0, 0.0, 0.3, 5),
+    (10_000_000, 1, 192, 256, 0.0, 0.0, 0.1, 2.5),
+    (1e15, 1, 192, 256, 0.0, 0.0, 0.0, 2),
 )
 _name, _tokens, _bytes, _vocab_size = 'book', 10**6, 10**6, 512  # where this file is looked at by itself
 if 'dataset' in globals():
@@ -31,10 +31,10 @@ if 'dataset' in globals():
     _name, _tokens, _vocab_size = dataset, _data.train.n, _data.vocab_size
     _bytes = _data.meta['splits'].get('train', {}).get('bytes', _tokens)
 _row = [row for row in _table if _bytes <= row[0]][0]
-_, n_layer, n_embd, _context, _noise, weight_decay, _times = _row
+_, n_layer, n_embd, _context, _dropout, _noise, weight_decay, _times = _row
 _taught = bool(globals().get('teacher'))
 if _taught:  # what it says is not learned by heart so soon
-    _noise /= 3
+    _dropout, _noise = 0.0, _noise / 3
 if globals().get('out_dir', 'out') == 'out':
     out_dir = f'out-{_name}'
 _known = 'dataset' in globals()  # else this file is looked at by itself
@@ -42,7 +42,7 @@ _word, _, _source = init_from.partition(':') if _known else ('', '', '')
 _here = _known and _glob.glob(f'{_glob.escape(out_dir)}/ckpt*.pt')
 _resumed = _word in ('resume', 'auto') and _here or _word == 'resume' and _source
 if not _resumed:  # else as it was planned
-    dropout, token_noise = 0.0, _noise
+    dropout, token_noise = _dropout, _noise
 _minutes = globals().get('max_minutes') or 6
 if _minutes > 15 and _bytes > (3e6 if _taught else 10e6):
     n_layer, n_embd = 2, 256  # there is time for a larger one, and enough to learn
