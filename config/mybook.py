@@ -19,7 +19,7 @@ from dataset import Dataset as _Dataset
 # embeddings; how often one network is best to see the text: dev/records/own_text.md. The first two rows are for
 # bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
-    (150_000, 2, 192, 128, 0.1, 0.05, 0.5, 10),
+    (150_000, 2, 192, 128, 0.1, 0.05, 0.5, 7),
     (450_000, 2, 192, 128, 0.0, 0.02, 0.1, 6),
     (3_000_000, 2, 160, 128, 0.0, 0.0, 0.3, 5),
     (10_000_000, 1, 192, 256, 0.0, 0.0, 0.1, 2.5),

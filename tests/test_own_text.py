@@ -310,6 +310,6 @@ def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
                     f"--out_dir={tmp_path / 'out'}", '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
                     '--eval_iters=1', '--sample_tokens=5', '--sample_interval=2', '--device=cpu', '--batch_size=2')
-    assert result.status == 0 and ' MB of text in 6' in result.out and 'noise 0.1' in result.out, result.err
+    assert result.status == 0 and ' MB of text in 6' in result.out and 'noise 0.05' in result.out, result.err
     assert 'Best validation loss' in (tmp_path / 'out' / 'report.md').read_text()
     assert (tmp_path / 'out' / 'samples.md').exists()
