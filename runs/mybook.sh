@@ -4,7 +4,7 @@
 # five minutes (config/mybook.py), and samples. Where more minutes would not pay
 # for a network, as it learns its text by heart, another one
 # learns from the text and from what those before predict, which is mostly
-# better than either; in longer runs up to five such. The best is sampled.
+# better than either; in longer runs up to three such. The best is sampled.
 #   bash runs/mybook.sh book.txt      .txt, .md, .html, .epub, ..., also .gz
 #   bash runs/mybook.sh book.txt more.epub folder
 #                                     together one dataset, named as the first
@@ -117,7 +117,7 @@ while true; do
 import sys
 from support.report import read_log
 print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
-  if ((teachers == 5 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
+  if ((teachers == 3 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   init=--init_from=auto

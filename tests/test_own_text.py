@@ -268,7 +268,7 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
          '--tokenizer=char', f'--data_dir={tmp_path}/d'],
         [*train, out_dir, '--seed=1337', '--init_from=auto', '--n_layer=4'],
         *[[*train, out_dir, f'--seed={1337 + n}', '--init_from=auto', '--teacher='
-           + ','.join(f'{out_dir[10:]}/teachers/{i}' for i in range(1, n + 1)), '--n_layer=4'] for n in range(1, 6)],
+           + ','.join(f'{out_dir[10:]}/teachers/{i}' for i in range(1, n + 1)), '--n_layer=4'] for n in (1, 2, 3)],
         ['eval.py', out_dir, f'--data_dir={tmp_path}/d', '--sample_tokens=0'],
         ['sample.py', out_dir, '--start=~', '--num_samples=3', '--max_new_tokens=300']]
     assert 'out-my book/report.md' in done.stdout
