@@ -15,9 +15,9 @@ import time as _time
 from dataset import Dataset as _Dataset
 
 # bytes of text up to which a row holds, layers, channels, context in tokens of a BPE; against learning it by
-# heart: dropout (which takes longer, and gives less where there is more text), token_noise and the decay of the
-# embeddings; how often one network is best to see the text: dev/records/own_text.md. The first two rows are for
-# bytes, which are learned by heart less than the tokens of a BPE and their pairs
+# heart: dropout (which takes longer, and gives less where there is more text), token_noise and the decay of
+# the embeddings; how often one network is best to see the text: dev/records/own_text.md. The first two rows
+# are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
 _table = (
     (150_000, 2, 192, 128, 0.1, 0.05, 0.5, 7),
     (450_000, 2, 192, 128, 0.0, 0.02, 0.1, 6),
