@@ -17,7 +17,7 @@ from dataset import Dataset as _Dataset
 # bytes of text up to which a row holds, layers, channels, context in tokens of a BPE; against learning it by
 # heart: dropout (which takes longer, and gives less where there is more text), token_noise and the decay of
 # the embeddings; how often one network is best to see the text: dev/records/own_text.md. The first two rows
-# are for bytes, which are learned by heart less than the tokens of a BPE and their pairs
+# are for bytes: of so little text they are learned by heart less than the tokens of a BPE and their pairs
 _table = (
     (150_000, 2, 192, 128, 0.1, 0.05, 0.5, 7),
     (450_000, 2, 192, 128, 0.0, 0.02, 0.1, 6),
@@ -142,5 +142,5 @@ if _known and not _resumed:  # else as it was planned
     eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
-          f"and a near one of {n_embd} channels, noise {token_noise:g}, {max_iters:,} iterations "
-          f"({_why}); by the table in config/mybook.py")
+          f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "
+          f"iterations ({_why}); by the table in config/mybook.py")

@@ -93,4 +93,4 @@ def space_problems(out_dir, size, keep, replaced):
         return []
     return [f"too little space on the disk of {out_dir} ({free / 1e6:,.1f} MB free; {keep} checkpoints, the "
             f"best, one being written and a reserve take {need / 1e6:,.1f}). make room, by deleting older "
-            "checkpoints say, name another --out_dir, or begin with fewer --keep_checkpoints"]
+            "checkpoints say, or name another --out_dir; --keep_checkpoints=1 keeps fewest"]

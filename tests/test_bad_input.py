@@ -236,7 +236,6 @@ row('', 'train.bin changed', '--init_from=resume:', given=both(run(), ids(lambda
 row('', 'this run is done: 6 of 6', '--max_iters=12', given=run(), status=0)
 row('--dtype=bfloat16 --max_iters=7', 'done: 7', given=run(scaler={'scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000, '_growth_tracker': 0}), status=0)
 row('', 'newer flatgpt', 'update', given=run(version=2))
-row('--wandb_log=True', 'WANDB_MODE=offline', writes=True)
 
 # -----------------------------------------------------------------------------
 # what a file may say
