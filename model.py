@@ -531,10 +531,10 @@ class GPT(nn.Module):
         return n
 
     def flops_per_token(self):
-        """Forward and backward: 6 per weight of a matrix product, 12 L C T for attention (PaLM, appendix
-        B)."""
+        """Forward and backward: 6 per weight of a matrix product, 12 L C T for attention (PaLM, app. B)."""
         config = self.config
-        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        weights = sum(m.weight.numel() for _, m in self.named_modules(remove_duplicate=False)
+                      if isinstance(m, nn.Linear))
         return 6 * weights + 12 * config.n_layer * config.n_embd * config.block_size
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=None):
