@@ -118,11 +118,8 @@ class Tokens:
         return len(numbers) * block_size
 
     def n_targets(self, block_size):
-        """Over how many positions evaluate.windows() may go."""
+        """The positions of an epoch, over which evaluate.windows() may go."""
         return self.n - 1
-
-    def samples_per_epoch(self, block_size):
-        return max(1, self.n // block_size)
 
     def summary(self, block_size):
         return f"{self.n:,} tokens"

@@ -51,7 +51,7 @@ class NoData:
     vocab_size, splits = 50304, {}
 
     class train:
-        samples_per_epoch = staticmethod(lambda block_size: 0)
+        n_targets = staticmethod(lambda block_size: 0)
 
 
 def show(lines):

@@ -183,8 +183,6 @@ class Conversations(Tokens):
     def n_targets(self, block_size):
         return self.n_windows(block_size) * block_size
 
-    samples_per_epoch = n_windows
-
     def summary(self, block_size):
         line = (f"{self.size:,} conversations in {self.n_windows(block_size):,} windows, "
                 f"{self.targets_of.sum():,} of {self.n:,} tokens are learned")

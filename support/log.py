@@ -141,7 +141,7 @@ class Logger:
         """Print the line of iteration `it`. measured: loss, lr, grad_norm, ms per iteration, mfu (or nan),
         and whatever else should become a column of log.csv."""
         run, ms, loss = self.run, measured['ms'], measured['loss']
-        epoch = it * run.tokens_per_iter / self.knobs['block_size'] / run.samples_per_epoch
+        epoch = it * run.tokens_per_iter / run.tokens_per_epoch
         per_second = 1000 * run.tokens_per_iter / ms
         mfu = None if math.isnan(measured['mfu']) else 100 * measured['mfu']
         data = 100 * self.clock.data_wait

@@ -104,7 +104,8 @@ def lines(run, memory, peak_flops):
     found += [f"disk      {gb(size)} a checkpoint, {kept}",
               f"compute   {left:,} iterations of {flops:.4g} FLOPs = {left * flops:.4g} FLOPs"]
     if not peak_flops:
-        return found + ["time      only a trial can tell: add --measure; or say --peak_flops=989e12"], fits
+        return found + ["time      only a trial can tell: add --measure; or say --peak_flops, "
+                        "of one GPU (312e12: A100, 989e12: H100)"], fits
     hours = left * flops / (MFU * peak_flops * n) / 3600
     return found + [f"time      {hours:,.1f} hours = {hours * n:,.1f} hours "
                     f"of a GPU, at {MFU:.0%} of its peak, which is assumed"], fits

@@ -44,7 +44,7 @@ class Run:
     start_iter: int = 0
     grad_accum_steps: int = 1  # micro-batches per iteration of one process
     tokens_before: int = 0  # what the weights had seen when this run began
-    samples_per_epoch: int = 1
+    tokens_per_epoch: int = 1
     n_params: int = 0
     n_block_params: int = 0  # of them in the blocks
     checkpoint_bytes: int = 0
@@ -113,9 +113,9 @@ class Run:
 def resolve(knobs, given, dist):
     """The Run that `knobs` ask for, of which `given` were set by the user; its plan is printed. Ends with
     status 2 if there is a problem."""
-    # paths may differ between machines
+    # paths may differ between machines, a name of wandb's in time: the first process alone uses it
     dist.assert_same_on_all_ranks({name: value for name, value in knobs.items()
-                                   if name not in ('data_dir', 'sample_prompts')})
+                                   if name not in ('data_dir', 'sample_prompts', 'wandb_run_name')})
     run = Run(dict(knobs), dict(given), dist)
     find_start(run)
     settle(run, knobs.kinds)
@@ -263,7 +263,7 @@ def settle_data(run):
     run.data = run.data or open_dataset(k.dataset, k.data_dir, k.seed, k.document_mask,
                                         run.ckpt and run.ckpt['model_args']['vocab_size'])
     problems = list(filter(None, (tokens.problem(k.block_size) for tokens in run.data.splits.values())))
-    run.samples_per_epoch = run.data.train.samples_per_epoch(k.block_size)
+    run.tokens_per_epoch = run.data.train.n_targets(k.block_size)
     run.trained_on = {'tokens per iteration': run.tokens_per_iter}
     for name, tokens in run.data.splits.items():
         run.trained_on |= {name: tokens.fingerprint, f'{name} ids': tokens.sampled}
@@ -303,8 +303,7 @@ def settle_schedule(run):
 
 def iterations(run, budget):
     """How many iterations `budget`, a text, stands for."""
-    epoch = run.samples_per_epoch * run.knobs['block_size']
-    tokens_per = {'tokens': 1, 'epochs': epoch, 'tokens_per_param': run.n_params}
+    tokens_per = {'tokens': 1, 'epochs': run.tokens_per_epoch, 'tokens_per_param': run.n_params}
     try:
         number, unit = budget.split()
         tokens = float(number) * tokens_per[unit]
@@ -361,10 +360,12 @@ def shape_lines(run):
     yield (f"batch     {run.tokens_per_iter:,} tokens per iteration = {k.batch_size} sequences x "
            f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "
            f"process{'es' if n > 1 else ''}")
+    if k.eval_only:
+        return
     tokens = k.max_iters * run.tokens_per_iter
     times = ''
-    if run.samples_per_epoch:  # plan.py needs no data
-        times = f" = {tokens // k.block_size / run.samples_per_epoch:.2f} epochs"
+    if run.tokens_per_epoch:  # plan.py needs no data
+        times = f" = {tokens / run.tokens_per_epoch:.2f} epochs"
     yield (f"budget    {k.max_iters:,} iterations = {tokens:,} tokens{times} = "
            f"{tokens / run.n_params:.1f} tokens per parameter" + (f" ({k.budget})" if k.budget else ''))
     lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())

@@ -24,13 +24,15 @@ def test_two_processes_have_the_losses_and_weights_of_one(tmp_path):
     flags = [*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=4', '--arch=modern',
              '--matrix_optimizer=muon']
     one = train(*flags, base=())
-    two = torchrun(2, 'train.py', *flags, f'--out_dir={tmp_path}')
+    named = tmp_path / 'named.py'  # as config/finetune_shakespeare.py of nanoGPT
+    named.write_text('import time; wandb_run_name = str(time.time_ns())')
+    two = torchrun(2, 'train.py', *flags, str(named), f'--out_dir={tmp_path}')
     assert two.status == 0, two.err
     a, b = ([float(row['loss'] or 0) for row in log_without_times(out)] for out in (one.out, tmp_path))
     assert len(a) == 7 and a == pytest.approx(b, abs=2e-6)
     # the processes share the evaluation, which gives the same number; rank 0 alone prints
-    steps = [re.findall(r'^step .*', text, re.M) for text in (one.text(), two.out)]
-    assert steps[0] == steps[1] and len(steps[0]) == 3
+    steps, theirs = [re.findall(r'^step .*', text, re.M) for text in (one.text(), two.out)]
+    assert steps == theirs and len(steps) == 3
     close(tmp_path, one.out)
 
 
