@@ -120,17 +120,19 @@ def resolve(knobs, given, dist):
     find_start(run)
     settle(run, knobs.kinds)
     system = settle_system(run)
-    if run.resuming and not run.knobs['eval_only']:
+    if run.resuming and not run.k.eval_only:
         resume.tell_what_changed(run)
     explain("can't allocate memory|not enough memory|out of memory", 'out of memory',
             "half the --batch_size with twice the --gradient_accumulation_steps trains the same in less; so "
             "does --activation_checkpointing. else a smaller --block_size or model", 2)
     explain('wandb login', 'Weights & Biases does not know you',
             "run wandb login, or keep what it gets here with WANDB_MODE=offline, or --wandb_log=False", 2)
-    run.overview = [dataset_line(run), *shape_lines(run), system, expectation(run)]
+    run.overview = [dataset_line(run), *shape_lines(run), system]
+    if not run.k.eval_only:
+        run.overview.append(expectation(run))
     dist.print('\n'.join(run.overview))
     n = run.start_iter
-    if run.resuming and n >= run.knobs['max_iters'] and not run.knobs['eval_only']:
+    if run.resuming and n >= run.k.max_iters and not run.k.eval_only:
         dist.print(f"this run is done: {n:,} of {run.knobs['max_iters']:,} iterations. to train on: "
                    f"--max_iters={2 * max(1, n)}")
     return run
