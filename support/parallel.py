@@ -49,8 +49,8 @@ def meet(backend, timeout):
         # of a dead one. Several machines count their restarts apart; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
         # helps there
         if os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']:
-            attempt = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
-            store = torch.distributed.PrefixStore('attempt' + attempt, store)
+            store = torch.distributed.PrefixStore(
+                'attempt' + os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), store)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size,
                                              timeout=timeout)
     except (ValueError, RuntimeError) as e:
@@ -137,8 +137,13 @@ class Distributed:
             p.n_replicas = self.world_size  # for Muon, whose work they divide
         # do not broadcast the only buffer, a table that is the same everywhere, before every forward pass
         DDP._set_params_and_buffers_to_ignore_for_model(model, ['rope'])
-        device_ids = [self.device.index] if self.device.type == 'cuda' else None
-        return DDP(model, device_ids=device_ids, gradient_as_bucket_view=True)  # no copy of the gradients
+        ddp_model = DDP(model, gradient_as_bucket_view=True)  # no copy of the gradients
+        # behind its first backward pass DDP sorts its buckets anew, and so adds up more than two processes in
+        # another order. That pass is here, so that a resume goes on as the run did
+        ddp_model.reducer.prepare_for_backward([])
+        sum(p.sum() for p in model.parameters()).backward()
+        ddp_model.zero_grad()
+        return ddp_model
 
     def check_batches(self, ddp_model):
         """At the first training step: end all processes if two of them have the same batch."""
@@ -214,8 +219,8 @@ def fully_shard_model(model, shard, world_size, dtype, device):
         mesh = mesh['shard']
     # on a CPU LayerNorm wants its gains in float32
     exact = dtype == 'float32' or (device.type == 'cpu' and model.config.norm == 'layernorm')
-    low = None if exact else getattr(torch, dtype)
-    policy = MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(None if exact else getattr(torch, dtype), torch.float32,
+                                  cast_forward_inputs=False)
     for block in model.transformer.h:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # embeddings and head stay in float32: what goes from block to block is as exact as in one process

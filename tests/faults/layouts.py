@@ -114,7 +114,7 @@ for name in NETWORKS:
     changes_on_the_way(name)
 print('', 'Exact: stopped halfway and resumed in the same layout, the weights and the state of',
       'the optimizer are, bit for bit, those of a run that went through:', '', sep='\n')
-for layout in ('FSDP, 2',) if quick else ('FSDP, 2', 'hybrid, 2 x 2'):
+for layout in list(LAYOUTS)[2:4 if quick else None]:
     for name in NETWORKS:
         resumed_in_the_same(name, layout)
 print('', f"NOT the same: {'; '.join(wrong)}" if wrong else 'All are the same up to rounding.', sep='\n')
