@@ -1,5 +1,6 @@
 """
-Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU.
+Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU. A view fits all behind a
+curve's first tenth, and of few values behind the first one.
 
     $ python plot.py out-quickstart                                       # curves.png
     $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # named by the knobs that differ

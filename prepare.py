@@ -26,7 +26,7 @@ from configurator import configure, fail, out_of_range
 name = 'pystdlib'  # the dataset: pystdlib, shakespeare_char, shakespeare, openwebtext, fineweb, fineweb_edu,
 # tinystories, or any name of your own with --input; hellaswag, core: the files of a benchmark
 input: str | list = None  # file, folder or pattern, several times if you like, or hf:OWNER/NAME with the
-# text; for a named set: use this instead of downloading it
+# text; for a named set of text: use this instead of downloading it
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
 # 'hf:FOLDER_OR_NAME' of a Hugging Face model, the path of a tokenizer's .json, another dataset, a ckpt.pt.
 # None: what the named set has, else by the size of the text

@@ -55,8 +55,8 @@ def numbered(out_dir):
 def candidates(out_dir):
     """The paths of out_dir's checkpoints in the order in which a resume tries them. nanoGPT leaves a ckpt.pt
     and no numbered ones."""
-    links = (os.path.join(out_dir, name) for name in LINKS)
-    return numbered(out_dir)[::-1] + list(filter(os.path.exists, links))
+    return numbered(out_dir)[::-1] + list(filter(
+        os.path.exists, (os.path.join(out_dir, name) for name in LINKS)))
 
 
 def newest(out_dir):
@@ -177,8 +177,7 @@ class Saver:
 
     def due(self, it, request):
         interval = self.knobs['save_interval']
-        regular = bool(interval) and it % interval == 0
-        return self.writes and (regular or request is not None)
+        return self.writes and (request is not None or interval and it % interval == 0)
 
     def save(self, it, metrics, last):
         """Save if it is time for it. To be called by all processes."""

@@ -78,8 +78,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     # (dev/LOG.md)
     key, value = (kv.repeat_interleave(query.size(1) // kv.size(1), dim=1) for kv in (key, value))
     future = torch.full((T, T), -math.inf, dtype=dtype).triu(1)
-    scale = query.size(-1) ** -0.5
-    scores = torch.baddbmm(future, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=scale)  # (B * H, T, T)
+    scores = torch.baddbmm(future, query.flatten(0, 1), key.flatten(0, 1).mT,
+                           alpha=query.size(-1) ** -0.5)  # (B * H, T, T)
     return F.dropout(scores.softmax(dim=-1), dropout_p).view(*query.shape[:2], T, T) @ value
 
 

@@ -67,8 +67,8 @@ def lock(folder, who):
 def write_json(path, value):
     """Write `value` as JSON, whole or not at all. JSON has no nan and no infinity: they become null."""
     value = json.loads(json.dumps(value), parse_constant=lambda name: None)
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    write_whole(path, text.encode('utf-8', 'backslashreplace'))  # half a surrogate pair: as JSON writes it
+    # half a surrogate pair: as JSON writes it
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False).encode('utf-8', 'backslashreplace'))
 
 
 def read_json(path):

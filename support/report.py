@@ -131,15 +131,16 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     from matplotlib.ticker import EngFormatter
 
     fig = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
-    ax, x, shown = fig.subplots(), 'seconds' if x == 'time' else x, 0
+    ax, x, in_view = fig.subplots(), 'seconds' if x == 'time' else x, []
     for i, (name, of_one) in enumerate(logs.items()):
         best, _ = best_and_last(of_one, judged_by(logs, y))
         label = name + (f", best {judged_by(logs, y)} {best}" if best else '')
         for log in of_one:
-            shown += draw_run(ax, log, x, y, label, color=f'C{i}')
+            in_view += draw_run(ax, log, x, y, label, color=f'C{i}')
             label = None
-    if not shown:
+    if not in_view:
         raise ValueError(f"no {y} in {', '.join(logs)}")
+    ax.dataLim.intervaly = min(in_view), max(in_view)
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'
                                  else EngFormatter(sep=''))
@@ -151,17 +152,16 @@ def draw(logs, path, x='tokens', y='loss', title=None):
 
 def draw_run(ax, log, x, y, label, color):
     """The curve of y; the loss pale, below its mean over the latest iterations, and dashed that of the
-    validation. Without the first tenth, as a fall there would flatten all the rest. Returns how many values
-    were drawn."""
-    shown, curves = 0, [(y, dict(label=label))]
+    validation. Returns the values that are to be in view: not those of the first tenth, as a fall there would
+    flatten all the rest."""
+    in_view, curves = [], [(y, dict(label=label))]
     if y == 'loss':
         curves = [(y, dict(alpha=0.25)), ('loss_smooth', dict(label=label)), ('val_loss', dict(ls='--'))]
     for name, style in curves:
         curve = points(log, x, name)
-        xs, ys = curve[max(len(curve) > 3, len(curve) // 10):].T
-        ax.plot(xs, ys, color=color, marker='' if len(xs) > 40 else '.', **style)  # a few: as points
-        shown += len(xs)
-    return shown
+        ax.plot(*curve.T, color=color, marker='' if len(curve) > 40 else '.', **style)  # a few: as points
+        in_view += list(curve[max(len(curve) > 3, len(curve) // 10):, 1])
+    return in_view
 
 
 # -----------------------------------------------------------------------------

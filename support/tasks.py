@@ -241,8 +241,7 @@ def judge_answer(model, task, rows, answer):
     idx = rows[0][0][None].to(model.lm_head.weight.device)  # (1, T)
     out = model.generate(idx, len(tokenizer.encode(answer)) + 8, temperature=0, vocab_size=tokenizer.n_vocab,
                          stop=stop or None)
-    said = tokenizer.decode([id for id in out[0, idx.size(1):].tolist() if id not in stop])
-    return said.strip() == answer
+    return tokenizer.decode([id for id in out[0, idx.size(1):].tolist() if id not in stop]).strip() == answer
 
 
 def accuracy(task, correct):

@@ -172,8 +172,8 @@ class Draft:
             shutil.rmtree(self.folder)
             fail(f"too little text ({train.tokens} tokens to train on, {val.tokens} to validate). use more")
         self.save()
-        splits = {name: split.entry() for name, split in self.splits.items() if split.tokens}
-        return {**self.meta, 'splits': splits}
+        return {**self.meta,
+                'splits': {name: split.entry() for name, split in self.splits.items() if split.tokens}}
 
     def move_end(self, source, target, n):
         """Move the last n ids of a split to the other one: first they are written there and that is saved,
