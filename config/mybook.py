@@ -142,5 +142,5 @@ if _known and not _resumed:  # else as it was planned
     eval_interval, sample_interval = -(-max_iters // 5), -(-max_iters // 3)
     log_interval = max(1, max_iters // 50)
     print(f"{_bytes / 1e6:,.2f} MB of text in {_tokens:,} tokens: {n_layer} layer{'s' * (n_layer > 1)} "
-          f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:g}, {max_iters:,} "
+          f"and a near one of {n_embd} channels, dropout {dropout:g}, noise {token_noise:.2g}, {max_iters:,} "
           f"iterations ({_why}); by the table in config/mybook.py")

@@ -105,7 +105,7 @@ while true; do
     ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
-    if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
+    if [ $status != 2 ] && ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then  # 2: of bad input, which stays so
       echo "to continue, or with --overwrite behind it to start over, and then sample:" \
         "(cd $(printf %q "$here") && $again)"
     fi

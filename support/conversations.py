@@ -139,8 +139,8 @@ class Conversations(Tokens):
         # targets that count: those after the first token
         n_targets = counted[self.starts + 1 + lengths] - counted[self.starts + 1]
         usable = np.flatnonzero(n_targets > 0)
-        order = hash64(self.seed, ORDER, usable)  # equally long ones in a random order
-        by_length = usable[np.lexsort((order, -lengths[usable]))]
+        # equally long ones in a random order
+        by_length = usable[np.lexsort((hash64(self.seed, ORDER, usable), -lengths[usable]))]
         self.windows_of = best_fit(by_length, lengths, block_size)
         self.targets_of = np.array([n_targets[window].sum() for window in self.windows_of], np.int64)
 

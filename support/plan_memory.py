@@ -41,8 +41,8 @@ def kept(config, dtype, on_gpu):
         attention += 4 * (C + K)
     if not on_gpu and (config.dropout or (low and T <= 512)):  # probabilities; there is no fused kernel
         attention += (3 if config.dropout else 1) * width * T * config.n_head
-    mlp = norm + width * ((2 if low and swiglu else 1) * C + (4 if swiglu else 2) * config.mlp_width)
-    return attention, mlp
+    return attention, norm + width * (
+        (2 if low and swiglu else 1) * C + (4 if swiglu else 2) * config.mlp_width)
 
 
 def peak(run, memory):

@@ -142,6 +142,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
         raise ValueError(f"no {y} in {', '.join(logs)}")
     ax.dataLim.intervaly = min(in_view), max(in_view)
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
+    ax.locator_params('x', integer=True)  # a duration is told in whole seconds
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'
                                  else EngFormatter(sep=''))
     ax.legend()

@@ -357,7 +357,7 @@ def shape_lines(run):
     layers = f"{k.n_layer} layer{'s' if k.n_layer > 1 else ''}"
     if run.config.near_layers:
         layers += f' and {run.config.near_layers} near'  # without attention: near_layers in model.py
-    yield (f"model     {k.arch}, {layers}, {k.n_head} heads, {k.n_embd} channels, "
+    yield (f"model     {k.arch}, {layers}, {k.n_head} head{'s' * (k.n_head > 1)}, {k.n_embd} channels, "
            f"{k.block_size} positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
     yield (f"batch     {run.tokens_per_iter:,} tokens per iteration = {k.batch_size} sequences x "
            f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "

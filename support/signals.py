@@ -58,8 +58,8 @@ class Stop:
             self.wants_stop = OUT_OF_TIME
         if not self.wants_stop and self.dist.is_distributed and os.getppid() != parent:
             self.wants_stop = NO_TORCHRUN
-        save = SAVE if self.wants_save or now > self.save_again_at else 0
-        number = self.dist.all_reduce_max(self.wants_stop or save)
+        number = self.dist.all_reduce_max(
+            self.wants_stop or SAVE * (self.wants_save or now > self.save_again_at))
         if number > SAVE:
             self.agreed = number
             return 'stop'
