@@ -552,7 +552,7 @@ class GPT(nn.Module):
                  stop=None, generator=None, use_cache=True, static=False, on_token=None):
         """
         Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. Or a text, if the model
-        comes from load(). temperature 0 is greedy; ids from vocab_size on (padding) are never drawn. Ends
+        comes from load(). temperature 0 or less: greedy. Ids from vocab_size on (padding) are not drawn. Ends
         early when every row has drawn the id `stop`, or one of several, or when on_token, called with the new
         ids (B, 1) of each step, returns True. FloatingPointError if logits were not finite: with on_token at
         once, else at the end, as a GPU would have to wait, and processes that share a model go in step. When
