@@ -130,8 +130,9 @@ if _known and not _resumed:  # else as it was planned
     _why = 'as asked'
     if not _asked:
         _why = 'more would not pay'
-        if _taught:  # a forward pass of each is up to half a step; more steps than without them pay
-            _best, _pace = 1.5 * _best, _pace * (1 + len(teacher.split(',')) / 2)
+        if _taught:  # a forward pass of each, and its words, cost as much of a step; more steps pay then
+            _share = 0.7 if _vocab_size > 1000 else 0.5
+            _best, _pace = 1.5 * _best, _pace * (1 + _share * len(teacher.split(',')))
         _fit = (60 * 0.8 * _minutes - _spent) / _pace
         if not _taught and _fit > 1.2 * _best:  # leaves most of the time to one that it teaches
             _best = min(_best, _fit / 3.5)
