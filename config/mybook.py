@@ -130,7 +130,7 @@ if _known and not _resumed:  # else as it was planned
     _why = 'as asked'
     if not _asked:
         _why = 'more would not pay'
-        if _taught:  # a forward pass of each, and its words, cost as much of a step; more steps pay then
+        if _taught:  # its forward pass and a loss over all words cost a share of a step; more pay
             _share = 0.7 if _vocab_size > 1000 else 0.5
             _best, _pace = 1.5 * _best, _pace * (1 + _share * len(teacher.split(',')))
         _fit = (60 * 0.8 * _minutes - _spent) / _pace

@@ -140,7 +140,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
             label = None
     if not in_view:
         raise ValueError(f"no {y} in {', '.join(logs)}")
-    ax.dataLim.intervaly = min(in_view), max(in_view)
+    ax.dataLim.intervaly = min(in_view), max(in_view)  # what the view fits; the rest leaves it
     ax.set(title=title, xlabel=label_of(x), ylabel=label_of(y))
     ax.locator_params('x', integer=True)  # a duration is told in whole seconds
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'

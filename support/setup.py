@@ -113,7 +113,7 @@ class Run:
 def resolve(knobs, given, dist):
     """The Run that `knobs` ask for, of which `given` were set by the user; its plan is printed. Ends with
     status 2 if there is a problem."""
-    # paths may differ between machines, a name of wandb's in time: the first process alone uses it
+    # paths may differ between machines; wandb's name may hold the time, and the first process alone uses it
     dist.assert_same_on_all_ranks({name: value for name, value in knobs.items()
                                    if name not in ('data_dir', 'sample_prompts', 'wandb_run_name')})
     run = Run(dict(knobs), dict(given), dist)
@@ -133,7 +133,7 @@ def resolve(knobs, given, dist):
     dist.print('\n'.join(run.overview))
     n = run.start_iter
     if run.resuming and n >= run.k.max_iters and not run.k.eval_only:
-        dist.print(f"this run is done: {n:,} of {run.knobs['max_iters']:,} iterations. to train on: "
+        dist.print(f"this run is done: {n:,} of {run.k.max_iters:,} iterations. to train on: "
                    f"--max_iters={2 * max(1, n)}")
     return run
 
