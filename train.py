@@ -178,7 +178,7 @@ torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high') 
 model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
 cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
 if teacher:  # learns from all logits at once
-    load.distill(model, teacher, run.data.tokenizer_state, dist.device)
+    load.distill(model, teacher, run.data, dist.device)
 else:  # if they are too large for that, a part of the tokens at a time
     devices.use_chunked_loss(model, batch_size * block_size, dist.device)
 model.set_activation_checkpointing(activation_checkpointing)

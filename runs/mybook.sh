@@ -142,8 +142,10 @@ print(min(loss_of, key=loss_of.get, default=sys.argv[1]))" \
 if [ "$best" != "$out_dir" ]; then
   echo "better than that, by the loss of the validation text, is one before it: the network in $best"
 fi
-python eval.py --out_dir="$best" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-if [ -n "$expected" ]; then echo "$expected; fewer are better"; fi
+if [ -n "$expected" ]; then  # else there is no validation text
+  python eval.py --out_dir="$best" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
+  echo "$expected; fewer are better"
+fi
 # one book begins but once, too seldom to learn it; a vocabulary of characters may lack the new line
 python sample.py --out_dir="$best" --start=$'\n' --num_samples=3 --max_new_tokens=300 ||
   python sample.py --out_dir="$best" --num_samples=3 --max_new_tokens=300

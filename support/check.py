@@ -44,11 +44,9 @@ def make_text(folder):
 
 def train(flags, place, name, *more, processes=1):
     """The folder of a run of train.py; what goes wrong there is seen on the console."""
-    launcher = []
-    if processes > 1:
-        launcher = f'-m torch.distributed.run --standalone --nproc_per_node={processes}'.split()
-    subprocess.run([sys.executable, *launcher, REPO / 'train.py', *flags, *TINY, f'--data_dir={place}',
-                    f'--out_dir={place / name}', *more],
+    launcher = f'-m torch.distributed.run --standalone --nproc_per_node={processes}' if processes > 1 else ''
+    subprocess.run([sys.executable, *launcher.split(), REPO / 'train.py', *flags, *TINY,
+                    f'--data_dir={place}', f'--out_dir={place / name}', *more],
                    env={**os.environ, 'OMP_NUM_THREADS': '1'}, stdout=subprocess.DEVNULL, check=True)
     return place / name
 

@@ -150,8 +150,7 @@ def clear(out_dir, start, overwrite):
 
 
 def cannot_write(out_dir, e):
-    fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another folder with "
-         "--out_dir", everywhere=True)
+    fail(f"out_dir cannot be written into ({out_dir!r}: {e}). name another --out_dir", everywhere=True)
 
 
 class Saver:
@@ -195,7 +194,7 @@ class Saver:
         if improved:
             self.best_val_loss = metrics['val_loss']
         # not the file that was just read, not the random weights of the beginning
-        is_new = it > self.run.start_iter or improved
+        is_new = it > self.run.start_iter or improved or self.run.start == 'branch'
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return
         # the last update was skipped: nobody knows what the weights are worth

@@ -33,8 +33,7 @@ def choose_tokenizer(name, files, documents):
     if name.startswith('bpe:'):
         n_vocab = int(name[4:]) if name[4:].isdecimal() else 0
         if not 257 <= n_vocab < 10**7:
-            fail(f"no such size of a vocabulary ({name}). write bpe:N with 257 or more, say "
-                 "--tokenizer=bpe:8192")
+            fail(f"no such size of a vocabulary ({name}). use 257 or more, as --tokenizer=bpe:8192")
         print(f"learning {n_vocab} tokens", flush=True)
         return learn_bpe(n_vocab, sample(documents, files))
     if name.startswith('hf:') or '/' in name or name.endswith(('.json', '.pt')):

@@ -29,8 +29,7 @@ def folder_of(name, data_dir):
     """The folder of the dataset `name`; ends with status 2 if that is no name."""
     data_dir = data_dir or DATA_DIR
     if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
-        fail(f"dataset is a folder's name ({name!r}). give its name alone, and --data_dir=PATH if it is "
-             f"not in {data_dir}")
+        fail(f"dataset is a folder's name ({name!r}). give it alone, and --data_dir=PATH if not {data_dir}")
     return os.path.join(data_dir, name)
 
 
@@ -97,8 +96,8 @@ def complete(meta):
     """One that a person wrote may say as little as {"vocab_size": 1000, "dtype": "uint32"}; then the ids are
     no text. Raises an exception of some kind if it says what cannot be."""
     size = meta['vocab_size']
-    meta = {'tokenizer': {'kind': 'ids', 'n_vocab': size}, 'end_of_text': None, 'dtype': 'uint16',
-            'splits': {}, **meta}
+    meta = {'tokenizer': {'kind': 'ids', 'n_vocab': size}, 'end_of_text': None,
+            'dtype': 'uint16' if size <= 65536 else 'uint32', 'splits': {}, **meta}
     state = meta['tokenizer']
     check_tokenizer_state(state)
     assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'

@@ -62,7 +62,7 @@ def cut_up(pieces, find_cut):
         yield rest
 
 
-def portions(documents, split_at, split_of, start=(0, 0, 0)):
+def portions(documents, split_at, split_of, start):
     """Yield lists of (split, whether a document begins, text), each with the place behind it (file,
     document, characters), from which another run can continue. split_of(number of the document in its file,
     its first piece): 'train' or 'val'."""

@@ -38,12 +38,12 @@ class Interrupted(Exception):
     """The run is asked to stop in the middle of an evaluation, which then counts for nothing."""
 
 
-def rounds(n, dist, is_stopping, tick=lambda done, n: None):
+def rounds(n, dist, poll, tick):
     """This process's share of the numbers below n, as pairs (i, counts). Every process makes as many rounds,
-    since is_stopping() and a sharded model need all of them: where there are no numbers left for this one,
+    since poll(), Stop's, and a sharded model need all of them: where there are no numbers left for this one,
     it helps the others with the last one, and `counts` is False."""
     for first in range(0, n, dist.world_size):
-        if is_stopping():
+        if poll() == 'stop':
             raise Interrupted
         tick(min(first + dist.world_size, n), n)
         i = first + dist.rank
@@ -54,7 +54,7 @@ def rounds(n, dist, is_stopping, tick=lambda done, n: None):
 
 
 def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, token_bytes=None,
-              is_stopping=lambda: False, tick=lambda done, n: None):
+              poll=lambda: None, tick=lambda done, n: None):
     """The mean loss of `tokens` over `windows`, perplexity, bits per byte and errors, as a dict. token_bytes:
     bytes per token id, 0 for special tokens, which bits per byte leave out: they compare models with
     different tokenizers. The processes share the windows, and each window has its own place in the sums, so
@@ -64,7 +64,7 @@ def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, to
     sizes = sizes.to(device, torch.float32)
     sums = torch.zeros(4, n, device=device)  # per window: nats, nats of text, targets, bytes
     with eval_mode(model):
-        for b, counts in rounds(math.ceil(n / batch_size), dist, is_stopping, tick):
+        for b, counts in rounds(math.ceil(n / batch_size), dist, poll, tick):
             at = slice(b * batch_size, (b + 1) * batch_size)
             starts = windows[at]
             # the last batch is filled up: a compiled model sees one shape only, and the same strides
@@ -184,6 +184,8 @@ class Evaluator:
             if goal is not None and not last and metrics.get('val_loss', math.inf) <= goal:
                 self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
                 last = True
+        if last:
+            self.stop.deadline = math.inf  # nothing is left for which time could be up
         return metrics, last
 
     def state(self):
@@ -199,7 +201,7 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
     for split, tokens in data.splits.items():
         found[split] = text_loss(
             model, tokens, windows(tokens.n_targets(block_size), block_size, n_windows), block_size,
-            batch_size, dist, autocast, sizes, stop.asks_to_stop, dist.progress(f'evaluating {split}'))
+            batch_size, dist, autocast, sizes, stop.poll, dist.progress(f'evaluating {split}'))
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     judged = found.get('val', found['train'])
     dist.print(f"step {it}: {losses}")

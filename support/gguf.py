@@ -34,16 +34,14 @@ def write(path, weights, config, tokenizer_state, dtype, name):
     arch = preset_of(config)
     if arch == 'modern' or config.mlp == 'relu2':
         raise ValueError("llama.cpp has no NanoChat (--arch=modern) and no squared ReLU (--mlp=relu2). write "
-                         "a folder for transformers: --to=FOLDER; or train with --arch=gpt2 or llama, "
-                         "--mlp=gelu_tanh")
+                         "it for transformers: --to=FOLDER; or train --arch=gpt2 or llama, --mlp=gelu_tanh")
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in {**sizes(config, arch), **vocabulary(tokenizer_state, config.vocab_size)}.items():
-        kind = gguf.GGUFValueType.get_type(value)
-        if type(value) is int:  # llama.cpp wants them unsigned
-            kind = gguf.GGUFValueType.UINT32
-        writer.add_key_value(key, value, kind)
+        kind = gguf.GGUFValueType
+        # llama.cpp wants whole numbers unsigned
+        writer.add_key_value(key, value, kind.UINT32 if type(value) is int else kind.get_type(value))
     for tensor_name, p in tensors(weights, config, arch):
         kind = KINDS[dtype]
         if p.dim() == 1 or tensor_name.startswith('position_embd'):

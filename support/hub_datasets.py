@@ -72,8 +72,7 @@ def get_file(source, name, needed=True):
     if os.path.isdir(source):
         path = os.path.join(source, name)
         if needed and not os.path.isfile(path):
-            fail(f"no {name} in {source}. name a folder that transformers' save_pretrained or export.py "
-                 "wrote")
+            fail(f"no {name} in {source}. name a folder by transformers' save_pretrained or export.py")
         return path if os.path.isfile(path) else None
     package, (repo, _, revision) = hub(), GPT2_NAMES.get(source, source).partition('@')
     revision = revision or None
@@ -119,8 +118,7 @@ def find_files(spec):
     except Exception as e:
         explain(e, f'hf:{spec}', "name files on this machine with --input")
     if not names:
-        fail(f"no parquet or text files of that name in hf:{spec}. name a configuration and a split that its "
-             "page on the Hub shows")
+        fail(f"no parquet or text files in hf:{spec}. name a configuration and a split from its page there")
     files = {file.rfilename: file for file in info.siblings}
     return [File(name, files[name].size, files[name].lfs.sha256 if files[name].lfs else files[name].blob_id,
                  repo, info.sha) for name in names]

@@ -108,8 +108,7 @@ def preset_of(config):
     arch = min(wrong, key=lambda arch: len(wrong[arch]))
     if wrong[arch]:
         raise ValueError(f"no architecture of transformers has these parts; the nearest, {CLASSES[arch]}, "
-                         f"has not {', '.join(wrong[arch])}. train with one of the presets: --arch=gpt2, "
-                         "llama or modern")
+                         f"has not {', '.join(wrong[arch])}. train with --arch=gpt2, llama or modern")
     return arch
 
 

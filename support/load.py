@@ -190,7 +190,7 @@ def build(cls, ckpt, dropout=0.0, **changes):
     return model
 
 
-def distill(model, teachers, tokenizer, device):
+def distill(model, teachers, data, device):
     """Makes `model` learn what the runs `teachers` (see find), with commas between them, predict in the mean,
     beside the text's own next tokens, 7 to 3: https://arxiv.org/abs/1503.02531. The loss has the value of the
     text's, as without a teacher."""
@@ -198,7 +198,8 @@ def distill(model, teachers, tokenizer, device):
     for teacher in teachers.split(','):
         ckpt = read(find(teacher))
         if ckpt['model_args']['block_size'] < model.config.block_size or \
-                not same_tokenizer(ckpt.get('tokenizer'), tokenizer):
+                not same_tokenizer(ckpt.get('tokenizer'), data.tokenizer_state) or \
+                not data.meta['vocab_size'] <= ckpt['model_args']['vocab_size'] <= data.vocab_size:
             fail(f"the teacher {teacher} has another tokenizer or a shorter context. name a run on the same "
                  "dataset, with the same block_size or a longer one")
         experts.append(build(type(model), ckpt).to(device).eval())
@@ -212,16 +213,17 @@ def distilled(forward, experts, idx, targets=None, doc_ids=None, **options):
     if targets is None or not forward.__self__.training:
         return forward(idx, targets, doc_ids, **options)
     logits, loss = forward(idx, targets, doc_ids)
+    n = min(network.config.vocab_size for network in (forward.__self__, *experts))  # one may be padded
     with torch.no_grad():
-        wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0].float().softmax(-1)
+        wanted = sum(expert(idx, None, doc_ids, full_logits=True)[0][..., :n].float().softmax(-1)
                      for expert in experts) / len(experts)
-    nats = -(wanted * logits.float().log_softmax(-1)).sum(-1)
+    nats = -(wanted * logits.float().log_softmax(-1)[..., :n]).sum(-1)
     counted = targets >= 0
     learned = 0.3 * loss + 0.7 * nats[counted].sum() / counted.sum().clamp(1)
     return None, learned + (loss - learned).detach()
 
 
-def tokenizer_state(ckpt, dataset_name=None, data_dir=None):
+def tokenizer_state(ckpt, dataset_name, data_dir):
     """What a checkpoint's tokens mean: it says so itself; for nanoGPT's, the folder of its dataset does."""
     if dataset_name is None and ckpt.get('tokenizer'):
         return ckpt['tokenizer']

@@ -200,9 +200,8 @@ class Logger:
                     f"{last or 'none'}). mend that, then: {again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
-            saved = f"saved in {out_dir}. to continue: {resume_line(run)}"
-            if it == run.start_iter and not run.resuming:
-                saved = "with nothing to save yet"
+            saved = ("with nothing to save yet" if it == 0 else
+                     f"saved in {out_dir}. to continue: {resume_line(run)}")
             reason = f"stopped by {stop.reason()}"
             outcome = f"{reason} after {it:,} iterations"
             self.last_word(f"{outcome}, {saved}")
@@ -250,8 +249,7 @@ class CsvLog:
         except OSError as e:
             fail(f"{path} cannot be written ({e.strerror}). make room, or name another --out_dir")
         except (ValueError, KeyError, csv.Error) as e:
-            fail(f"{path} is not the log of a run ({type(e).__name__}: {first_line(e)}). move it away, and a "
-                 "new one starts")
+            fail(f"{path} is no log of a run ({type(e).__name__}: {first_line(e)}). move it away")
 
     def read(self):
         """Its whole rows. Columns that are not ours stay."""

@@ -63,9 +63,8 @@ def meet(backend, timeout):
     atexit.register(lambda: torch.distributed.is_initialized() and end(2))
     # all that gloo says of a lost peer names its transport. NCCL's words count where they raise; its own
     # thread ends the process otherwise (not tried)
-    explain('gloo/transport|Connection (closed|reset) by peer|Timed out '
-            'waiting|ncclRemoteError|NCCL.*(remote process|[Tt]imeout|timed '
-            'out|aborted)', 'lost contact with the other processes',
+    explain('gloo/transport|Connection (closed|reset) by peer|Timed out waiting|ncclRemoteError|'
+            'NCCL.*(remote process|[Tt]imeout|timed out|aborted)', 'lost contact with the other processes',
             "the process that ended first says why; if none did, one was busy for ddp_timeout seconds. to go "
             "on: the same command with --init_from=resume; torchrun's --max-restarts does it by itself", 5)
 
@@ -122,7 +121,7 @@ class Distributed:
                          f"{everybody[0].get(name)}). start all of them with the same command, config "
                          "files and data; as a flag where a config takes it from the clock")
 
-    def place(self, model, shard, dtype='float32'):
+    def place(self, model, shard, dtype):
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""
         self.sharded = shard != 1 and self.world_size > 1
         if self.sharded:

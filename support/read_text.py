@@ -139,7 +139,7 @@ def open_text(path, encoding, errors):
     return io.TextIOWrapper(content, found, errors)
 
 
-def likely_encoding(content, at=0):
+def likely_encoding(content, at):
     """A guess at the encoding of `content`, bytes that are not all UTF-8, by those around position `at`."""
     text = content.decode('utf-8', 'replace')
     if sum(c > '\x7f' for c in text) > 2 * text.count('\ufffd'):  # most of what is not ASCII is right
@@ -255,8 +255,8 @@ def chapters(book):
     hrefs = {item.get('id'): item.get('href') for item in tree.iterfind('.//{*}manifest/{*}item')}
     order = [hrefs[entry.get('idref')] for entry in tree.iterfind('.//{*}spine/{*}itemref')]
     for href in dict.fromkeys(order):  # each once
-        name = posixpath.join(posixpath.dirname(package), urllib.parse.unquote(href))
-        yield book.read(posixpath.normpath(name))
+        yield book.read(posixpath.normpath(posixpath.join(
+            posixpath.dirname(package), urllib.parse.unquote(href))))
 
 
 def text_of_html(content):

@@ -204,8 +204,7 @@ def summary(run, log):
     losses = points(log, 'iter', 'val_loss')
     if len(losses):
         it, best = losses[losses[:, 1].argmin()]
-        yield (f"Best validation loss **{best:.4f}** at iteration {it:,.0f}; the last one was "
-               f"{losses[-1, 1]:.4f}.")
+        yield f"Best validation loss **{best:.4f}** at iteration {it:,.0f}, the last {losses[-1, 1]:.4f}."
 
 
 def samples_side_by_side(path):

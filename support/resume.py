@@ -142,7 +142,7 @@ def restore_optimizer(run, optimizer, scaler):
 GIVEN = 'lr_scale weight_decay betas eps momentum'.split()  # options of groups that follow from knobs
 
 
-def load_optimizer_state(optimizer, ckpt, tell=print):
+def load_optimizer_state(optimizer, ckpt, tell):
     """Take over the state of a checkpoint. AdamW's and Muon's: the moments, but the options of this run
     (load_state_dict would silently bring back the old weight_decay, betas and fused). Any other optimizer:
     its own load_state_dict, with the options that follow from knobs. The learning rate is set at every step

@@ -114,13 +114,13 @@ def parse_style(sample_tokens):
     return style
 
 
-def write(model, tokenizer, prompts, sample_tokens, it, seed, autocast, is_stopping=lambda: False):
+def write(model, tokenizer, prompts, sample_tokens, it, seed, autocast, poll=lambda: None):
     """[(prompt, continuation)], of which each process finds the same. prompts: [(text, its ids)]."""
     device, style, written = model.lm_head.weight.device, parse_style(sample_tokens), []
     n_tokens = style.pop('tokens')
     with eval_mode(model), varying_shapes(), autocast:
         for i, (text, ids) in enumerate(prompts):
-            if is_stopping():
+            if poll() == 'stop':
                 raise Interrupted
             generator = torch.Generator(device).manual_seed(hash_seed(seed, SAMPLES, it, i))
             sample = Sample(ids, 0, tokenizer, tokenizer.stop_ids or ())
@@ -169,7 +169,7 @@ def samples_in_loop(run, model, dist, autocast, stop):
 
     def sample(it):
         texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], autocast,
-                      stop.asks_to_stop)
+                      stop.poll)
         if dist.is_main and not k['eval_only']:
             try:
                 append(k['out_dir'], it, texts)
@@ -194,8 +194,7 @@ class Session:
         self.format = chat_format(tokenizer)
         if self.format is None:
             fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
-                 "finetune it on some: python prepare.py NAME --chat --input=FILE, then "
-                 "config/finetune_chat.py")
+                 "python prepare.py NAME --chat --input=FILE makes some, for config/finetune_chat.py")
         self.tokenizer, self.generate = tokenizer, generate
         self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
         self.system, self.turns = [], []  # messages

@@ -71,8 +71,8 @@ class Run:
         """Whether out_dir's run is continued, and evaluated over the same windows as before: only then its
         losses compare."""
         before = self.ckpt['config'] if self.continues and 'evaluation' in self.ckpt else {}
-        windows = before.get('eval_iters', -1) * before.get('batch_size', 1)
-        return windows == self.k.eval_iters * self.k.batch_size
+        return (before.get('eval_iters', -1) * before.get('batch_size', 1)
+                == self.k.eval_iters * self.k.batch_size)
 
     @property
     def tokens_per_iter(self):
@@ -171,8 +171,7 @@ def find_start(run):
     if run.start == 'weights':
         run.dist.print(f"weights of {path}")
     if run.resuming and 'optimizer' not in run.ckpt:
-        fail(f"{path} holds weights only, no run to continue. start a new one from them: --init_from={path} "
-             "--out_dir=ANOTHER")
+        fail(f"{path} holds weights only. start a run from them: --init_from={path} --out_dir=ANOTHER")
 
 
 def choose_start(run, k):
@@ -195,8 +194,7 @@ def choose_start(run, k):
     elif k.init_from not in ('scratch', 'auto'):
         path, start = load.find(source if word == 'auto' else k.init_from), 'weights'
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
-        fail(f"--overwrite would delete the checkpoint to start from, which lies in out_dir itself ({path}). "
-             "name another --out_dir")
+        fail(f"--overwrite would delete {path}, in out_dir itself, to start from. name another --out_dir")
     return path, start
 
 
@@ -228,8 +226,7 @@ def settle_shape(run):
         problems.append("matrix_optimizer=muon wants query, key and value in matrices of their own, and "
                         f"{k.arch} has them in one. use --arch=llama or modern, or --matrix_optimizer=adamw")
     if run.lrs and k.learning_rate == 0:
-        problems.append("learning_rate=0 stops everything, as the other learning rates are multiples of it. "
-                        "use a number above 0")
+        problems.append("learning_rate=0 stops all, as others are multiples of it. use a number above 0")
     name, unit, of = 'gradient_accumulation_steps', n, f'the number {n} of processes, over which it counts'
     if k.total_batch_size:
         name, unit = 'total_batch_size', k.batch_size * k.block_size * n
@@ -360,14 +357,12 @@ def shape_lines(run):
     yield (f"model     {k.arch}, {layers}, {k.n_head} head{'s' * (k.n_head > 1)}, {k.n_embd} channels, "
            f"{k.block_size} positions, vocabulary {run.config.vocab_size:,}: {run.n_params:,} parameters")
     yield (f"batch     {run.tokens_per_iter:,} tokens per iteration = {k.batch_size} sequences x "
-           f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} "
-           f"process{'es' if n > 1 else ''}")
+           f"{k.block_size} tokens x {run.grad_accum_steps} micro-batches x {n} process{'es' * (n > 1)}")
     if k.eval_only:
         return
     tokens = k.max_iters * run.tokens_per_iter
-    times = ''
-    if run.tokens_per_epoch:  # plan.py needs no data
-        times = f" = {tokens / run.tokens_per_epoch:.2f} epochs"
+    # plan.py needs no data
+    times = f" = {tokens / run.tokens_per_epoch:.2f} epochs" if run.tokens_per_epoch else ''
     yield (f"budget    {k.max_iters:,} iterations = {tokens:,} tokens{times} = "
            f"{tokens / run.n_params:.1f} tokens per parameter" + (f" ({k.budget})" if k.budget else ''))
     lrs = ', '.join(f'{name} {value:g}' for name, value in run.lrs.items())

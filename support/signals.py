@@ -69,10 +69,6 @@ class Stop:
         """Whether the run ends here, as poll() found or the guard said; asks nobody."""
         return self.agreed > 0 or self.gave_up is not None
 
-    def asks_to_stop(self):
-        """poll() for long evaluations, to be asked by all processes or by none."""
-        return self.poll() == 'stop'
-
     def saved(self, again_in=float('inf')):
         """A checkpoint was written, or should be tried again in some seconds."""
         self.wants_save, self.save_again_at = False, time.monotonic() + again_in

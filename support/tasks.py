@@ -103,8 +103,7 @@ def bundle(root):
                                int(entry['num_fewshot'][0]), entry.get('continuation_delimiter', ' '))
     except Exception as e:  # a file may say anything
         fail(f"the evaluation bundle in {root} cannot be read ({type(e).__name__}: {first_line(e)}). get it "
-             "with python prepare.py core, or name another folder with --data_dir. it needs pip install "
-             "pyyaml")
+             "with python prepare.py core, or name another --data_dir. it needs pip install pyyaml")
     return tasks
 
 
@@ -124,8 +123,7 @@ def read_examples(task, tokenizer, block_size, limit):
         assert examples, 'it is empty'
     except Exception as e:  # a file may say anything
         fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). correct it (see "
-             "docs/evaluation.md), get it with python prepare.py hellaswag or core, or name another folder "
-             "with --data_dir")
+             "docs/evaluation.md), get it with python prepare.py hellaswag or core, or in another --data_dir")
 
 
 def add_example(task, examples, i, block_size):
@@ -202,7 +200,7 @@ def texts(task, example):
 # scoring
 
 
-def score(model, task, dist, autocast, is_stopping=lambda: False):
+def score(model, task, dist, autocast, poll):
     """Whether the model is right, 1.0 or 0.0 for each example, the same in all processes."""
     correct = torch.zeros(len(task.examples), device=model.lm_head.weight.device)
     judge = judge_answer if task.kind == 'generate' else judge_alternatives
@@ -210,7 +208,7 @@ def score(model, task, dist, autocast, is_stopping=lambda: False):
     if dist.sharded and judge is judge_answer:
         dist = Distributed(dist.device)  # each for itself: answers take different numbers of forward passes
     with eval_mode(model), varying_shapes(), autocast:
-        for i, counts in rounds(len(task.examples), dist, is_stopping, tick):
+        for i, counts in rounds(len(task.examples), dist, poll, tick):
             is_correct = judge(model, task, *task.examples[i])
             if counts:
                 correct[i] = is_correct
@@ -255,13 +253,13 @@ def accuracy(task, correct):
             'truncated': task.truncated}
 
 
-def evaluate_tasks(tasks, model, dist, autocast, is_stopping=lambda: False, at=''):
+def evaluate_tasks(tasks, model, dist, autocast, poll=lambda: None, at=''):
     """({name: accuracy or CORE}, {task: what accuracy() says}) of load_tasks(), told on the console behind
     `at`."""
     metrics, results = {}, {}
     for name, parts in tasks.items():
         for task in parts:
-            r = results[task.name] = accuracy(task, score(model, task, dist, autocast, is_stopping))
+            r = results[task.name] = accuracy(task, score(model, task, dist, autocast, poll))
             dist.print(f"{at}{task.name} {100 * r['accuracy']:.2f} ± {100 * r['error']:.2f} % of "
                        f"{r['questions']:,} examples (chance: {100 * r['chance']:.0f} %; longer than "
                        f"the context: {r['truncated']:,})")
@@ -279,6 +277,6 @@ def tasks_in_loop(run, model, dist, autocast, stop):
     tasks = load_tasks(k['tasks'], k['data_dir'], run.data.tokenizer(), model.config.block_size)
 
     def evaluate(it):
-        return evaluate_tasks(tasks, model, dist, autocast, stop.asks_to_stop, f"step {it}: ")[0]
+        return evaluate_tasks(tasks, model, dist, autocast, stop.poll, f"step {it}: ")[0]
 
     return evaluate

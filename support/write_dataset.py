@@ -108,8 +108,7 @@ class Draft:
             self.place = saved['place']
         except Exception:  # a file may say anything
             if saved:
-                print(f"note: an earlier run with other settings or files left {self.folder}, or it is "
-                      "damaged; starting anew")
+                print(f"note: {self.folder} is damaged, or of other settings or files; starting anew")
             return False
         print(f"continuing after {self.tokens():,} tokens of an earlier run")
         return True

@@ -149,6 +149,11 @@ def make_dataset(data_dir, name='tiny', text=TEXT, val=True):
     return folder
 
 
+def nanogpt_meta(chars):
+    """What nanoGPT's prepare.py writes into meta.pkl."""
+    return {'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
+
+
 @pytest.fixture
 def out(tmp_path):
     """The folder of a run with the flags `tiny`."""

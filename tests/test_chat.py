@@ -276,8 +276,7 @@ def test_a_template_gives_the_tokens_that_transformers_gives(hf_folder, name, tm
 
 def with_chat_template(folder, template):
     state = read_tokenizer(str(folder))
-    config = {**json.loads(state['config']), 'chat_template': template}
-    return make_tokenizer({**state, 'config': json.dumps(config)})
+    return make_tokenizer({**state, 'config': json.dumps({**json.loads(state['config']), 'chat_template': template})})
 
 
 @pytest.mark.parametrize('template, word', [
@@ -293,13 +292,11 @@ def test_a_template_that_fails_is_told_when_it_is_needed(hf_folder, template, wo
 
 def test_an_answer_may_begin_with_thoughts_that_are_taken_out_again(hf_folder):
     """As with templates of thinking models: the prompt ends with <think>, what was said has none of it."""
-    template = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
-    tokenizer = with_chat_template(hf_folder / 'own', template)
+    tokenizer = with_chat_template(hf_folder / 'own', CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}"))
     form = chat_format(tokenizer)
     ids, mask = form.render([SYSTEM, *TALK])
     assert tokenizer.decode(ids[mask].tolist()) == '3<|im_end|>7, na\u00efvely<|im_end|>'
-    prompt = tokenizer.decode(form.render([*TALK, TALK[0]], answer=True)[0].tolist())
-    assert prompt.endswith('assistant\n<think>\n')
+    assert tokenizer.decode(form.render([*TALK, TALK[0]], answer=True)[0].tolist()).endswith('assistant\n<think>\n')
 
 
 @pytest.mark.parametrize('kind', STATES)

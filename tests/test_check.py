@@ -21,11 +21,10 @@ EDITS = {'a resume gives': ("    first = number * batch_size\n    x,",
 # it keeps them: an optimizer of one's own for the blocks alone
 OWN = ('stop = Stop(', 'optimizer = torch.optim.SGD(model.transformer.h.parameters(), 0.1)\nstop = Stop(')
 # attention near by, written for training alone: with a cache T is 1
-NEAR = ("        causal = True if mask is None",
-        "        if mask is None and T > 1:\n"
-        "            i = torch.arange(T)\n"
-        "            mask = (i[:, None] >= i) & (i[:, None] - i < 64)\n"
-        "        causal = True if mask is None")
+NEAR = ("        causal = True if mask is None", """        if mask is None and T > 1:
+            i = torch.arange(T)
+            mask = (i[:, None] >= i) & (i[:, None] - i < 64)
+        causal = True if mask is None""")
 
 
 @pytest.mark.parametrize('is_edited', [False, True])

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import is_refused
+from conftest import is_refused, nanogpt_meta
 
 import dataset
 from dataset import Dataset, Prefetch, hash64, permute, sample_starts
@@ -108,12 +108,13 @@ def test_nanogpt_folders_are_read_as_they_are(tmp_path):
     ids.tofile(folder / 'train.bin'), ids.tofile(folder / 'val.bin')
     bare = Dataset('old', tmp_path)  # as nanoGPT's openwebtext: no meta means GPT-2
     assert bare.vocab_size == 50304 and bare.tokenizer_state['name'] == 'gpt2' and bare.train.n == 500
-    with open(folder / 'meta.pkl', 'wb') as f:
-        chars = ['a', 'é', '\n']
-        pickle.dump({'vocab_size': 4, 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}, f)
+    meta = folder / 'meta.pkl'
+    meta.write_bytes(pickle.dumps({**nanogpt_meta('aé\n'), 'vocab_size': 4}))
     old = Dataset('old', tmp_path)
     tok = old.tokenizer()
     assert old.vocab_size == 4 and tok.decode([1, 0, 2]) == 'éa\n' and tok.encode_prompt('aé') == [0, 1]
+    meta.write_bytes(pickle.dumps({'vocab_size': 2**20}))
+    assert Dataset('old', tmp_path).train.n == 250, 'ids that need uint32 are'
 
 
 def test_a_vocab_size_alone_is_enough_to_train_and_to_sample_numbers(tiny, tmp_path, script, works):

@@ -361,8 +361,7 @@ def test_a_table_that_no_checkpoint_brings_is_there_after_a_resume(monkeypatch):
                     "        self.register_buffer('rope', rope, persistent=False)\n"
                     "        self.register_buffer('table', torch.arange(4), persistent=False)\n")
     model = change.GPT(change.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=5, block_size=4))
-    ckpt = {'model': model.state_dict(), 'model_args': model.config.model_args(), 'path': ''}
-    again = load.build(change.GPT, ckpt)
+    again = load.build(change.GPT, {'model': model.state_dict(), 'model_args': model.config.model_args(), 'path': ''})
     assert again.table.tolist() == [0, 1, 2, 3] and same(again.state_dict(), model.state_dict())
 
 

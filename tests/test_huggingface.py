@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import is_refused
+from test_tasks import export
 from torch.nn import functional as F
 
 import model
@@ -47,9 +48,7 @@ def random_model(shape):
 
 
 def exported(net, folder, tokenizer=BYTES, **kwargs):
-    hf_export.write(str(folder), net.state_dict(), net.config, tokenizer, **kwargs)
-    auto = transformers.AutoModelForCausalLM
-    return auto.from_pretrained(folder, dtype='auto', attn_implementation='eager').eval()
+    return export(net, tokenizer, folder, **kwargs)
 
 
 @pytest.mark.parametrize('shape', SHAPES)
@@ -123,8 +122,7 @@ def test_a_character_vocabulary_names_a_rare_character_as_end_of_text(tmp_path):
     assert theirs(text + '$')['input_ids'] == ours.encode(text + '$').tolist()
     assert theirs.decode(ours.encode(text).tolist(), skip_special_tokens=True) == text
     assert theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id == 2
-    generation = json.loads((tmp_path / 'hf' / 'generation_config.json').read_text())
-    assert generation['eos_token_id'] is None, 'no text ends there'
+    assert json.loads((tmp_path / 'hf' / 'generation_config.json').read_text())['eos_token_id'] is None, 'no text ends there'
 
 
 def sentencepiece_like(folder):
@@ -333,8 +331,7 @@ def test_export_writes_all_or_nothing(tiny, tmp_path, script, works):
     works('train.py', *tiny, '--overwrite', '--arch=local')
     is_refused(script('export.py', out, x), 'near=16384', 'NanoChatForCausalLM')
     is_refused(script('export.py', out, f"--to={tmp_path / 'x.gguf'}"), 'near=16384')
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == 'again data hf out'.split(), 'nothing half-written stays'
+    assert sorted(path.name for path in tmp_path.iterdir()) == 'again data hf out'.split(), 'nothing half-written stays'
 
 
 def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, works, monkeypatch):
@@ -352,8 +349,7 @@ def test_what_was_added_to_the_network_is_refused(tiny, tmp_path, script, works,
     real = F.scaled_dot_product_attention
     monkeypatch.setattr(model.CausalSelfAttention, 'scaled_dot_product_attention',
                         staticmethod(lambda *args, **kwargs: 1.5 * real(*args, **kwargs)))
-    done = script('export.py', f"--out_dir={tmp_path / 'out'}", f"--to={tmp_path / 'hf'}")
-    is_refused(done, 'computes something else')
+    is_refused(script('export.py', f"--out_dir={tmp_path / 'out'}", f"--to={tmp_path / 'hf'}"), 'computes something else')
     assert not (tmp_path / 'hf').exists()
 
 

@@ -14,7 +14,7 @@ from conftest import TINY, make_dataset, rows, same, saved
 from test_eval import ASCII
 from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
 
-from support import samples
+from support import samples, signals
 from support.evaluate import Interrupted
 from support.tokenizer import make_tokenizer
 
@@ -60,8 +60,7 @@ def test_the_training_is_left_alone(works, place, finished, tmp_path):
     log, without = logged(finished), logged(tmp_path / 'plain')
     assert log['loss'] == without['loss'] and log['val_loss'] == without['val_loss']
     assert list(log['hellaswag']) == list(log['core']) == [2, 4, 6, 7]
-    sections = re.findall('(?m)^## after (.*) iterations', samples_of(finished))
-    assert sections == ['1', '3', '7'], 'gaps of 1, 2 and 4'
+    assert re.findall('(?m)^## after (.*) iterations', samples_of(finished)) == ['1', '3', '7'], 'gaps of 1, 2 and 4'
 
 
 def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
@@ -120,7 +119,7 @@ def test_samples_are_the_prompts_with_what_follows(place, tmp_path, capsys):
         k = dict(out_dir=str(tmp_path), sample_prompts=prompts, sample_tokens=12, seed=1337, eval_only=False,
                  sample_interval=5, max_iters=9)
         run = SimpleNamespace(knobs=k, data=SimpleNamespace(tokenizer=lambda: make_tokenizer(BYTES)))
-        return samples.samples_in_loop(run, make_net('llama'), ONE, PLAIN, SimpleNamespace(asks_to_stop=lambda: False))
+        return samples.samples_in_loop(run, make_net('llama'), ONE, PLAIN, SimpleNamespace(poll=lambda: None))
     sample, unprompted = sampler(str(place[0] / 'prompts.txt')), sampler(None)
     assert sample(3) == sample(7) == {}
     last = samples_of(tmp_path).split('## after 7 iterations\n\n')[1]
@@ -151,6 +150,11 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(works, place, tmp
     assert [style[name] for name in 'tokens temperature top_k top_p'.split()] == [64, 1, 200, 0.8]
 
 
+def test_time_that_is_up_behind_the_last_evaluation_stops_nothing(works, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, 'append', lambda *_: monkeypatch.setattr(signals.time, 'monotonic', lambda: 1e9))
+    assert 'done: 7' in works('train.py', *place[1], '--sample_interval=100', '--max_minutes=9', f'--out_dir={tmp_path}').out
+
+
 def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
     net, calls = make_net('llama').train(), []
     net.compile(backend=lambda graph, inputs: calls.append(1) or graph)
@@ -163,4 +167,4 @@ def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
     assert torch.equal(state, torch.get_rng_state())
     assert texts == write(5) != write(6)
     with pytest.raises(Interrupted):
-        write(5, is_stopping=lambda: True)
+        write(5, poll=lambda: 'stop')

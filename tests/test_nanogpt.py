@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, nanogpt_meta
 from test_huggingface import hub, openai_like  # noqa: F401 (a fixture)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -76,8 +76,7 @@ def place(tmp_path):
         folder = tmp_path / 'data' / name
         folder.mkdir(parents=True)
         ids[:7000].tofile(folder / 'train.bin'), ids[7000:].tofile(folder / 'val.bin')
-    meta = {'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
-    (tmp_path / 'data' / 'shakespeare_char' / 'meta.pkl').write_bytes(pickle.dumps(meta))
+    (tmp_path / 'data' / 'shakespeare_char' / 'meta.pkl').write_bytes(pickle.dumps(nanogpt_meta(chars)))
     return tmp_path
 
 

@@ -11,7 +11,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, is_refused, make_dataset, own_process
+from conftest import REPO, TEXT, is_refused, make_dataset, nanogpt_meta, own_process
 from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
@@ -62,7 +62,7 @@ RUSSIAN = 'Однажды играли в карты у конногвардей
     (ENGLISH, 'cp1252'), (ENGLISH, 'mac-roman'), (ENGLISH, 'utf-16'), (ENGLISH, 'utf-16-le'),
     (FRENCH, 'cp1252'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
 def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding):
-    assert read_text.likely_encoding(text.encode(encoding)) == encoding
+    assert read_text.likely_encoding(text.encode(encoding), 0) == encoding
     (tmp_path / 'a.txt').write_bytes(text.encode(encoding))
     result = prepare('mine', tmp_path / 'a.txt')
     assert f'is read as {encoding}' in result.out or encoding == 'utf-16'  # whose mark leaves no doubt
@@ -196,9 +196,7 @@ def test_nanogpts_command_works_in_any_folder_and_its_meta_pkl_is_our_meta_json(
     result = own_process('data/shakespeare_char/prepare.py', '--data_dir=data', cwd=tmp_path)
     assert result.status == 0 and 'train.py config/train_shakespeare_char.py' in result.out, result.err
     ours = Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state
-    chars = sorted(set(TEXT))
-    assert pickle.loads((folder / 'meta.pkl').read_bytes()) == {  # as nanoGPT's script writes it
-        'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
+    assert pickle.loads((folder / 'meta.pkl').read_bytes()) == nanogpt_meta(sorted(set(TEXT)))
     (folder / 'meta.json').unlink()
     assert Dataset('shakespeare_char', tmp_path / 'data').tokenizer_state == ours
 
@@ -245,6 +243,7 @@ done >> asked
 echo >> asked
 case "$*" in
   -c*long) echo 270 ;;
+  -c*ngram*) echo 1.50 ;;
   -c*val_loss*) PYTHONPATH=REPO exec PYTHON "$@" ;;
 esac
 '''.replace('REPO', f'{REPO}').replace('PYTHON ', f'{sys.executable} '))
@@ -286,8 +285,7 @@ def test_mybook_sh_hands_each_flag_to_its_script(tmp_path):
 
 
 def test_the_config_of_a_book_fits_its_size(script, tmp_path):
-    done = script('train.py', f'--data_dir={tmp_path}', 'config/mybook.py', '--dataset=absent')
-    is_refused(done, 'python prepare.py absent')
+    is_refused(script('train.py', f'--data_dir={tmp_path}', 'config/mybook.py', '--dataset=absent'), 'python prepare.py absent')
     rows = []
     for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
         folder = make_dataset(tmp_path, f'{size}', val=False)

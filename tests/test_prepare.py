@@ -153,8 +153,7 @@ def test_without_network_and_cache_the_error_says_how_to_bring_it(prepare, tmp_p
     def get_encoding(name):
         raise ConnectionError('no network')
     monkeypatch.setattr(tiktoken, 'get_encoding', get_encoding)
-    result = prepare('mine', book, '--tokenizer=gpt2')
-    is_refused(result, 'TIKTOKEN_CACHE_DIR', "get_encoding('gpt2')", '--tokenizer=byte')
+    is_refused(prepare('mine', book, '--tokenizer=gpt2'), 'TIKTOKEN_CACHE_DIR', "get_encoding('gpt2')", '--tokenizer=byte')
     assert not (tmp_path / 'data' / 'mine').exists()
 
 
@@ -163,8 +162,7 @@ def test_without_network_and_cache_the_error_says_how_to_bring_it(prepare, tmp_p
 
 
 def test_show_tells_and_checks(prepare, tmp_path):
-    source = write(tmp_path / 'all.jsonl', [f'document {i}: ' + TEXT[:500] for i in range(100)])
-    prepare('mine', source, '--shard_tokens=20000')
+    prepare('mine', write(tmp_path / 'all.jsonl', [f'document {i}: ' + TEXT[:500] for i in range(100)]), '--shard_tokens=20000')
     result = prepare('mine', '--show')
     assert result.status == 0 and 'checksums right' in result.out and 'document 0' in result.out, result.err
     path = tmp_path / 'data' / 'mine' / 'train_000001.bin'

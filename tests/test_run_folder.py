@@ -155,7 +155,7 @@ def test_a_dataset_of_two_dots_opens_nothing(tmp_path, capsys):
     for name, words in ('..', "dataset is a folder's name ('..')"), ('bare', 'there is no dataset bare. make it'):
         ckpt = {'model_args': {'vocab_size': 65}, 'config': {'dataset': name}}
         with pytest.raises(SystemExit):
-            load.tokenizer_state(ckpt, data_dir=f'{tmp_path}/data')
+            load.tokenizer_state(ckpt, None, f'{tmp_path}/data')
         assert words in capsys.readouterr().err
 
 

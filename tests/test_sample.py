@@ -60,8 +60,7 @@ def test_the_checkpoint_alone_is_enough(script, trained, run_folder):
     assert script('sample.py', str(run_folder), *trained[1:], '--dtype=float32', '--start=7 times').out == result.out
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    again = script('sample.py', *trained, '--dtype=float32', '--start=7 times').out
-    assert again == result.out, 'the same seed, the same text'
+    assert script('sample.py', *trained, '--dtype=float32', '--start=7 times').out == result.out, 'the same seed, the same text'
     assert torch.equal(torch.get_rng_state(), state), 'nothing else that is random is touched'
     assert script('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
 
@@ -73,8 +72,7 @@ def test_its_flags(script, trained, run_folder, tmp_path):
     assert samples(script('sample.py', *trained, '--top_k=1', '--start=7')) == greedy
     assert samples(script('sample.py', *trained, '--top_p=1e-6', '--top_k=None', '--start=7')) == greedy
     (tmp_path / 'prompt.txt').write_text('8 times')
-    from_file = samples(script('sample.py', *trained, f"--start=FILE:{tmp_path / 'prompt.txt'}"))
-    assert from_file[0].startswith('8 times')
+    assert samples(script('sample.py', *trained, f"--start=FILE:{tmp_path / 'prompt.txt'}"))[0].startswith('8 times')
     assert samples(script('sample.py', *trained))[0].startswith('\n')
     stopped = samples(script('sample.py', *trained, '--temperature=0', '--start=7', '--stop=.'))[0]
     assert greedy[0].startswith(stopped.rstrip('\n')) and '.' not in stopped and len(stopped) < len(greedy[0])

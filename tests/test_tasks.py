@@ -158,7 +158,7 @@ def by_transformers(task, theirs, encode, first, block_size, limit):
 def compare(folder, name, net, theirs, tokenizer, limit=None):
     named = f'{name}:{limit}' if limit else name
     (task,), = tasks.load_tasks(named, str(folder), tokenizer, net.config.block_size).values()
-    correct = tasks.score(net, task, ONE, PLAIN)
+    correct = tasks.score(net, task, ONE, PLAIN, lambda: None)
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     encode = lambda text: tokenizer.encode(text).tolist()
     want = by_transformers(task, theirs, encode, first, net.config.block_size, limit)
@@ -170,11 +170,10 @@ def compare(folder, name, net, theirs, tokenizer, limit=None):
     return tasks.accuracy(task, correct)
 
 
-def export(net, tokenizer_state, folder):
+def export(net, tokenizer_state, folder, **kwargs):
     transformers = pytest.importorskip('transformers')
-    hf_export.write(str(folder), net.state_dict(), net.config, tokenizer_state)
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    return load(folder, dtype='auto', attn_implementation='eager').eval()
+    hf_export.write(str(folder), net.state_dict(), net.config, tokenizer_state, **kwargs)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype='auto', attn_implementation='eager').eval()
 
 
 @pytest.mark.parametrize('shape', SHAPES)
@@ -206,8 +205,7 @@ def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path):
     said = {'6': '6', '7': ' 7 ', '8': '8 and more', '99999': '9' * 90}  # by the right answer
 
     def generate(idx, n, stop, **kwargs):
-        question = tokenizer.decode(idx[0].tolist())
-        answer = next(text for answer, text in said.items() if f'Say {answer}<' in question)
+        answer = next(text for answer, text in said.items() if f'Say {answer}<' in tokenizer.decode(idx[0].tolist()))
         return torch.cat((idx, torch.tensor([[*answer.encode(), stop[0]][:n]])), dim=1)
     net.generate = generate
     path = tmp_path / 'x.jsonl'
@@ -216,7 +214,7 @@ def test_an_answer_is_right_but_for_spaces_at_its_ends(tmp_path):
     (task,), = tasks.load_tasks(str(path), '', tokenizer, 256).values()
     sharded = tasks.Distributed('cpu', world_size=2)
     sharded.sharded = True
-    right = tasks.score(net, task, sharded, PLAIN)
+    right = tasks.score(net, task, sharded, PLAIN, lambda: None)
     assert {answer for (_, answer), is_right in zip(task.examples, right) if is_right} == {'6', '7'}
 
 

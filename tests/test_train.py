@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, is_refused, make_dataset, rows, same, saved
+from conftest import TEXT, is_refused, make_dataset, nanogpt_meta, rows, same, saved
 
 import dataset
 from model import GPT, GPTConfig
@@ -265,8 +265,7 @@ def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     meta = json.loads((folder / 'meta.json').read_text())
     (folder / 'meta.json').unlink()
     chars = meta['tokenizer']['chars']
-    with open(folder / 'meta.pkl', 'wb') as f:
-        pickle.dump({'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}, f)
+    (folder / 'meta.pkl').write_bytes(pickle.dumps(nanogpt_meta(chars)))
     out.mkdir()
     model = nanogpt_checkpoint(out / 'ckpt.pt', len(chars))
     theirs = (out / 'ckpt.pt').read_bytes()
