@@ -78,7 +78,7 @@ python prepare.py "$name" "${inputs[@]}" ${prepare[@]+"${prepare[@]}"} \
 mkdir -p "$out_dir/teachers"
 if [[ $init == *overwrite ]]; then rm -rf "$out_dir"/teachers/* "$out_dir"/ckpt*.pt; fi
 
-# of what counts of up to 6 bytes need, a network needed 0.81 to 0.85 on ten texts of 0.1 to 20 MB, English
+# of what counts of up to 6 bytes need, a network needed 0.80 to 0.85 on twelve texts of 0.1 to 20 MB, English
 # books (dev/records/own_text.md)
 expected=$(python -c "
 import sys
@@ -91,9 +91,8 @@ if data.val:
     text = [data.tokenizer().decode(part[part != data.meta['end_of_text']].tolist()).encode() for part in ids]
     print(f'{0.84 * ngram_bits_per_byte(text[1], text[0]):.2f}')" "$name" "$data")
 if [ -n "$expected" ]; then
-  expected="expected  about $expected bits per byte of the validation text, 0.84 of what counts of 6 bytes"
-  expected+=" need, mostly within 0.1, after five minutes of two cores with bfloat16, or twenty without"
-  echo "$expected"
+  echo "expected  about $expected bits per byte of the validation text, 0.84 of what counts of 6 bytes" \
+    "need, mostly within 0.1, after five minutes of two cores with bfloat16, or twenty without"
 fi
 
 left() {  # of all the minutes, and a fifth as a reserve
@@ -126,6 +125,7 @@ print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
   if ((teachers == 3 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
+  echo "that network is in $out_dir/teachers/$((teachers + 1)) now, and the next one learns from it as well"
   init=--init_from=auto
 done
 ended='all training is done' taught=''
@@ -144,7 +144,13 @@ if [ "$best" != "$out_dir" ]; then
 fi
 if [ -n "$expected" ]; then  # else there is no validation text
   python eval.py --out_dir="$best" ${data_dir[@]+"${data_dir[@]}"} --sample_tokens=0
-  echo "$expected; fewer are better"
+  python -c "
+import json, sys
+with open(sys.argv[1]) as f:
+    found, expected = json.load(f)['texts'][sys.argv[2] + '/val']['bpb'], float(sys.argv[3])
+which = f\"{abs(found - expected):.2f} {'fewer' if found < expected else 'more'}\"
+print(f'expected  about {expected:.2f} bits per byte, reached {found:.2f}: {which}')
+" "$best/eval.json" "$name" "$expected"
 fi
 # one book begins but once, too seldom to learn it; a vocabulary of characters may lack the new line
 python sample.py --out_dir="$best" --start=$'\n' --num_samples=3 --max_new_tokens=300 ||
