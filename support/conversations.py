@@ -119,7 +119,7 @@ class Conversations(Tokens):
         except OSError:
             bits, starts = b'', b''
         if hashlib.sha256(bits + starts).hexdigest() != entry['mask_sha256']:
-            fail(f"{base}.mask or {split}.starts is damaged. run prepare.py for this dataset again")
+            fail(f"{base}.mask or {split}.starts is damaged or lost. run prepare.py for this dataset again")
         bits = np.frombuffer(bits, np.uint8)
         self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
         self.starts = np.frombuffer(starts, '<u8').astype(np.int64)

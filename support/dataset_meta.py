@@ -29,7 +29,7 @@ def folder_of(name, data_dir):
     """The folder of the dataset `name`; ends with status 2 if that is no name."""
     data_dir = data_dir or DATA_DIR
     if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
-        fail(f"dataset is a folder's name ({name!r}). give it alone, and --data_dir=PATH if not {data_dir}")
+        fail(f"dataset is a folder's name ({name!r}). give it alone; --data_dir=PATH replaces {data_dir}")
     return os.path.join(data_dir, name)
 
 

@@ -185,7 +185,7 @@ class Evaluator:
                 self.dist.print(f"the validation loss is as low as stop_val_loss={goal:g}")
                 last = True
         if last:
-            self.stop.deadline = math.inf  # nothing is left for which time could be up
+            self.stop.deadline = math.inf  # all is done: time can no longer be up
         return metrics, last
 
     def state(self):

@@ -72,7 +72,7 @@ def get_file(source, name, needed=True):
     if os.path.isdir(source):
         path = os.path.join(source, name)
         if needed and not os.path.isfile(path):
-            fail(f"no {name} in {source}. name a folder by transformers' save_pretrained or export.py")
+            fail(f"no {name} in {source}. name a folder of transformers' save_pretrained or export.py")
         return path if os.path.isfile(path) else None
     package, (repo, _, revision) = hub(), GPT2_NAMES.get(source, source).partition('@')
     revision = revision or None

@@ -168,8 +168,7 @@ def samples_in_loop(run, model, dist, autocast, stop):
         fail(f"a prompt cannot be encoded: {e}. use others with --sample_prompts=FILE")
 
     def sample(it):
-        texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], autocast,
-                      stop.poll)
+        texts = write(model, tokenizer, prompts, k['sample_tokens'], it, k['seed'], autocast, stop.poll)
         if dist.is_main and not k['eval_only']:
             try:
                 append(k['out_dir'], it, texts)

@@ -194,7 +194,7 @@ def choose_start(run, k):
     elif k.init_from not in ('scratch', 'auto'):
         path, start = load.find(source if word == 'auto' else k.init_from), 'weights'
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
-        fail(f"--overwrite would delete {path}, in out_dir itself, to start from. name another --out_dir")
+        fail(f"--overwrite would delete {path}, the start, in out_dir itself. name another --out_dir")
     return path, start
 
 
@@ -226,7 +226,7 @@ def settle_shape(run):
         problems.append("matrix_optimizer=muon wants query, key and value in matrices of their own, and "
                         f"{k.arch} has them in one. use --arch=llama or modern, or --matrix_optimizer=adamw")
     if run.lrs and k.learning_rate == 0:
-        problems.append("learning_rate=0 stops all, as others are multiples of it. use a number above 0")
+        problems.append("learning_rate=0 stops all: other rates are multiples of it. use a number above 0")
     name, unit, of = 'gradient_accumulation_steps', n, f'the number {n} of processes, over which it counts'
     if k.total_batch_size:
         name, unit = 'total_batch_size', k.batch_size * k.block_size * n
