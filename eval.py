@@ -35,6 +35,7 @@ knobs, given = configure(globals(), positional='out_dir')
 import lzma
 import math
 import os
+import shlex
 import time
 
 import torch
@@ -92,8 +93,8 @@ if split != 'none':
         fail(f"no val.bin in {data.folder}. use --split=train")
     if not same_tokenizer(state.get('tokenizer'), data.tokenizer_state):
         fail(f"dataset {name} has another tokenizer than the model. make one with the model's from the same "
-             f"text: python prepare.py {name}_2 --input=FILE "
-             f"--tokenizer={'' if path.endswith('.pt') else 'hf:'}{path}")
+             f"text: python prepare.py {shlex.quote(name + '_2')} --input=FILE "
+             f"--tokenizer={'' if path.endswith('.pt') else 'hf:'}{shlex.quote(path)}")
     if 'ranks' in data.tokenizer_state:  # a checkpoint may have no more than its name
         tokenizer_state = data.tokenizer_state
     other, seen = '', state.get('trained_on', {})
@@ -171,8 +172,9 @@ def evaluate_text():
     if sizes is None:
         return
     if split == 'val' and found['tokens'] == tokens.n - 1 and data.train.n < 2**24 and dist.is_main:
-        # of more it takes minutes
-        result['texts'][name].update(by_other_means())
+        # of more it takes minutes; of what the network was not trained on it would be no comparison
+        if seen.get('train', data.train.fingerprint) == data.train.fingerprint:
+            result['texts'][name].update(by_other_means())
     if sample_tokens:  # so that the numbers have a face
         (_, text), = samples.write(model, tokenizer, [('', empty_prompt(tokenizer))], sample_tokens, iter_num,
                                    1337, autocast)

@@ -61,8 +61,9 @@ class PlainRMSNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         y, scale = ctx.saved_tensors
-        along = (grad * y).mean(dim=-1, keepdim=True)  # what points along y changes nothing
-        return (torch.addcmul(grad, y, along, value=-1) * scale).to(grad.dtype), None
+        # without what points along y, which changes nothing
+        return (torch.addcmul(grad, y, (grad * y).mean(dim=-1, keepdim=True), value=-1)
+                * scale).to(grad.dtype), None
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **others):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import shlex
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def missing(folder):
     data_dir, name = os.path.split(folder)
     if os.path.isdir(os.path.join(folder, 'unfinished')):
         return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
-    make = f"python prepare.py {name}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
+    make = f"python prepare.py {shlex.quote(name)}" + ("" if name in KNOWN else " --input=FILE_OR_FOLDER")
     found = glob.glob(os.path.join(glob.escape(data_dir), '*', 'train*.bin'))
     have = ', '.join(sorted({os.path.basename(os.path.dirname(path)) for path in found}))
     return (f"no dataset {name} in {data_dir} (there is: {have or 'none yet'}). name another folder with "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 
 import torch
 
@@ -84,10 +85,9 @@ def data_problems(run):
     if new and fits and n > config.vocab_size:
         config.vocab_size = data.vocab_size
     if not fits:
-        return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint "
-                f"({n} ids, {config.vocab_size} there). train on a dataset made with the checkpoint's "
-                f"(prepare.py --tokenizer={'' if ckpt['path'].endswith('.pt') else 'hf:'}{ckpt['path']}), or "
-                "from scratch"]
+        return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint ({n} ids, "
+                f"{config.vocab_size} there). train from scratch, or on one made by prepare.py "
+                f"--tokenizer={'' if ckpt['path'].endswith('.pt') else 'hf:'}{shlex.quote(ckpt['path'])}"]
     if not run.continues or knobs['eval_only']:
         return []
     # else the run would train on some samples twice and on some never

@@ -168,10 +168,9 @@ def get_encoding(name):
         return tiktoken.get_encoding(name)
     # errors of the requests package are OSErrors; a page in its place: ValueError
     except (OSError, ValueError) as e:
-        fail(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
-             f"({type(e).__name__}). with a network, run: TIKTOKEN_CACHE_DIR=FOLDER python -c "
-             f"\"import tiktoken; tiktoken.get_encoding('{name}')\", and bring FOLDER here; or have "
-             "prepare.py use --tokenizer=byte")
+        fail(f"tokenizer {name} is not in tiktoken's cache and cannot be downloaded ({type(e).__name__}). "
+             f"with a network: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; tiktoken.get_encoding"
+             f"('{name}')\", and bring FOLDER here; or have prepare.py use --tokenizer=byte")
 
 
 # -----------------------------------------------------------------------------
