@@ -158,7 +158,8 @@ def get_batch(it, micro_step):
 
 def loss_divisor(it, micro_step):
     """What a micro-batch's mean loss is divided by, so that they add up to the mean over the iteration's
-    targets: grad_accum_steps, unless some targets are masked, as in conversations."""
+    targets: grad_accum_steps, unless some targets are masked, as in conversations. Those that a get_batch of
+    yours masks (-1) have to be counted here too, or it is a mean of the micro-batches' means."""
     it = 0 if overfit_batch else it
     first, size = batch_number(it, micro_step) * batch_size, batch_size * grad_accum_steps * dist.world_size
     ours = data.train.count_targets(seed, range(first, first + batch_size), block_size)
