@@ -173,7 +173,7 @@ def evaluate_text():
         return
     if split == 'val' and found['tokens'] == tokens.n - 1 and data.train.n < 2**24 and dist.is_main:
         # of more it takes minutes; of what the network was not trained on it would be no comparison
-        if seen.get('train', data.train.fingerprint) == data.train.fingerprint:
+        if seen.get('train ids', data.train.sampled) == data.train.sampled:
             result['texts'][name].update(by_other_means())
     if sample_tokens:  # so that the numbers have a face
         (_, text), = samples.write(model, tokenizer, [('', empty_prompt(tokenizer))], sample_tokens, iter_num,

@@ -192,9 +192,9 @@ def make_conversations():
 def check_knobs():
     problems = out_of_range(knobs, below_one='val_fraction', above_zero='max_tokens shard_tokens workers')
     if name not in KNOWN and input is None and not show:
-        problems.append(f"no text for the dataset {name}. say where it is: python prepare.py {name} "
-                        f"--input=FILE_OR_FOLDER, or ./{name} if it is a folder here (made without it: "
-                        f"{', '.join(KNOWN)})")
+        problems.append(f"no text for the dataset {name}. say where it is: python prepare.py "
+                        f"{shlex.quote(name)} --input=FILE_OR_FOLDER, or ./{name} if it is a folder here "
+                        f"(made without it: {', '.join(KNOWN)})")
     if (name == 'pystdlib' or chat and name in KNOWN) and input is not None:
         problems.append(f"{name} is not made of --input. give your dataset a name: python prepare.py NAME "
                         "--input=...")

@@ -193,7 +193,7 @@ class Saver:
             improved = False  # save_interval spaces the checkpoints, and the best is one of them
         if improved:
             self.best_val_loss = metrics['val_loss']
-        # not the file that was just read, not the random weights of the beginning
+        # not the file that was just read (that of a branch lies elsewhere), not random weights
         is_new = it > self.run.start_iter or improved or self.run.start == 'branch'
         if not (is_new and wanted and self.writes) or self.stop.gave_up:
             return

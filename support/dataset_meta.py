@@ -97,11 +97,11 @@ def complete(meta):
     """One that a person wrote may say as little as {"vocab_size": 1000, "dtype": "uint32"}; then the ids are
     no text. Raises an exception of some kind if it says what cannot be."""
     size = meta['vocab_size']
+    assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
     meta = {'tokenizer': {'kind': 'ids', 'n_vocab': size}, 'end_of_text': None,
             'dtype': 'uint16' if size <= 65536 else 'uint32', 'splits': {}, **meta}
     state = meta['tokenizer']
     check_tokenizer_state(state)
-    assert type(size) is int and 0 < size <= 2**32, f'vocab_size is {size!r:.60}'
     n_chars = len(state.get('chars', [])) + len(state.get('added', []))
     fits = n_chars == size or n_chars < size and not meta['splits']  # nanoGPT's may be padded
     assert 'chars' not in state or fits, f'vocab_size is {size}, there are {n_chars} characters'

@@ -37,7 +37,7 @@ def choose_device(device, local_rank=0, is_distributed=False):
                  f"--nproc_per_node={count}, or a torch built for the GPU's driver", everywhere=count > 0)
         torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
     if device.type == 'mps' and (is_distributed or not torch.backends.mps.is_available()):
-        fail("device=mps is for one process on a Mac with an Apple GPU. use python there, or --device=cpu")
+        fail("device=mps is for one process on a Mac with an Apple GPU. not torchrun; or use --device=cpu")
     return device, why
 
 

@@ -40,7 +40,7 @@ class Interrupted(Exception):
 
 def rounds(n, dist, poll, tick):
     """This process's share of the numbers below n, as pairs (i, counts). Every process makes as many rounds,
-    since poll(), Stop's, and a sharded model need all of them: where there are no numbers left for this one,
+    since Stop.poll and a sharded model need all of them: where there are no numbers left for this one,
     it helps the others with the last one, and `counts` is False."""
     for first in range(0, n, dist.world_size):
         if poll() == 'stop':

@@ -118,7 +118,7 @@ def find_files(spec):
     except Exception as e:
         explain(e, f'hf:{spec}', "name files on this machine with --input")
     if not names:
-        fail(f"no parquet or text files in hf:{spec}. name a configuration and a split from its page there")
+        fail(f"no parquet or text files in hf:{spec}. name a configuration and split of its page there")
     files = {file.rfilename: file for file in info.siblings}
     return [File(name, files[name].size, files[name].lfs.sha256 if files[name].lfs else files[name].blob_id,
                  repo, info.sha) for name in names]

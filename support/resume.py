@@ -135,8 +135,8 @@ def restore_optimizer(run, optimizer, scaler):
             scaler.load_state_dict(run.ckpt['scaler'])
     except Exception as e:  # a file may say anything
         path = run.ckpt['path']
-        fail(f"the optimizer's state in {path} cannot be used ({type(e).__name__}: {e}). take an older "
-             f"checkpoint, or start a new run from its weights: --init_from={path} --out_dir=ANOTHER")
+        fail(f"the optimizer's state in {path} cannot be used ({type(e).__name__}: {e}). take an older one, "
+             f"or start a new run from its weights: --init_from={shlex.quote(path)} --out_dir=ANOTHER")
 
 
 GIVEN = 'lr_scale weight_decay betas eps momentum'.split()  # options of groups that follow from knobs

@@ -193,7 +193,7 @@ class Session:
         self.format = chat_format(tokenizer)
         if self.format is None:
             fail("this model knows no conversations: its tokenizer has neither roles nor a chat template. "
-                 "python prepare.py NAME --chat --input=FILE makes some, for config/finetune_chat.py")
+                 "python prepare.py NAME --chat --input=FILE makes a dataset, for config/finetune_chat.py")
         self.tokenizer, self.generate = tokenizer, generate
         self.room = model.config.block_size - min(max_new_tokens, model.config.block_size // 2)
         self.system, self.turns = [], []  # messages

@@ -123,7 +123,7 @@ def read_examples(task, tokenizer, block_size, limit):
         assert examples, 'it is empty'
     except Exception as e:  # a file may say anything
         fail(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). correct it (see "
-             "docs/evaluation.md), get it with python prepare.py hellaswag or core, or in another --data_dir")
+             "docs/evaluation.md), get it by python prepare.py hellaswag or core, or name another --data_dir")
 
 
 def add_example(task, examples, i, block_size):
