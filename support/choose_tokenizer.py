@@ -61,7 +61,7 @@ def by_size(files):
     """The name of the tokenizer for that much text, told with the reason."""
     size = sum(file.size * PACKED.get(file.path.lower().rpartition('.')[2], 1) for file in files)
     _, name, why = [row for row in BY_SIZE if size >= row[0]][-1]
-    print(f"tokenizer {name}, by the files' {size / 1e6:,.2f} MB: {why}. another: "
+    print(f"tokenizer {name}, by the files' {size / 1e6:,.2f} MB, packed ones estimated: {why}. another: "
           "--tokenizer=char, byte, bpe:1024, gpt2, ...")
     return name
 

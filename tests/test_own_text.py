@@ -303,7 +303,7 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
 def test_a_book_is_trained_and_its_report_written(script, tmp_path):
     (tmp_path / 'book.txt').write_text(TEXT)
     result = script('prepare.py', f'{tmp_path}/book.txt', f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 0 and "tokenizer byte, by the files' 0.07 MB: " in result.out, result.err
+    assert result.status == 0 and "tokenizer byte, by the files' 0.07 MB, " in result.out, result.err
     assert f"train.py --dataset=book --data_dir={tmp_path / 'data'} config/mybook.py" in result.out
     result = script('train.py', '--dataset=book', f"--data_dir={tmp_path / 'data'}", 'config/mybook.py',
                     f"--out_dir={tmp_path / 'out'}", '--max_iters=4', '--n_layer=1', '--n_embd=32', '--n_head=2',
