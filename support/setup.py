@@ -194,7 +194,7 @@ def choose_start(run, k):
     elif k.init_from not in ('scratch', 'auto'):
         path, start = load.find(source if word == 'auto' else k.init_from), 'weights'
     if k.overwrite and path and os.path.realpath(os.path.dirname(path)) == os.path.realpath(k.out_dir):
-        fail(f"--overwrite would delete {path} in out_dir itself, which is needed. name another --out_dir")
+        fail(f"--overwrite would delete init_from's {path} in out_dir itself. name another --out_dir")
     return path, start
 
 
