@@ -192,16 +192,16 @@ class Logger:
         if stop.gave_up:  # the guard has said why
             return f"gave up: {stop.gave_up}"
         run, out_dir = self.run, self.knobs['out_dir']
+        last = newest(out_dir)
         if not saver.whole:
             if run.dist.is_main:
-                last = newest(out_dir)
                 again = resume_line(run) if last else command_line(run, sys.argv[1:])
                 say("error: the last checkpoint could not be written, see above (before it: "
                     f"{last or 'none'}). mend that, then: {again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
-            saved = ("with nothing to save yet" if it == 0 else
-                     f"saved in {out_dir}. to continue: {resume_line(run)}")
+            saved = (f"saved in {out_dir}. to continue: {resume_line(run)}" if last else
+                     "with nothing saved yet")
             reason = f"stopped by {stop.reason()}"
             outcome = f"{reason} after {it:,} iterations"
             self.last_word(f"{outcome}, {saved}")
