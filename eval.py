@@ -107,8 +107,8 @@ if split != 'none':
 # -----------------------------------------------------------------------------
 # the tasks: what is wrong with their files is said before the work
 
-sizes = token_bytes(tokenizer_state, config.vocab_size)  # None: known by name alone, or ids are no text
-tokenizer = None if sizes is None and not tasks else make_tokenizer(tokenizer_state)
+sizes = token_bytes(tokenizer_state, config.vocab_size)  # 0: known by name alone, or ids are no text
+tokenizer = make_tokenizer(tokenizer_state) if sizes.any() or tasks else None
 loaded = load_tasks(tasks, data_dir, tokenizer, block_size)
 
 # -----------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def evaluate_text():
     result['texts'][name] = {**found, 'dtype': dtype}
     bpb = "bits per byte unknown without the tokenizer itself (a text of prepare.py brings it)"
     amount = f"{found['tokens']:,} tokens"
-    if sizes is not None:
+    if found['bpb'] is not None:
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
         amount += f" = {found['bytes']:,} bytes"
     dist.print(f"{name}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
                f"{found['perplexity']:.2f}, {bpb}, over {amount} in {time.perf_counter() - t0:.0f} s")
-    if sizes is None:
+    if found['bpb'] is None:
         return
     if split == 'val' and found['tokens'] == tokens.n - 1 and data.train.n < 2**24 and dist.is_main:
         # of more it takes minutes; of what the network was not trained on it would be no comparison

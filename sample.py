@@ -111,7 +111,7 @@ def on_interrupt(number, frame):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-# the latter does less bookkeeping: a tenth more tokens per second of a small model (dev/LOG.md)
+# the latter does less bookkeeping: a tenth more tokens per second of a small model (dev/LOG.md, 2026-11-22)
 @(torch.no_grad if static else torch.inference_mode)()
 def generate(ids, on_token):
     """Continue equally long lists of ids until on_token(the next ids, (B, 1)) is True, or Ctrl-C. Returns the

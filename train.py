@@ -35,7 +35,7 @@ gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,
 total_batch_size: int = None  # tokens per iteration; gradient_accumulation_steps follows, unless given later
 token_noise = 0.0  # this share of the input is replaced by tokens of the batch; for small data try 0.05
 teacher: str = None  # runs, as A,B, whose predictions are learned as well: distillation, for small data
-document_mask = False  # True: a document sees no other; slower. Conversations: always
+document_mask = False  # True: a document sees no other. Conversations: always
 seed = 1337  # for the initial weights, the order of the data, dropout and noise
 # model
 arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
@@ -66,7 +66,7 @@ weight_decay = 1e-1  # on matrices and embeddings only
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # 1e-5 has saved runs that diverged; 1e-10 for 'modern', 'local': their head starts at 0
+adam_eps = 1e-8  # 1e-10 for 'modern', 'local': their head starts at 0
 grad_clip = 1.0  # clip the gradient norm to this; 0: off
 # schedule
 max_iters = 600000  # number of updates

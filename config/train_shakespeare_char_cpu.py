@@ -1,8 +1,8 @@
 # A character-level GPT on Shakespeare for two CPU cores: the fastest way we know, in seconds, to the loss of
 # nanoGPT's README line for a CPU (1.88), and far below it. Parts were chosen by the clock: LayerNorm has a
-# fast kernel on a CPU, and norms on queries and keys cost more time than they saved here.
-# transformers has no such network; --arch=modern --n_layer=2 --norm=rmsnorm_plain --qk_norm=True can be
-# exported, and learns more slowly.
+# fast kernel on a CPU, and norms on queries and keys cost more time than they saved here (2026-11-22; not
+# measured again). transformers has no such network; --arch=modern --n_layer=2 --norm=rmsnorm_plain
+# --qk_norm=True can be exported, and learns more slowly.
 #
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_cpu.py

@@ -110,9 +110,10 @@ while true; do
     ${train[@]+"${train[@]}"} || status=$?
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
-    if [ $status != 2 ] && ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then  # 2: of bad input, which stays so
-      echo "to continue, or with --overwrite behind it to start over, and then sample:" \
-        "(cd $(printf %q "$here") && $again)"
+    if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
+      how="to continue, or with --overwrite behind it to start over, and then sample:"
+      if [ $status = 2 ]; then how="if it is the text that has changed, start over with --overwrite behind it:"; fi
+      echo "$how (cd $(printf %q "$here") && $again)"
     fi
     exit $status
   fi

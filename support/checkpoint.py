@@ -140,8 +140,8 @@ def clear(out_dir, start, overwrite):
     try:
         for name in os.listdir(out_dir):
             path, number = os.path.join(out_dir, name), NUMBERED.fullmatch(name)
-            old = number or name in RUN_FILES
-            if re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name) or (start is None and old):
+            if (re.fullmatch(r'(ckpt.*\.pt|log\.csv)\.tmp', name)
+                    or start is None and (number or name in RUN_FILES)):
                 os.remove(path)
             elif number and int(number[1]) > start:  # it is damaged, or the resume would be from there
                 os.replace(path, path + '.damaged')
@@ -273,10 +273,9 @@ def command_line(run, args):
 
 def replay_line(run, it):
     """The line that makes iteration `it` again, from the newest checkpoint, in a folder of its own."""
-    out_dir = run.knobs['out_dir']
-    path = newest(out_dir)
+    path = newest(run.knobs['out_dir'])
     begin = [f'--init_from=resume:{path}'] if path else sys.argv[1:]
-    return command_line(run, [*begin, f'--out_dir={out_dir}-replay', f'--max_iters={it + 1}',
+    return command_line(run, [*begin, f"--out_dir={run.knobs['out_dir']}-replay", f'--max_iters={it + 1}',
                               f"--lr_decay_iters={run.knobs['lr_decay_iters']}", '--log_interval=1'])
 
 

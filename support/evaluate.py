@@ -53,15 +53,14 @@ def rounds(n, dist, poll, tick):
             yield n - 1, False
 
 
-def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, token_bytes=None,
+def text_loss(model, tokens, windows, block_size, batch_size, dist, autocast, token_bytes,
               poll=lambda: None, tick=lambda done, n: None):
     """The mean loss of `tokens` over `windows`, perplexity, bits per byte and errors, as a dict. token_bytes:
     bytes per token id, 0 for special tokens, which bits per byte leave out: they compare models with
-    different tokenizers. The processes share the windows, and each window has its own place in the sums, so
-    the result does not depend on the number of processes."""
+    different tokenizers (None where all are 0). The processes share the windows, and each window has its own
+    place in the sums, so the result does not depend on the number of processes."""
     device, n = model.lm_head.weight.device, len(windows)
-    sizes = torch.zeros(model.config.vocab_size) if token_bytes is None else torch.as_tensor(token_bytes)
-    sizes = sizes.to(device, torch.float32)
+    sizes = torch.as_tensor(token_bytes, dtype=torch.float32, device=device)
     sums = torch.zeros(4, n, device=device)  # per window: nats, nats of text, targets, bytes
     with eval_mode(model):
         for b, counts in rounds(math.ceil(n / batch_size), dist, poll, tick):

@@ -76,12 +76,11 @@ class Guard:
 def advice(run, first_bad):
     """A line about the last good checkpoint. first_bad: the iteration whose weights made the first loss or
     gradient that is not finite; a checkpoint of that iteration has the same weights."""
-    out_dir = run.knobs['out_dir']
     rates = {'learning_rate': run.knobs['learning_rate'], **run.lrs}
     smaller = ' '.join(f'--{name}={lr / 3:.2g}' for name, lr in rates.items())
-    good = [path for path in numbered(out_dir) if int(NUMBERED.search(path)[1]) < first_bad]
+    good = [path for path in numbered(run.knobs['out_dir']) if int(NUMBERED.search(path)[1]) < first_bad]
     if not good:
         return f"no checkpoint is from before. start anew with smaller learning rates: {smaller}"
-    place = [f'--init_from=resume:{good[-1]}', f'--out_dir={out_dir}-again']
+    place = [f'--init_from=resume:{good[-1]}', f"--out_dir={run.knobs['out_dir']}-again"]
     return (f"{good[-1]} is from before. to continue from there with smaller learning rates: "
             f"{command_line(run, place)} {smaller}")

@@ -70,10 +70,8 @@ def read_block(path, knobs, kinds):
     for line in block_of(path).splitlines():
         knob = re.fullmatch(r'(\w+)(?:: [^=]+)? = .+?(?:  # (.*))?', line)
         if knob and knob[1] in knobs:
-            name, comment = knob[1], knob[2] or ''
-            if not comment:
-                comment = above
-            elif above and found:
+            name, comment = knob[1], knob[2] or above
+            if knob[2] and above and found:
                 found[-1][3] += f' {above}'
             words = ', '.join(repr(kind) for kind in kinds[name] if isinstance(kind, str))
             found.append([group, name, knobs[name], '; '.join(filter(None, [words, comment]))])

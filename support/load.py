@@ -233,8 +233,7 @@ def tokenizer_state(ckpt, dataset_name, data_dir):
     if glob.glob(os.path.join(glob.escape(folder), '[mt]*[ln]')):  # meta.json, meta.pkl, train*.bin
         meta = read_meta(folder)
         state = read_tokenizer_state(folder, meta)
-        fits = 0 <= vocab_size - meta['vocab_size'] < 64
-        if fits and same_tokenizer(ckpt.get('tokenizer'), state):
+        if 0 <= vocab_size - meta['vocab_size'] < 64 and same_tokenizer(ckpt.get('tokenizer'), state):
             return state
         fail(f"dataset {name} has another tokenizer than the checkpoint ({meta['vocab_size']} ids, "
              f"{vocab_size} there). name the one it was trained on with --dataset=NAME")

@@ -46,8 +46,11 @@ def inherit_knobs(run, kinds):
     never = {'init_from', 'overwrite', 'eval_only', *LAUNCH, *ARCHITECTURE}
     if 'environment' not in run.ckpt:  # nanoGPT's: its dtype was chosen for another device
         never.add('dtype')
-        of = 'batch_size', 'block_size', 'gradient_accumulation_steps'
-        tokens = math.prod(saved.get(name, run.knobs[name]) for name in of)
+        # what its resume keeps, whatever it writes into config
+        saved |= run.ckpt['optimizer']['param_groups'][0]
+        saved |= zip(('beta1', 'beta2'), saved.get('betas', ''))
+        tokens = math.prod(saved.get(name, run.knobs[name])
+                           for name in ('batch_size', 'block_size', 'gradient_accumulation_steps'))
         run.ckpt.update(tokens=tokens * run.start_iter, trained_on={'tokens per iteration': tokens})
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')

@@ -251,8 +251,8 @@ def settle_shape(run):
 def make_config(knobs, ckpt=None):
     """The GPTConfig of the knobs, and for what is not a knob, of the checkpoint."""
     values = {**(ckpt['model_args'] if ckpt else {}), **knobs}
-    names = [field.name for field in dataclasses.fields(GPTConfig)]
-    return GPTConfig(**{name: values[name] for name in names if name in values})
+    return GPTConfig(**{field.name: values[field.name] for field in dataclasses.fields(GPTConfig)
+                        if field.name in values})
 
 
 def settle_data(run):
@@ -280,7 +280,7 @@ def settle_data(run):
     if k.matrix_optimizer == 'muon':
         run.checkpoint_bytes -= 4 * run.n_block_params
     if run.dist.is_main and not k.eval_only:
-        stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints,
+        stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints or 1,
                                      checkpoint.numbered(k.out_dir) if k.keep_checkpoints else []))
 
 

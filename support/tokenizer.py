@@ -184,10 +184,10 @@ def check_tokenizer_state(state):
 
 
 def token_bytes(state, vocab_size):
-    """Bytes of text per token id, (vocab_size,), 0 for special tokens; None if the ids are no text, or the
+    """Bytes of text per token id, (vocab_size,), 0 for special tokens; all 0 if the ids are no text, or the
     tokenizer's files are not at hand."""
     if state['kind'] in ('ids', 'tiktoken') and 'ranks' not in state:
-        return None
+        return np.zeros(vocab_size)
     found = make_tokenizer(state).token_bytes()[:vocab_size]
     return np.pad(found, (0, vocab_size - len(found)))
 

@@ -156,7 +156,7 @@ def trained(place, monkeypatch=None, keep=lambda name: True):
 
 for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('--out_dir=/dev/null', None)):
     row(flags, 'out_dir', 'written', '--out_dir', given=given)
-row('', 'too little space', 'make room', given=full)
+row('--keep_checkpoints=0', 'too little space', 'free; 1 checkpoints, the best', given=full)
 row('', 'already holds a run', '--init_from=resume', '--overwrite', '--out_dir', given=trained)
 row('--overwrite', 'done: 6', given=trained, status=0)
 

@@ -113,7 +113,7 @@ def test_its_error_is_what_other_windows_would_give(script, run):
     data = Dataset('tiny', f'{run}/data')
     rows = windows(data.train.n - 1, 16)[:500]
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(20, 25)
-    parts = [text_loss(model, data.train, rows[part.numpy()], 16, 25, ONE, PLAIN) for part in order]
+    parts = [text_loss(model, data.train, rows[part.numpy()], 16, 25, ONE, PLAIN, np.zeros(999)) for part in order]
     assert 0.6 < np.std([part['loss'] for part in parts], ddof=1) / np.mean([part['loss_error'] for part in parts]) < 1.5
     assert parts[0]['bpb'] is None, 'no bytes are known without the tokenizer'
 

@@ -5,7 +5,7 @@ import json
 import os
 import random
 import shutil
-import types
+from types import SimpleNamespace
 
 import pytest
 from conftest import TEXT, is_refused
@@ -42,11 +42,11 @@ class Hub:
         for file in place.rglob('*'):
             if file.is_file():
                 content = file.read_bytes()
-                lfs = types.SimpleNamespace(sha256=hashlib.sha256(content).hexdigest())
-                files.append(types.SimpleNamespace(
+                lfs = SimpleNamespace(sha256=hashlib.sha256(content).hexdigest())
+                files.append(SimpleNamespace(
                     rfilename=str(file.relative_to(place)), size=len(content), blob_id='c' * 40,
                     lfs=lfs if file.suffix == '.parquet' else None))
-        return types.SimpleNamespace(sha='d' * 40 if revision == CONVERTED else 'c' * 40, siblings=files,
+        return SimpleNamespace(sha='d' * 40 if revision == CONVERTED else 'c' * 40, siblings=files,
                                      card_data=json.loads(card.read_text()) if card.exists() else None)
 
     def hf_hub_download(self, repo, path, repo_type, revision, cache_dir):

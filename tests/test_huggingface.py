@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import model
 from dataset import Dataset
 from model import GPT, GPTConfig
-from support import hf_export, huggingface, load
+from support import files, hf_export, huggingface, load
 from support.huggingface import convert, weight_names
 from support.tokenizer import TiktokenTokenizer, make_tokenizer, same_tokenizer
 
@@ -122,7 +122,7 @@ def test_a_character_vocabulary_names_a_rare_character_as_end_of_text(tmp_path):
     assert theirs(text + '$')['input_ids'] == ours.encode(text + '$').tolist()
     assert theirs.decode(ours.encode(text).tolist(), skip_special_tokens=True) == text
     assert theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id == 2
-    assert json.loads((tmp_path / 'hf' / 'generation_config.json').read_text())['eos_token_id'] is None, 'no text ends there'
+    assert files.read_json(tmp_path / 'hf' / 'generation_config.json')['eos_token_id'] is None, 'no text ends there'
 
 
 def sentencepiece_like(folder):
@@ -239,7 +239,7 @@ def test_a_llama_from_the_hub_is_sampled_and_finetuned_as_it_came(hub, tmp_path,
           '--eval_iters=1', '--warmup_iters=0')
     works('export.py', out_dir, f"--to={tmp_path / 'hf'}")
     assert (tmp_path / 'hf' / 'tokenizer.json').read_text().strip() == (folder / 'tokenizer.json').read_text()
-    generation = json.loads((tmp_path / 'hf' / 'generation_config.json').read_text())
+    generation = files.read_json(tmp_path / 'hf' / 'generation_config.json')
     assert generation['bos_token_id'] == 1 and generation['eos_token_id'] == [2, 1]
 
 
@@ -281,7 +281,7 @@ def edited(**changes):
     """Change fields of config.json."""
     def edit(folder):
         config = folder / 'config.json'
-        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+        config.write_text(json.dumps({**files.read_json(config), **changes}))
     return edit
 
 

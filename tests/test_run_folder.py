@@ -28,7 +28,7 @@ def saved(folder, it):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(os.listdir(folder))
 
 
 def no_room(*args):

@@ -4,7 +4,7 @@ import json
 import pickle
 import re
 import sys
-import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -246,15 +246,16 @@ def nanogpt_checkpoint(path, vocab_size):
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
     torch.manual_seed(3)
     model = GPT(GPTConfig(**args))
-    optimizer = create_optimizer(model, 1e-3, 0.1, (0.9, 0.95), 1e-8)
+    optimizer = create_optimizer(model, 1e-3, 0.3, (0.9, 0.97), 1e-8)
     idx = torch.randint(vocab_size, (2, 16))
     model(idx, idx)[1].backward()
     optimizer.step()
     state = optimizer.state_dict()
     for group in state['param_groups']:
         group['fused'] = None
+    # the last two: of flags of its own resume, which keeps what its optimizer had
     config = dict(dataset='old', gradient_accumulation_steps=1, batch_size=4, block_size=16, max_iters=3,
-                  warmup_iters=1, backend='nccl', device='cuda', dtype='float16', compile=True)
+                  warmup_iters=1, backend='nccl', device='cuda', dtype='float16', compile=True, weight_decay=9.0, beta2=0.5)
     torch.save({'model': {'_orig_mod.' + k: v for k, v in model.state_dict().items()}, 'optimizer': state, 'model_args': args, 'iter_num': 1,
                 'best_val_loss': torch.tensor(3.2), 'config': config}, path)
     return model
@@ -275,6 +276,7 @@ def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     is_refused(script('train.py', '--init_from=resume', *place, '--batch_size=1'), 'tokens per iteration changed')
     result = works('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
     assert list(result.losses()) == [1, 2], result.err
+    assert result.globals['weight_decay'] == 0.3 and result.globals['beta2'] == 0.97
     assert saved(out)['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
     assert 'is kept as' in result.out and (out / 'ckpt_original_00000001.pt').read_bytes() == theirs
     # and nanoGPT's sample.py finds what it looks for in ours
@@ -302,7 +304,7 @@ def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(works, tiny, out, mon
             if len(logged) == 10:
                 raise ConnectionResetError
 
-    fake = types.SimpleNamespace(init=lambda **options: ids.append(options['id']) or Run())
+    fake = SimpleNamespace(init=lambda **options: ids.append(options['id']) or Run())
     monkeypatch.setitem(sys.modules, 'wandb', fake)
     result = works('train.py', *tiny, '--wandb_log=True')
     assert set('iter train/loss val/loss lr grad_norm bpb memory_gb'.split()) <= {key for row in logged for key in row}
@@ -325,7 +327,7 @@ def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
     monkeypatch.setenv('TORCHELASTIC_MAX_RESTARTS', '3')
     assert stop.exit_status() == 0
     monkeypatch.setattr(signals, 'parent', -1)
-    stop = signals.Stop(types.SimpleNamespace(is_distributed=True, all_reduce_max=int))
+    stop = signals.Stop(SimpleNamespace(is_distributed=True, all_reduce_max=int))
     assert stop.poll() == 'stop' and stop.exit_status() == 254, 'torchrun was killed: others have to start again'
 
 
