@@ -112,7 +112,7 @@ while true; do
   if [ $status != 0 ]; then
     if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
       how="to continue, or with --overwrite behind it to start over, and then sample:"
-      if [ $status = 2 ]; then how="if it is the text that has changed, start over with --overwrite behind it:"; fi
+      if [ $status = 2 ]; then how="if the text has changed, start over with --overwrite behind it:"; fi
       echo "$how (cd $(printf %q "$here") && $again)"
     fi
     exit $status
