@@ -82,7 +82,6 @@ class Draft:
         whether the tokenizer's end_of_text stands before each."""
         self.folder, self.settings, self.files = folder, settings, files
         self.mark_documents = mark_documents
-        self.splits = {}
         self.place = 0, 0, 0  # file, document, characters: what comes before is in the splits
         self.saved_at = time.time()
 
@@ -165,6 +164,7 @@ class Draft:
         share = val_fraction * self.tokens()
         fits = are_ids(self.files) and val.tokens or share / 2 <= val.tokens <= 2 * share
         if not (train.tokens and fits):
+            print(f"note: by the documents' hashes val had {val.tokens:,} tokens: it is the end of all instead")
             self.move_end(val, train, val.tokens)
             self.move_end(train, val, int(share))
         if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
