@@ -503,8 +503,8 @@ class GPT(nn.Module):
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type=None):
         """nanoGPT's AdamW; train.py calls create_optimizer in optim.py."""
-        groups = [{'params': [p for p in self.parameters() if (p.dim() > 1) == matrix], 'weight_decay': decay}
-                  for matrix, decay in ((True, weight_decay), (False, 0.0))]
+        groups = [{'params': [p for p in self.parameters() if p.requires_grad and (p.dim() > 1) == matrix],
+                   'weight_decay': decay} for matrix, decay in ((True, weight_decay), (False, 0.0))]
         return torch.optim.AdamW(groups, learning_rate, betas, fused=True)
 
     def set_activation_checkpointing(self, on):

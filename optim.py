@@ -24,9 +24,10 @@ def role_of(name, p):
 def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_optimizer='adamw', matrix_lr=None,
                      embedding_lr=None, head_lr=None, matrix_weight_decay=None, momentum=0.95,
                      dtype='float32'):
-    """One optimizer for all parameters of a GPT. Learning rates that are None are learning_rate (MUON_LR for
-    Muon); weight decay is for what has two dimensions or more. group['lr_scale'] is a group's share of
-    learning_rate. dtype: of Muon's matrix products; bfloat16 is enough, where the hardware has it."""
+    """One optimizer for the parameters of a GPT that learn (requires_grad). Learning rates that are None are
+    learning_rate (MUON_LR for Muon); weight decay is for what has two dimensions or more. group['lr_scale']
+    is a group's share of learning_rate. dtype: of Muon's matrix products; bfloat16 is enough, where the
+    hardware has it."""
     muon = matrix_optimizer == 'muon'
     if muon and matrix_lr is None:
         matrix_lr = MUON_LR
@@ -39,7 +40,7 @@ def create_optimizer(model, learning_rate, weight_decay, betas, eps, matrix_opti
         lr = learning_rate if lr is None else lr
         options = dict(lr=lr, lr_scale=lr / learning_rate if learning_rate else 0.0, weight_decay=decay,
                        muon=muon and role == 'matrix', momentum=momentum)
-        params = [p for name, p in model.named_parameters() if role_of(name, p) == role]
+        params = [p for name, p in model.named_parameters() if role_of(name, p) == role and p.requires_grad]
         # the same options as the group before: one group. So a GPT-2 has nanoGPT's two, in its order
         if options == before and role != 'vector':
             groups[-1]['params'] += params

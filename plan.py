@@ -76,11 +76,11 @@ if not has_data and not run.ckpt:
 setup.settle(run, knobs.kinds)
 setup.settle_system(run)
 data = f"dataset   {knobs['dataset']} is not here: a vocabulary of {NoData.vocab_size:,}, GPT-2's, is assumed"
-where = 'cuda' if elsewhere else device
 if run.data is not NoData:
     data = setup.dataset_line(run)
 found, fits = plan_memory.lines(run, memory, peak)
-show([data, *setup.shape_lines(run), f"system    {where} ({why}), {run.knobs['dtype']}", *found])
+show([data, *setup.shape_lines(run),
+      f"system    {'cuda' if elsewhere else device} ({why}), {run.knobs['dtype']}", *found])
 if measure:
     if run.ckpt:
         fail("measure: a trial starts from scratch, and this from a checkpoint. leave out --measure")

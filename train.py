@@ -73,9 +73,9 @@ max_iters = 600000  # number of updates
 budget: str = None  # instead of max_iters: '1e9 tokens', '3 epochs', '20 tokens_per_param' (Chinchilla's)
 # wsd: constant, then linear at the end
 lr_schedule: Literal['cosine', 'linear', 'wsd', 'constant'] = 'cosine'
-decay_fraction = 0.5  # for wsd: over this last share of the run the learning rate falls
+decay_fraction = 0.5  # for wsd: over this last share of the run the lr falls
 decay_lr = True  # False: learning_rate throughout, whatever lr_schedule says, without warmup
-warmup_iters = 2000  # of linear warmup
+warmup_iters = 2000  # of linear warmup of the lr
 lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_iters
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
 # evaluation and logging

@@ -40,7 +40,13 @@ torch.manual_seed(1)
 idx = torch.arange(16).view(2, 8)
 for arch in 'gpt2', 'llama', 'modern', 'local':
     model = GPT(GPTConfig(n_layer=n_layer, n_head=2, n_embd=32, block_size=16, vocab_size=20, arch=arch))
-    model.configure_optimizers(0.0, 1e-2, (0.9, 0.95), 'cpu')
+    # what is frozen is not in them, also if it has a gradient of before
+    model.transformer.h.requires_grad_(False)
+    for made in (model.configure_optimizers(0.0, 1e-2, (0.9, 0.95), 'cpu'),
+                 create_optimizer(model, 1e-2, 0.0, (0.9, 0.95), 1e-8)):
+        taken = {p for group in made.param_groups for p in group['params']}
+        assert taken == {p for p in model.parameters() if p.requires_grad}
+    model.requires_grad_()
     muon = 'adamw' if arch == 'gpt2' else 'muon'
     optimizer, losses = create_optimizer(model, 1e-2, 0.0, (0.9, 0.95), 1e-8, muon), []
     for _ in range(5):
