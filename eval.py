@@ -37,6 +37,7 @@ import math
 import os
 import shlex
 import time
+import zlib
 
 import torch
 
@@ -67,7 +68,7 @@ autocast = devices.autocast(device, dtype)
 # -----------------------------------------------------------------------------
 # the checkpoint
 
-path = load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from)
+path = load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume')
 if to is None and os.path.isfile(path):
     to = os.path.dirname(path) or '.'
 state = load.read(path)
@@ -119,14 +120,14 @@ model = load.build(GPT, state).to(device).eval()
 cpu.faster(model)
 iter_num = state['iter_num']
 result = {'checkpoint': os.path.relpath(path, to), 'iter': iter_num,
-          'weights': sum(torch.hash_tensor(p).item() for p in state['model'].values())}
+          'weights': hash(tuple(zlib.crc32(p.float().numpy().tobytes()) for p in state['model'].values()))}
 del state  # and its memory
 dist.print(f"{path}, iteration {f'{iter_num:,}' if iter_num else 'unknown'}: {config.arch}, "
            f"{model.get_num_params(False):,} parameters, {block_size} positions; {dist.world_size} x "
            f"{device}, {dtype}")
 before = read_json(os.path.join(to, 'eval.json')) if to else {}
-if {**before, **result} != {**result, **before}:
-    before = {}  # about other weights; what it lacks, being older, counts as the same
+if not result.items() <= before.items():
+    before = {}  # about other weights
 result = {'texts': {}, 'tasks': {}, **before, **result}
 
 

@@ -52,7 +52,7 @@ from support import gguf, hf_export, huggingface, load
 from support.chat import chat_format
 from support.tokenizer import make_tokenizer
 
-ckpt = load.read(load.find(out_dir, hub=False) if init_from == 'resume' else load.find(init_from))
+ckpt = load.read(load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume'))
 model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
 config, weights = model.config, model.state_dict()
 tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
@@ -100,12 +100,11 @@ try:
             kind = gguf.write(path, weights, config, tokenizer_state, dtype, name.removesuffix('.gguf'))
         else:
             kind = write_folder(path)
-        files = [path] if is_gguf else glob.glob(os.path.join(path, '*'))
-        size = sum(map(os.path.getsize, files))
+        size = sum(map(os.path.getsize, [path] if is_gguf else glob.glob(os.path.join(path, '*'))))
         if os.path.isdir(to):
             os.rmdir(to)
         os.replace(path, os.path.join(parent, name))
-except ValueError as e:
+except (ValueError, RuntimeError) as e:  # transformers': of a size that is not its own
     fail(f"{ckpt['path']} cannot be exported: {e}")
 except ImportError as e:
     fail(f"to export, a package is needed that is not installed ({e}). pip install tokenizers "

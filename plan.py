@@ -30,7 +30,7 @@ from support.dataset_meta import bin_files, folder_of
 from support.parallel import Distributed
 
 elsewhere = world_size is not None or gpu_memory is not None
-n_processes = int(os.environ.get('WORLD_SIZE', 1)) if world_size is None else world_size
+n_processes = world_size or int(os.environ.get('WORLD_SIZE', 1))
 has_data = bool(bin_files(folder_of(knobs['dataset'], knobs['data_dir']), 'train'))
 
 # -----------------------------------------------------------------------------

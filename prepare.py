@@ -154,8 +154,8 @@ def documents(files, start=(0, 0)):
     if as_nanogpt:  # two: the first nine tenths of the characters, and the rest
         text = ''.join(read_text.read_pieces(files[0].path, encoding, encoding_errors))
         cut = int(len(text) * (1 - val_fraction))
-        parts = enumerate((text[:cut], text[cut:]))
-        return ((0, i, iter([part])) for i, part in parts if (0, i) >= tuple(start[:2]))
+        return ((0, i, iter([part])) for i, part in enumerate((text[:cut], text[cut:]))
+                if (0, i) >= tuple(start[:2]))
     return read_text.documents(files, text_key, encoding, encoding_errors,
                                os.path.join(unfinished, 'download'), start)
 

@@ -218,8 +218,8 @@ def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
 
 def test_help_has_the_values_of_a_config_and_may_be_about_a_word():
     out = own_process('train.py', 'config/quickstart.py', '--help', 'lr').out
-    assert re.findall(r'--(\w+)=', out) == ('learning_rate matrix_lr embedding_lr head_lr lr_schedule decay_lr '
-                                             'lr_decay_iters min_lr').split()
+    assert re.findall(r'--(\w+)=', out) == ('learning_rate matrix_lr embedding_lr head_lr lr_schedule decay_fraction '
+                                             'decay_lr warmup_iters lr_decay_iters min_lr').split()
     assert re.search(r"--lr_schedule='wsd' .*\[default:\s+'cosine'\]", out, re.S)
     assert own_process('train.py', '--help', 'nothing').status == 2
 
