@@ -35,11 +35,11 @@ try:
         for run in runs:
             print('\n'.join(write(run)))
     else:
-        logs = {name: [read_log(run) for run in folders] for name, folders in groups(runs).items()}
+        logs = {name: [read_log(run) for run in folders]
+                for name, folders in groups(dict.fromkeys(runs)).items()}
         draw(logs, to, x, y)
-        print('\n'.join([*comparison(logs, y), "losses compare where text, tokenizer and eval_iters x "
-                         "batch_size are the same; of one text bpb with any tokenizer, eval.py's always",
-                         f"written: {to}"]))
+        print(*comparison(logs, y), "losses compare where text, tokenizer and eval_iters x batch_size are "
+              "the same; of one text bpb with any tokenizer, eval.py's always", f"written: {to}", sep='\n')
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
 except (ValueError, csv.Error) as e:

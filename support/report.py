@@ -80,13 +80,12 @@ def groups(runs):
         for record in records]
     given = {'outcome', 'trained'}.union(*(record.get('given', ()) for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
-    if len({str([k.get(name) for name in differ]) for k in knobs}) < len(runs):
-        return {run: [run] for run in runs}
+    told = [str([k.get(name) for name in differ]) for k in knobs]
     differ, found = [name for name in differ if name not in ('seed', 'trained')], {}
-    for run, k in zip(runs, knobs):
+    for run, k, text in zip(runs, knobs, told):
         name = ', '.join(f"{name} {k.get(name)}" for name in differ)
-        found.setdefault((name, k['trained']), []).append(run)
-    named = {name: folders for (name, _), folders in found.items()}
+        found.setdefault((name, k['trained'], told.count(text) > 1 and run), []).append(run)
+    named = {name: folders for (name, *_), folders in found.items()}
     return (named if 0 < len(differ) <= 3 and len(named) == len(found)
             else {folders[0]: folders for folders in found.values()})
 

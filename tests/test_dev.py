@@ -1,6 +1,5 @@
 """The measurements in dev/ run from end to end on tiny networks; what they measure is for dev/records/."""
 
-import json
 import re
 import shutil
 import statistics
@@ -10,6 +9,7 @@ import pytest
 from conftest import REPO, TEXT, own_process
 
 import size
+from support.files import read_json
 
 # some of its iterations took longer than its turn
 PEER = '''import sys, time
@@ -29,7 +29,7 @@ def test_training_steps_are_timed_beside_a_peer_that_prints_as_nanogpt_does(work
              '--warm_up=1 --rounds=3 --turn=0.2 --iters=2').split()
     result = works('dev/bench.py', *flags, f'--peer={tmp_path}/peer', f'--ours={tmp_path}/other',
                     f'--json_file={tmp_path}/x.json')
-    theirs, _, ours = json.loads((tmp_path / 'x.json').read_text())['train']
+    theirs, _, ours = read_json(tmp_path / 'x.json')['train']
     assert '| other, gpt2 | out of memory |' in result.out
     # what was going on while the process was stopped is left out
     assert {t for times in theirs['seconds'] for t in times} == {0.005}

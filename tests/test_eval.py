@@ -1,6 +1,5 @@
 """The loss that eval.py prints is that of transformers, whatever the windows, batches and processes."""
 
-import json
 import math
 import re
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from warm import processes
 from dataset import Dataset
 from model import GPT, GPTConfig, load
 from support.evaluate import Interrupted, ngram_bits_per_byte, rounds, text_loss, windows
+from support.files import read_json
 from support.tokenizer import make_tokenizer, token_bytes
 
 # some characters have two bytes
@@ -48,7 +48,7 @@ def flags(run, arch, *more):
 
 
 def results(folder):
-    return json.loads((folder / 'eval.json').read_text())
+    return read_json(folder / 'eval.json')
 
 
 def told(run, arch):

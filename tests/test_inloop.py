@@ -1,7 +1,6 @@
 """Tasks and samples in the training loop: at the right iterations, the same after a resume, without a
 trace in the training."""
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from conftest import TINY, make_dataset, rows, same, saved
 from test_eval import ASCII
 from test_tasks import BYTES, ONE, PLAIN, make_net, write_tasks
 
-from support import samples, signals
+from support import files, samples, signals
 from support.evaluate import Interrupted
 from support.tokenizer import make_tokenizer
 
@@ -71,7 +70,7 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / 'copy')
     result = script('eval.py', f'--out_dir={copy}', '--split=none', '--tasks=hellaswag,core:5',
                     f"--data_dir={folder / 'data'}", '--device=cpu', '--dtype=float32')
-    assert json.loads((copy / 'eval.json').read_text())['core'] == pytest.approx(log['core'][7]), result.err
+    assert files.read_json(copy / 'eval.json')['core'] == pytest.approx(log['core'][7]), result.err
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
     assert '| HellaSwag accuracy |' in text

@@ -14,7 +14,7 @@ from conftest import TEXT, is_refused, make_dataset, nanogpt_meta, rows, same, s
 import dataset
 from model import GPT, GPTConfig
 from optim import create_optimizer
-from support import checkpoint, devices, load, signals
+from support import checkpoint, devices, files, load, signals
 from support.parallel import Distributed
 
 
@@ -184,7 +184,7 @@ def test_evaluation_is_the_loss_of_windows_spread_evenly(works, tiny, tmp_path):
 def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
     is_refused(script('train.py', *tiny, '--document_mask'), 'no token separates the documents', lines=2)
     path = tmp_path / 'data' / 'tiny' / 'meta.json'
-    meta = json.loads(path.read_text())
+    meta = files.read_json(path)
     separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
     path.write_text(json.dumps({**meta, 'end_of_text': separator}))
     across = works('train.py', *tiny).globals['metrics']['val_loss']
@@ -263,7 +263,7 @@ def nanogpt_checkpoint(path, vocab_size):
 
 def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     folder = make_dataset(tmp_path / 'data', 'old')
-    meta = json.loads((folder / 'meta.json').read_text())
+    meta = files.read_json(folder / 'meta.json')
     (folder / 'meta.json').unlink()
     chars = meta['tokenizer']['chars']
     (folder / 'meta.pkl').write_bytes(pickle.dumps(nanogpt_meta(chars)))
