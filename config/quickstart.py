@@ -1,10 +1,10 @@
-# The quick start: a model that writes something like Python after three to six minutes on two CPU cores.
+# The quick start: a model that writes something like Python after two to six minutes on two CPU cores.
 #
 #   data     python prepare.py                   (pystdlib: the source of Python's standard library, as bytes)
 #   launch   python train.py config/quickstart.py
 #   batch    16 sequences x 128 bytes = 2,048 tokens per iteration;
 #            3,600 iterations = 7.4 million tokens, about 0.7 epochs
-#   cost     2m18s to 3m11s on two CPU cores with bfloat16, 5m41s without
+#   cost     2m18s to 3m12s on two CPU cores with bfloat16, 5m41s without
 #   loss     1.0033 nats per byte for validation, 0.9945 (1.43 bits) over all of it; without bfloat16 1.0088
 #            and 0.9994: dev/records/quickstart.md
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh clone to a model that writes Python, on any machine: installs into .venv, makes the default
-# dataset, trains for three to six minutes on two CPU cores, and prints samples. Run again, it continues.
+# dataset, trains for two to six minutes on two CPU cores, and prints samples. Run again, it continues.
 #   bash runs/quickstart.sh [train.py's flags but --out_dir]
 set -euo pipefail
 cd "$(dirname "$0")/.."
