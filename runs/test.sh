@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then source runs/venv.sh; fi
 export OMP_NUM_THREADS=1  # tiny networks: a second thread only waits. Two tests run at a time instead
 
-groups=(plot test)
+groups=(plot test hf)
 if [ "${1:-}" = --quick ]; then
   shift
   # the rules of the house, knobs, data, network, optimizer, a run and its resume, samples; of those not the
@@ -17,7 +17,7 @@ if [ "${1:-}" = --quick ]; then
   slow="every_size or any_length or kill or ctrl_c or terminal or pipe or any_folder or compile or wandb"
   tests+=(-k "not ($slow or out_of_memory)")
 else
-  groups+=(data hf gguf eval notebook)
+  groups+=(data gguf eval notebook)
   tests=(tests)
 fi
 python -m pip install --quiet --disable-pip-version-check $(python dev/packages.py "${groups[@]}")
