@@ -82,7 +82,8 @@ def check_logits(path, model):
     import transformers
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path, ignore_mismatched_sizes=True).float().eval()  # of another size: other logits
     idx = torch.arange(min(1024, config.block_size))[None] % config.vocab_size
     with torch.no_grad():
         logits = theirs(idx).logits
@@ -104,7 +105,7 @@ try:
         if os.path.isdir(to):
             os.rmdir(to)
         os.replace(path, os.path.join(parent, name))
-except (ValueError, RuntimeError) as e:  # transformers': of a size that is not its own
+except ValueError as e:
     fail(f"{ckpt['path']} cannot be exported: {e}")
 except ImportError as e:
     fail(f"to export, a package is needed that is not installed ({e}). pip install tokenizers "

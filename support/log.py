@@ -200,8 +200,8 @@ class Logger:
                     f"{last or 'none'}). mend that, then: {again}")
             return 'ended without its last checkpoint'
         if stop.is_stopping():
-            saved = (f"saved in {out_dir}. to continue: {resume_line(run)}" if last else
-                     "with nothing saved yet")
+            saved = (f"saved in {out_dir}. to continue: {resume_line(run)}"
+                     if last and saver.writes else "with nothing saved yet")
             reason = f"stopped by {stop.reason()}"
             outcome = f"{reason} after {it:,} iterations"
             self.last_word(f"{outcome}, {saved}")

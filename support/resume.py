@@ -113,13 +113,13 @@ def tell_what_changed(run):
                        "drew them at random): the best loss begins anew, and ckpt_best.pt with it")
     if not run.ckpt['trained_on'].items() <= run.trained_on.items():
         run.dist.print("note: tokens, budget and order of samples go as if all iterations had this batch and "
-                       "data: some come twice or late; other data's validation text may have been trained on")
+                       "data: samples come twice or late; other data's val.bin may have been trained on")
     changed = [f"{name} {value} -> {run.environment.get(name)}"
                for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]
     if changed:
         run.dist.print("note: from here on not the bits of an uninterrupted run; up to rounding the same, if "
-                       f"data, tokens per iteration, dropout and noise are: {', '.join(changed)}")
+                       f"data, tokens per iteration, dropout and noise are. changed: {', '.join(changed)}")
 
 
 def model_of_checkpoint(run):

@@ -164,7 +164,7 @@ class Draft:
         share = val_fraction * self.tokens()
         fits = are_ids(self.files) and val.tokens or share / 2 <= val.tokens <= 2 * share
         if not (train.tokens and fits):
-            print(f"note: by documents' hashes val had {val.tokens:,} tokens: it is the end of all instead")
+            print(f"note: val is the end of all texts, as it had {val.tokens:,} tokens of about {share:,.0f}")
             self.move_end(val, train, val.tokens)
             self.move_end(train, val, int(share))
         if train.tokens < 2 or (val.tokens < 2 and val_fraction > 0):
