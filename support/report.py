@@ -84,6 +84,7 @@ def groups(runs):
     differ, found = [name for name in differ if name not in ('seed', 'trained')], {}
     for run, k, text in zip(runs, knobs, told):
         name = ', '.join(f"{name} {k.get(name)}" for name in differ)
+        # one that is there twice is by itself: it is no second seed
         found.setdefault((name, k['trained'], told.count(text) > 1 and run), []).append(run)
     named = {name: folders for (name, *_), folders in found.items()}
     return (named if 0 < len(differ) <= 3 and len(named) == len(found)

@@ -21,6 +21,7 @@ from conftest import REPO, Evil, is_refused, make_dataset, own_process
 
 from configurator import plain, types_of
 from support import checkpoint, devices, setup
+from support.files import read_json
 from support.parallel import Distributed
 from support.help import names_at_top
 
@@ -43,7 +44,7 @@ def data(damage):
 
 def meta(**changes):
     def change(folder, place):
-        (folder / 'meta.json').write_text(json.dumps({**json.loads((folder / 'meta.json').read_text()), **changes}))
+        (folder / 'meta.json').write_text(json.dumps({**read_json(folder / 'meta.json'), **changes}))
     return data(change)
 
 
@@ -156,7 +157,7 @@ def trained(place, monkeypatch=None, keep=lambda name: True):
 
 for flags, given in (('', out_is_file), ('--out_dir={place}/out/run', out_is_file), ('--out_dir=/dev/null', None)):
     row(flags, 'out_dir', 'written', '--out_dir', given=given)
-row('--keep_checkpoints=0', 'too little space', 'free; 1 checkpoints, the best', given=full)
+row('--keep_checkpoints=0', 'too little space', 'free; 1 checkpoints, the best', 'make room', given=full)
 row('', 'already holds a run', '--init_from=resume', '--overwrite', '--out_dir', given=trained)
 row('--overwrite', 'done: 6', given=trained, status=0)
 

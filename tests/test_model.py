@@ -2,7 +2,6 @@
 come out again."""
 
 import copy
-import json
 import math
 
 import pytest
@@ -16,10 +15,11 @@ from model import GPT, PRESETS, GPTConfig, KVCache, sample_next
 from support import cpu
 from support.cpu import RMSNorm, scaled_dot_product_attention
 from support.devices import peak_flops_of
+from support.files import read_json
 
 CPU = torch.device('cpu')
 
-RECORD = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())
+RECORD = read_json(REPO / 'tests' / 'reference' / 'nanogpt.json')
 
 
 @pytest.mark.parametrize('shape', record_nanogpt.SHAPES)

@@ -2,13 +2,13 @@
 
 import copy
 import functools
-import json
 from types import SimpleNamespace
 
 import pytest
 import record_nanogpt
 import torch
-from conftest import REPO, same, saved
+from conftest import same, saved
+from test_model import RECORD
 
 import optim
 from model import GPT, GPTConfig
@@ -49,7 +49,7 @@ def test_a_gpt2_has_nanogpts_two_groups_and_adamw_itself():
 def test_training_gives_the_losses_that_nanogpt_gave():
     # recorded by dev/record_nanogpt.py: nanoGPT's network, groups and AdamW, from the same weights, on the
     # same batches
-    want = json.loads((REPO / 'tests' / 'reference' / 'nanogpt.json').read_text())['curve']
+    want = RECORD['curve']
     net = GPT(GPTConfig(**record_nanogpt.SHAPES['bias']))
     a = record_nanogpt.ADAMW
     got = record_nanogpt.train(net, optim.create_optimizer(net, a['learning_rate'], a['weight_decay'], a['betas'], 1e-8))

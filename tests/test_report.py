@@ -141,6 +141,7 @@ def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(scri
     e = make_run(tmp_path / 'e', dict(seed=3, n_layer=4, n_head=8, n_embd=16, dropout=0.3))
     assert report.groups([a, b, e]) == {a: [a, b], e: [e]}, 'four knobs are no name'
     d = make_run(tmp_path / 'd', {'seed': 2, 'n_layer': 4})
+    assert report.groups([c, d]) == {c: [c], d: [d]}
     assert report.groups([a, b, c, d]) == {a: [a, b], c: [c], d: [d]}, 'one run twice is no two seeds'
     for name in 'outcome', 'text', 'changed', 'code':
         another = make_run(tmp_path / name, {'seed': 3}, **{name: 'another'})
