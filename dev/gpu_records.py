@@ -76,6 +76,7 @@ ITERS = 6 if smoke else 40
 RUN = dict(SMALL, learning_rate=1e-3, warmup_iters=5, gradient_accumulation_steps=2, dropout=0.1,
            eval_interval=0, eval_iters=1, log_interval=1, compile=False, overwrite=True)
 COMPILE = not smoke
+EXACT = dict(watch=['deterministic'], env=dict(CUBLAS_WORKSPACE_CONFIG=':4096:8'))
 ITERATION = re.compile(r'^iter (\d+): loss (\S+), time ([\d.]+)ms', re.M)
 
 
@@ -191,7 +192,7 @@ def show_machine(*_):
     print(common.machine())
     if shutil.which('nvidia-smi'):
         subprocess.run(['nvidia-smi'])
-    for name in ('git', 'python3', 'gcc', 'nvcc'):
+    for name in ('python3', 'gcc', 'nvcc'):
         print(f'{name}: {shutil.which(name)}')
     print(f'Python {platform.python_version()}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} GPUs')
 
@@ -228,6 +229,12 @@ def watch_growth(last, *words):
     print(f'grown by {grown[0]:.1f} MB, on the GPU by {grown[1]:.3f} MB', flush=True)
 
 
+def watch_deterministic(*words):
+    """With torch's deterministic algorithms: no sums in any order."""
+    torch.use_deterministic_algorithms(True)
+    after_each_update(lambda n: False, *words)
+
+
 def whole_logits(last, *words):
     """The logits of all tokens at once, however much of the memory they take."""
     devices.choose_loss_chunk_size = lambda *args: 0
@@ -258,7 +265,7 @@ def same_texts(n, device, dtype):
 
 
 WATCHES = {'machine': show_machine, 'waits': watch_waits, 'growth': watch_growth,
-           'whole_logits': whole_logits, 'texts': same_texts}
+           'deterministic': watch_deterministic, 'whole_logits': whole_logits, 'texts': same_texts}
 
 # -----------------------------------------------------------------------------
 # the rows: each returns [(what, result, whether it is right, or None)]
@@ -304,7 +311,7 @@ def waits(row, arch, optimizer, compiling):
 
 def growth(row):
     """A thousand steps take no more memory than the first."""
-    tiny = dict(n_layer=1, n_embd=32, block_size=32, batch_size=2, gradient_accumulation_steps=1)
+    tiny = dict(n_layer=1, n_head=2, n_embd=32, block_size=32, batch_size=2, gradient_accumulation_steps=1)
     last = 400 if smoke else 1200
     found = row.train('growth', watch=['growth', last], max_iters=2000, log_interval=1000, **tiny)
     said = re.search(r'^grown by (([\d.-]+) MB, on the GPU by ([\d.-]+) MB)', found.said, re.M)
@@ -374,7 +381,7 @@ def resume(row, **how):
     row.train('parts', init_from='resume', **how)
     again, apart = row.difference('whole', 'again'), row.difference('whole', 'parts')
     # what two whole runs differ by is the GPU's own rounding, e.g. of sums in any order
-    right = apart == again == 0 if smoke else apart <= max(2 * again, 1e-6)
+    right = apart == again == 0 if smoke or 'watch' in how else apart <= max(2 * again, 1e-6)
     return [('largest difference after a resume; of two whole runs', f'{apart:.2g}; {again:.2g}', right)]
 
 
@@ -387,11 +394,11 @@ def texts(row):
 
 def script_sample(row):
     """sample.py, compiled and not: seconds in all."""
-    row.train('run', vocab_size=257)
+    row.train('run', vocab_size=256)  # without the token that ends a text
     rows = []
     for compiling in {False, COMPILE}:
         t0 = time.monotonic()
-        row.run('sample.py', f"--out_dir={os.path.join(row.work, 'run')}", '--num_samples=1',
+        row.run('sample.py', f"--out_dir={os.path.join(row.work, 'run')}", '--num_samples=1', '--start=a',
                 f'--max_new_tokens={20 if smoke else 500}', f'--device={DEVICE}', f'--compile={compiling}')
         rows.append((f'compile={compiling}: seconds with the start', f'{time.monotonic() - t0:.1f}', None))
     return rows
@@ -462,6 +469,8 @@ ROWS = {  # part, seconds at the most, the function, its arguments
     'texts': ('second', 240, texts),
     'resume': ('second', 150, resume),
     'resume_compiled': ('second', 240, resume, dict(compile=COMPILE)),
+    'resume_exact': ('second', 240, resume, EXACT),
+    'resume_exact_compiled': ('second', 240, resume, dict(EXACT, compile=COMPILE)),
     'losses_llama': ('second', 240, losses, 'llama'),
     'losses_modern': ('second', 240, losses, 'modern'),
     'sample': ('second', 150, script_sample),

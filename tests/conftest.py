@@ -15,7 +15,8 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / 'dev')]
 os.environ.setdefault('HF_HUB_OFFLINE', '1')  # no test waits for the network; those of the Hub bring a server
-os.environ['OMP_NUM_THREADS'] = '1'  # tiny nets: a second thread only waits; the tests run two at a time instead
+# no GPU, whose autograd threads no fork survives; tiny nets make a second thread wait, so two tests run at a time
+os.environ |= dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
 
 import torch
 
