@@ -296,7 +296,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     clock.tick(it)
     logger.add(loss)  # into the mean of the latest ones
 
-    # the log. Reading the loss waits for the device: a larger log_interval waits less often
+    # the log. It waits for the device: a larger log_interval waits less often
     if log_interval > 0 and it % log_interval == 0:
         ms = clock.lap(batches)  # per iteration since the last line
         mfu = model.estimate_mfu(batch_size * grad_accum_steps, ms / 1000, peak_flops)

@@ -116,10 +116,10 @@ def peak_memory(device):
 
 
 def choose_loss_chunk_size(device, tokens, vocab_size, memory):
-    """How many tokens' logits to hold at a time in the loss; 0: all, unless they would take more than an
-    eighth of the memory, in float32 and with their gradient."""
+    """How many tokens' logits to hold at a time in the loss; 0: all, unless they would take more than a
+    quarter of the memory, in float32 and with their gradient."""
     chunk_size = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)
-    return chunk_size if 10 * tokens * vocab_size > memory / 8 and tokens > chunk_size else 0
+    return chunk_size if 10 * tokens * vocab_size > memory / 4 and tokens > chunk_size else 0
 
 
 def use_chunked_loss(model, tokens, device):

@@ -61,9 +61,10 @@ class Clock:
 
     def lap(self, batches):
         """Milliseconds per iteration since the last lap. data_wait: the share of it that batches took."""
+        self.dist.synchronize()  # else a GPU is behind by more than an iteration
         self.seconds = time.perf_counter() - self.origin
         elapsed = self.seconds - self.lap_began
-        self.data_wait = batches.waited / max(elapsed, 1e-9)
+        self.data_wait = batches.waited / elapsed
         ms = 1000 * elapsed / self.steps
         self.lap_began, self.steps, batches.waited = self.seconds, 0, 0.0
         return ms

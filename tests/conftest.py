@@ -1,6 +1,7 @@
 """What the tests share: the scripts run in this process (importing torch takes seconds) or, where that matters, in their own."""
 
 import csv
+import functools
 import json
 import os
 import runpy
@@ -27,8 +28,7 @@ TINY = ('--device=cpu --dtype=float32 --compile=False --block_size=16 --batch_si
         '--learning_rate=1e-2').split()
 NO_PICTURES = str(REPO / 'tests' / 'no_matplotlib')  # reports without a picture: drawing takes a second
 TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
-
-
+captured = functools.partial(subprocess.run, capture_output=True, text=True)  # .stdout and .stderr are what it said
 HANDLED = [getattr(signal, name) for name in 'SIGINT SIGTERM SIGUSR1 SIGUSR2 SIGHUP SIGQUIT'.split()]
 
 
@@ -123,8 +123,8 @@ def is_refused(result, *words, lines=1):
 
 def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
     """The same in a process of its own, or under a launcher such as torchrun; returns a Result."""
-    done = subprocess.run([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
-                          env={**os.environ, 'PYTHONPATH': NO_PICTURES, **(env or {})}, capture_output=True, text=True)
+    done = captured([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
+                    env={**os.environ, 'PYTHONPATH': NO_PICTURES, **(env or {})})
     return Result(done.returncode, done.stdout, done.stderr)
 
 

@@ -10,14 +10,13 @@ import pickle
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, Evil, is_refused, make_dataset, own_process
+from conftest import REPO, Evil, captured, is_refused, make_dataset, own_process
 
 from configurator import plain, types_of
 from support import checkpoint, devices, setup
@@ -356,5 +355,5 @@ def test_a_missing_torch_is_refused(name, tmp_path):
 
 def test_an_old_python_is_refused():
     code = f'import sys; sys.path.insert(0, {str(REPO)!r}); sys.version_info = (3, 10, 4); import configurator'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = captured([sys.executable, '-c', code])
     assert done.returncode == 2 and re.fullmatch(r'error: this Python is too old \(.*\)\. use 3\.11 or newer\n', done.stderr)

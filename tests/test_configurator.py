@@ -5,12 +5,11 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
-from conftest import REPO, own_process
+from conftest import REPO, captured, own_process
 
 import configurator
 from support.help import names_at_top, suggest
@@ -192,7 +191,7 @@ def test_it_works_alone_in_an_empty_folder(tmp_path, config):
     config("n = 3\nx = 0.5\nexec(open('configurator.py').read())\nprint(n, x)\n", 'theirs.py')
     for script, args, status, said in (('script', '--x=2 c.py', 0, "{'n': 6, 'x': 2.0} {'n': 6, 'x': 2.0}"), ('theirs', 'c.py --x=2', 0, '6 2.0'),
                                        ('script', '--help', 2, 'error: unknown knob (--help). the script lists all')):
-        done = subprocess.run([sys.executable, f'{script}.py', *args.split()], cwd=tmp_path, capture_output=True, text=True)
+        done = captured([sys.executable, f'{script}.py', *args.split()], cwd=tmp_path)
         assert done.returncode == status and said in done.stdout + done.stderr and 'Traceback' not in done.stderr, done
 
 
@@ -203,7 +202,7 @@ def test_it_works_alone_in_an_empty_folder(tmp_path, config):
 @pytest.mark.parametrize('name', 'train.py sample.py prepare.py plan.py'.split())
 def test_help_is_the_block_with_its_comments_and_needs_no_torch(name, tmp_path):
     t0 = time.time()
-    done = subprocess.run([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path, capture_output=True, text=True)
+    done = captured([sys.executable, '-X', 'importtime', str(REPO / name), '--help'], cwd=tmp_path)
     assert done.returncode == 0 and 'usage: python ' + name in done.stdout
     assert ' torch' not in done.stderr and time.time() - t0 < 5
     block = (REPO / name).read_text().split('# ' + '-' * 77)[1].strip()

@@ -3,11 +3,10 @@
 import gzip
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from conftest import REPO, TEXT
+from conftest import REPO, TEXT, captured
 from test_huggingface import sentencepiece_like
 from test_read_text import files_of, ids_of, write
 
@@ -91,6 +90,6 @@ print(next(line.split()[1] for line in open('/proc/self/status') if line.startsw
 def test_memory_stays_small_for_large_input(tmp_path):
     (tmp_path / 'big.txt').write_text(TEXT * (60_000_000 // len(TEXT)))
     args = f"--input={tmp_path / 'big.txt'}", f"--data_dir={tmp_path / 'data'}"
-    done = subprocess.run([sys.executable, '-c', PEAK.format(repo=str(REPO), args=args)], capture_output=True, text=True)
+    done = captured([sys.executable, '-c', PEAK.format(repo=str(REPO), args=args)])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 120_000, 'a text of 1 MB takes half of it, this text alone would take the rest'

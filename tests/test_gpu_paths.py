@@ -5,6 +5,7 @@ for the device. dev/gpuless.py of commit bcd6dc1 looked at what needs torch's CU
 
 import functools
 import gc
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +19,9 @@ import optim
 from model import GPT, GPTConfig
 from support import compiling
 from support import guard as guarding
-from support.devices import chunked_loss
+from support.devices import choose_loss_chunk_size, chunked_loss
 from support.evaluate import eval_mode
+from support.log import Clock
 from support.parallel import Distributed
 
 AUTOCAST = torch.autocast('cpu', torch.bfloat16)
@@ -149,6 +151,18 @@ def test_a_cpu_compiles_no_evaluation(monkeypatch):
     with eval_mode(net), AUTOCAST:
         net(*tokens())
     assert counter.frame_count == 1
+
+
+def test_the_time_of_a_line_is_the_devices(monkeypatch):
+    monkeypatch.setattr(Distributed, 'synchronize', lambda dist: time.sleep(0.1))
+    clock = Clock(SimpleNamespace(resuming=False, knobs={'max_iters': 1}, start_iter=0), Distributed('cpu'))
+    clock.start()
+    clock.tick(0)
+    assert clock.lap(SimpleNamespace(waited=0)) > 100
+
+
+def test_logits_are_held_whole_where_memory_is_ample():
+    assert not choose_loss_chunk_size(Gpu(), 32 * 1024, 50304, 80e9) and choose_loss_chunk_size(Gpu(), 64 * 1024, 50304, 80e9)
 
 
 def test_texts_of_any_length_leave_cudnn_alone():

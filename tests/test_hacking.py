@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import warm
-from conftest import REPO, TEXT, TINY, make_dataset, same
+from conftest import REPO, TEXT, TINY, captured, make_dataset, same
 
 PAGE = (REPO / 'docs' / 'hacking.md').read_text(encoding='utf-8')
 DIFFS = re.findall(r'```diff\n(.*?)```', PAGE, re.DOTALL)
@@ -164,7 +164,7 @@ def hunks(folder):
     count = 0
     for file in changed:
         command = ['git', 'diff', '--no-index', '-U0', REPO / file, folder / file]
-        diff = subprocess.run(command, capture_output=True, text=True).stdout
+        diff = captured(command).stdout
         count += sum(line.startswith('@@') for line in diff.splitlines())
     return count
 

@@ -4,11 +4,10 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import REPO, captured
 
 import size
 
@@ -58,7 +57,7 @@ for arch in 'gpt2', 'llama', 'modern', 'local':
     print(arch, tuple(model.generate(idx, 3).shape))
 ''')
     env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    done = subprocess.run([sys.executable, 'own.py', '--n_layer=2'], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = captured([sys.executable, 'own.py', '--n_layer=2'], cwd=tmp_path, env=env)
     assert done.stdout.split('\n')[:4] == [f'{arch} (2, 11)' for arch in 'gpt2 llama modern local'.split()], done.stderr
 
 

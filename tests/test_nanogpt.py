@@ -5,14 +5,13 @@ FLATGPT_PEER names a checkout of nanoGPT; then its own files are run, beside nan
 import math
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, nanogpt_meta
+from conftest import REPO, captured, nanogpt_meta
 from test_huggingface import hub, openai_like  # noqa: F401 (a fixture)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -172,8 +171,8 @@ def test_nanogpts_own_scripts_run_on_our_model_and_configurator(their, ours, pla
     if their == 'sample.py':
         assert ours(CHAR, *short_flags(CHAR)).status == 0
         flags = ['--out_dir=ours', '--device=cpu', '--dtype=float32', '--num_samples=2', '--max_new_tokens=30', '--start=To be']
-    done = subprocess.run([sys.executable, '-W', 'ignore', their, *flags], cwd=place, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, 'PYTHONPATH': str(REPO)})
+    done = captured([sys.executable, '-W', 'ignore', their, *flags], cwd=place, timeout=300,
+                    env={**os.environ, 'PYTHONPATH': str(REPO)})
     assert done.returncode == 0, done.stderr
     if their == 'train.py':
         losses = [float(line.split('loss ')[1].split(',')[0]) for line in done.stdout.splitlines() if line.startswith('iter ')]

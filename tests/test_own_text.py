@@ -5,13 +5,12 @@ import json
 import os
 import pickle
 import runpy
-import subprocess
 import sys
 import zipfile
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, is_refused, make_dataset, nanogpt_meta, own_process
+from conftest import REPO, TEXT, captured, is_refused, make_dataset, nanogpt_meta, own_process
 from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
@@ -185,8 +184,7 @@ def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
 
 
 def test_nanogpts_command_works_in_any_folder_and_its_meta_pkl_is_our_meta_json(tmp_path):
-    ignored = subprocess.run('git check-ignore data/foo/prepare.py data/shakespeare/prepare.py'.split(),
-                             cwd=REPO, capture_output=True, text=True)
+    ignored = captured('git check-ignore data/foo/prepare.py data/shakespeare/prepare.py'.split(), cwd=REPO)
     assert ignored.stdout == ''
     for name in ('shakespeare_char', 'shakespeare', 'openwebtext'):
         assert f"'{name}'" in (REPO / 'data' / name / 'prepare.py').read_text()
@@ -250,8 +248,7 @@ esac
     fake.chmod(0o755)
     asked = tmp_path / 'repo' / 'asked'
     asked.unlink(missing_ok=True)
-    done = subprocess.run(['bash', tmp_path / 'repo' / 'runs' / 'mybook.sh', *args], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = captured(['bash', tmp_path / 'repo' / 'runs' / 'mybook.sh', *args], cwd=tmp_path)
     lines = asked.read_text().splitlines() if asked.exists() else []
     return done, [line.split('|')[:-1] for line in lines if '.py|' in line]
 

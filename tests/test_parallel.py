@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import REPO, TINY, torchrun
+from conftest import REPO, TINY, captured, torchrun
 
 sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import PLACE, close, free_port, log_without_times, train
@@ -74,8 +73,7 @@ print('joined', flush=True)
 def test_a_process_that_fails_alone_ends_at_once(line, status, says):
     env = dict(os.environ, RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', LOCAL_WORLD_SIZE='1',
                MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
-    done = subprocess.run([sys.executable, '-c', ALONE.format(line)], env=env, cwd=REPO, capture_output=True,
-                          text=True, timeout=300)
+    done = captured([sys.executable, '-c', ALONE.format(line)], env=env, cwd=REPO, timeout=300)
     assert done.returncode == status and says in done.stderr, done.stderr
     assert done.stdout.endswith('joined\n'), 'before it torch 2.9 tells who is connected'
 

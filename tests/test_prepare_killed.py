@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, is_refused, own_process
+from conftest import REPO, TEXT, captured, is_refused, own_process
 from test_read_text import files_of
 
 from dataset import Dataset
@@ -59,8 +59,7 @@ def run():
     """run(*args, kill_at=k): the status of prepare.py with these arguments."""
     if not hasattr(os, 'fork'):
         pytest.skip('kills forked processes')
-    code = [sys.executable, '-c', FORKS.format(repo=str(REPO))]
-    process = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, '-c', FORKS.format(repo=str(REPO))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def call(*args, kill_at=0):
         process.stdin.write(json.dumps([kill_at, [str(arg) for arg in args]]) + '\n')
@@ -193,7 +192,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_next_run_continues(script, tmp
             '--shard_tokens=1500000']
     for size in (2_000_000, 3_000_000):  # not even one shard; shards fit, what comes last may not
         code = [sys.executable, '-c', LIMITED.format(repo=str(REPO)), str(size), *args]
-        done = subprocess.run(code, capture_output=True, text=True)
+        done = captured(code)
         if done.returncode or size == 2_000_000:
             assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'make room' in done.stderr
     assert script('prepare.py', *args).status == 0

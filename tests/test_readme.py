@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT
+from conftest import REPO, TEXT, captured
 
 import packages
 
@@ -167,8 +167,7 @@ def test_quickstart_sh_is_the_commands_of_the_page(tmp_path):
                     'for word; do printf "%s|" "$word"; done >> asked; echo >> asked\n')
     os.chmod(fake, 0o755)
     (tmp_path / '.venv' / 'bin' / 'activate').write_text('PATH="$PWD/.venv/bin:$PATH"\n')
-    done = subprocess.run(['bash', 'runs/quickstart.sh', '--n_layer=6'], cwd=tmp_path, capture_output=True,
-                          text=True)
+    done = captured(['bash', 'runs/quickstart.sh', '--n_layer=6'], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     asked = [line.split('|')[:-1] for line in (tmp_path / 'asked').read_text().splitlines()]
     by_hand = [shlex.split(command)[1:] for command in commands('README.md')[2:6]]
@@ -190,8 +189,7 @@ def test_a_venv_of_an_old_python_is_made_anew(tmp_path):
         os.chmod(path, 0o755)
 
     def source(path):
-        return subprocess.run(['/bin/bash', REPO / 'runs' / 'venv.sh'], cwd=tmp_path, capture_output=True, text=True,
-                              env={'PATH': path})
+        return captured(['/bin/bash', REPO / 'runs' / 'venv.sh'], cwd=tmp_path, env={'PATH': path})
     done = source(f'{tmp_path}/old')
     assert done.returncode == 2 and done.stderr.startswith('error: no Python that is new enough (Python 3.9.1). ')
     assert source(f'{tmp_path}/old:{tmp_path}/new').stdout.endswith('activated\n')

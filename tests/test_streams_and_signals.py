@@ -3,11 +3,10 @@
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 import warm
-from conftest import HANDLED, NO_PICTURES, REPO, TINY, make_dataset
+from conftest import HANDLED, NO_PICTURES, REPO, TINY, captured, make_dataset
 
 from configurator import fail
 from support import signals
@@ -89,5 +88,5 @@ def test_torchrun_shows_our_line_at_the_end_of_its_report(tmp_path, monkeypatch)
 def test_several_machines_without_gpus_want_a_number_of_processes():
     env = {**os.environ, 'NPROC': '', 'VIRTUAL_ENV': 'x'}
     line = ['bash', 'runs/multinode.sh', '127.0.0.1', '1']
-    done = subprocess.run(line, cwd=REPO, env=env, capture_output=True, text=True)
+    done = captured(line, cwd=REPO, env=env)
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'NPROC=2' in done.stderr, done.stderr
