@@ -59,6 +59,12 @@ if [ ${#inputs[@]} = 0 ]; then
   echo "error: no text is named. bash runs/mybook.sh book.txt" >&2
   exit 2
 fi
+for input in "${inputs[@]#--input=}"; do
+  if [[ $input != hf:* && ! -e $input ]]; then  # before torch is installed
+    echo "error: no such file or folder ($input)" >&2
+    exit 2
+  fi
+done
 if [ -z "$name" ]; then  # book for texts/book.txt
   name=$(basename "${inputs[0]#--input=}")
   for ending in gz zst txt md html htm xhtml epub jsonl parquet npy; do name=${name%."$ending"}; done
@@ -111,8 +117,8 @@ while true; do
   if [ $status = $time_is_up ]; then break; fi
   if [ $status != 0 ]; then
     if ls "$out_dir"/ckpt*.pt > /dev/null 2>&1; then
-      how="to continue, or with --overwrite behind it to start over, and then sample:"
-      if [ $status = 2 ]; then how="if the text has changed, start over with --overwrite behind it:"; fi
+      how="to continue, or with --overwrite before the last bracket to start over, and then sample:"
+      if [ $status = 2 ]; then how="if the text has changed, start over:" again+="--overwrite"; fi
       echo "$how (cd $(printf %q "$here") && $again)"
     fi
     exit $status
