@@ -66,7 +66,7 @@ weight_decay = 1e-1  # on matrices and embeddings only
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # 1e-10 for 'modern', 'local': their head starts at 0
+adam_eps = 1e-8  # the configs of 'modern' set 1e-10: its head starts at 0
 grad_clip = 1.0  # clip the gradient norm to this; 0: off
 # schedule
 max_iters = 600000  # number of updates

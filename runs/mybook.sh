@@ -59,12 +59,6 @@ if [ ${#inputs[@]} = 0 ]; then
   echo "error: no text is named. bash runs/mybook.sh book.txt" >&2
   exit 2
 fi
-for input in "${inputs[@]#--input=}"; do
-  if [[ $input != hf:* && ! -e $input ]]; then  # before torch is installed
-    echo "error: no such file or folder ($input)" >&2
-    exit 2
-  fi
-done
 if [ -z "$name" ]; then  # book for texts/book.txt
   name=$(basename "${inputs[0]#--input=}")
   for ending in gz zst txt md html htm xhtml epub jsonl parquet npy; do name=${name%."$ending"}; done
@@ -74,6 +68,12 @@ out_dir=${out_dir:-$(if [ "$here" != "$PWD" ]; then echo "$PWD/"; fi)out-$name}
 
 source runs/venv.sh
 python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null || {
+  for input in "${inputs[@]#--input=}"; do  # before minutes are spent
+    if [[ $input != hf:* && ! -e $input ]]; then
+      echo "error: no such file or folder ($input)" >&2
+      exit 2
+    fi
+  done
   echo "installing torch and what else is needed into .venv, once, which may take minutes"
   python -m pip install --quiet --disable-pip-version-check -r requirements.txt tokenizers==0.23.3
 }
