@@ -90,8 +90,9 @@ cpu.to_inference(model, device, dtype, compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
 static = False
 if compiling:
-    # as many texts as there will be at once
-    idx = torch.zeros(1 if chat else min(len(samples), batch_size), 1, dtype=torch.long, device=device)
+    # as many texts as there will be at once, and as long: each length of the cache is compiled for
+    idx = torch.zeros(1 if chat else min(len(samples), batch_size), max_new_tokens,
+                      dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
                          mode='reduce-overhead', dynamic=False)
     static = note is None

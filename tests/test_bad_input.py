@@ -4,7 +4,6 @@ claim; some rows are no mistakes, and work. Overrides are in test_configurator.p
 """
 
 import builtins
-import json
 import os
 import pickle
 import re
@@ -20,7 +19,7 @@ from conftest import REPO, Evil, captured, is_refused, make_dataset, own_process
 
 from configurator import plain, types_of
 from support import checkpoint, devices, setup
-from support.files import read_json
+from support.files import read_json, write_json
 from support.parallel import Distributed
 from support.help import names_at_top
 
@@ -43,7 +42,7 @@ def data(damage):
 
 def meta(**changes):
     def change(folder, place):
-        (folder / 'meta.json').write_text(json.dumps({**read_json(folder / 'meta.json'), **changes}))
+        write_json(f'{folder}/meta.json', {**read_json(folder / 'meta.json'), **changes})
     return data(change)
 
 

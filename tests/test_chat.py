@@ -11,6 +11,7 @@ from conftest import TEXT, TINY, is_refused, make_dataset, own_process, same, sa
 from model import GPT, GPTConfig
 from support.chat import chat_format, with_chat_tokens, without_chat_tokens
 from support.conversations import messages_of, open_dataset, read_conversations
+from support.files import write_json
 from support.gguf import CONTROL, vocabulary
 from support.hf_export import generation_config, to_tokenizer_json
 from support.huggingface import read_tokenizer
@@ -243,7 +244,7 @@ def hf_folder(tmp_path_factory):
         (folder / name).mkdir()
         tokenizer._tokenizer.save(f'{folder}/{name}/tokenizer.json')
         config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': special[-1]}
-        (folder / name / 'tokenizer_config.json').write_text(json.dumps(config))
+        write_json(f'{folder}/{name}/tokenizer_config.json', config)
     (folder / 'own' / 'chat_template.jinja').write_text(CHATML)
     return folder
 

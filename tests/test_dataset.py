@@ -1,6 +1,5 @@
 """A dataset folder is read as it is, nanoGPT's too; the order of its samples follows from seed and number."""
 
-import json
 import pickle
 
 import numpy as np
@@ -9,6 +8,7 @@ from conftest import is_refused, nanogpt_meta
 
 import dataset
 from dataset import Dataset, Prefetch, hash64, permute, sample_starts
+from support.files import write_json
 from support.samples import begin
 from support.tokenizer import TiktokenTokenizer, make_tokenizer, same_tokenizer
 
@@ -65,7 +65,7 @@ def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
     shards = [{'file': f'train_{i:06d}.bin', 'tokens': 100} for i in range(3)]
     meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16',
             'splits': {'train': {'tokens': 300, 'shards': shards}}}
-    (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
+    write_json(f'{tmp_path}/many/meta.json', meta)
     assert Dataset('many', tmp_path).train.n == 300
     (tmp_path / 'many' / 'train_000001.bin').write_bytes(b'\0' * 198)
     for word in ('train_000001.bin has 198 bytes', 'train_000001.bin is missing'):
@@ -74,7 +74,7 @@ def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
         assert word in capsys.readouterr().err
         (tmp_path / 'many' / 'train_000001.bin').unlink(missing_ok=True)
     shards[1]['file'] = '../../etc/passwd'  # a path leads nowhere else
-    (tmp_path / 'many' / 'meta.json').write_text(json.dumps(meta))
+    write_json(f'{tmp_path}/many/meta.json', meta)
     with pytest.raises(SystemExit):
         Dataset('many', tmp_path)
     assert f'{tmp_path}/many/passwd' in capsys.readouterr().err

@@ -2,7 +2,6 @@
 executed."""
 
 import dataclasses
-import json
 import sys
 import types
 
@@ -13,6 +12,7 @@ from test_huggingface import random_model
 
 from model import GPT
 from support import load
+from support.files import write_json
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ def test_their_checkpoint_is_sampled_and_finetuned(tmp_path, their_script, monke
     folder = make_dataset(tmp_path / 'data', 'bytes', text='ab\n' * 2000)
     meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16',
             'splits': {}}
-    (folder / 'meta.json').write_text(json.dumps(meta))
+    write_json(f'{folder}/meta.json', meta)
     data = [f"--data_dir={tmp_path / 'data'}", '--dataset=bytes', '--device=cpu']
     works('sample.py', f'--init_from={path}', *data, '--max_new_tokens=4', '--num_samples=1')
     done = works('eval.py', f'--init_from={path}', *data, f"--to={tmp_path / 'eval'}")

@@ -165,6 +165,15 @@ def test_logits_are_held_whole_where_memory_is_ample():
     assert not choose_loss_chunk_size(Gpu(), 32 * 1024, 50304, 80e9) and choose_loss_chunk_size(Gpu(), 64 * 1024, 50304, 80e9)
 
 
+def test_a_text_is_drawn_by_the_step_that_was_compiled(works, tiny, out, monkeypatch):
+    works('train.py', *tiny, '--block_size=200')
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend('eager')
+    monkeypatch.setattr(compiling, 'compile_parts', lambda model, **kw: model.compile(backend=counter, dynamic=False))
+    works('sample.py', f'--out_dir={out}', '--compile=True', '--max_new_tokens=150')
+    assert counter.frame_count == 1
+
+
 def test_texts_of_any_length_leave_cudnn_alone():
     seen = []
     network('gpt2').eval().generate(tokens(3)[0], 2, on_token=lambda ids: seen.append(

@@ -152,7 +152,7 @@ def sentencepiece_like(folder):
            'single_word': False}
     settings = {'bos_token': '<s>', 'eos_token': eos, 'tokenizer_class': 'PreTrainedTokenizerFast'}
     (folder / 'tokenizer.json').write_text(tok.to_str())
-    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+    files.write_json(f'{folder}/tokenizer_config.json', settings)
     return theirs
 
 
@@ -170,9 +170,9 @@ def openai_like(folder):
     weights.update({f'h.{i}.attn.bias': torch.ones(1, 1, 64, 64) for i in range(2)})
     folder.mkdir(parents=True)
     save_file(weights, folder / 'model.safetensors')
-    (folder / 'config.json').write_text(json.dumps({
+    files.write_json(f'{folder}/config.json', {
         **sizes, 'model_type': 'gpt2', 'n_ctx': 64, 'vocab_size': 50257, 'activation_function': 'gelu_new',
-        'layer_norm_epsilon': 1e-5}))
+        'layer_norm_epsilon': 1e-5})
     return theirs
 
 
@@ -282,7 +282,7 @@ def edited(**changes):
     """Change fields of config.json."""
     def edit(folder):
         config = folder / 'config.json'
-        config.write_text(json.dumps({**files.read_json(config), **changes}))
+        files.write_json(f'{config}', {**files.read_json(config), **changes})
     return edit
 
 

@@ -1,7 +1,6 @@
 """A text of one's own: found, read in any encoding and format, given a tokenizer that fits; runs/mybook.sh."""
 
 import gzip
-import json
 import os
 import pickle
 import runpy
@@ -15,6 +14,7 @@ from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
 from support import choose_tokenizer, read_text
+from support.files import write_json
 from support.tokenizer import empty_prompt, make_tokenizer
 
 
@@ -287,8 +287,8 @@ def test_the_config_of_a_book_fits_its_size(script, tmp_path):
     for size in (20_000, 300_000, 1_000_000, 5_000_000, 10**9):
         folder = make_dataset(tmp_path, f'{size}', val=False)
         os.truncate(folder / 'train.bin', size)
-        (folder / 'meta.json').write_text(json.dumps({
-            'vocab_size': 60_000, 'splits': {'train': {'tokens': size // 2, 'bytes': size}}}))
+        write_json(f'{folder}/meta.json', {
+            'vocab_size': 60_000, 'splits': {'train': {'tokens': size // 2, 'bytes': size}}})
         known = dict(dataset=f'{size}', data_dir=str(tmp_path), init_from='scratch', max_iters=9,
                      _flags={'max_iters': 9}, max_minutes=None)
         rows.append(runpy.run_path(str(REPO / 'config' / 'mybook.py'), init_globals=known))

@@ -1,6 +1,5 @@
 """The loop does what it says: the same numbers whatever is logged, evaluated, split or interrupted."""
 
-import json
 import pickle
 import re
 import sys
@@ -186,7 +185,7 @@ def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
     path = tmp_path / 'data' / 'tiny' / 'meta.json'
     meta = files.read_json(path)
     separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
-    path.write_text(json.dumps({**meta, 'end_of_text': separator}))
+    files.write_json(f'{path}', {**meta, 'end_of_text': separator})
     across = works('train.py', *tiny).globals['metrics']['val_loss']
     result = works('train.py', *tiny, '--document_mask', '--overwrite')
     assert abs(result.globals['metrics']['val_loss'] - across) > 1e-3
