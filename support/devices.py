@@ -118,7 +118,7 @@ def peak_memory(device):
 def choose_loss_chunk_size(device, tokens, vocab_size, memory):
     """How many tokens' logits to hold at a time in the loss; 0: all, unless they would take more than a
     quarter of the memory, in float32 and with their gradient."""
-    chunk_size = max(1, 2 ** (26 if device.type == 'cpu' else 28) // vocab_size)
+    chunk_size = 2 ** (26 if device.type == 'cpu' else 28) // vocab_size
     return chunk_size if 10 * tokens * vocab_size > memory / 4 and tokens > chunk_size else 0
 
 

@@ -150,7 +150,7 @@ class Distributed:
             handle.remove()
             batches = self.all_gather_object(hashlib.sha256(args[1].cpu().numpy().tobytes()).hexdigest())
             if len(set(batches)) < self.world_size:
-                fail("several processes train on the same batch: more of them would learn nothing more. let "
+                fail("several processes have the same batch, so more of them may learn nothing more. let "
                      "get_batch depend on dist.rank, as batch_number in train.py does")
         if self.world_size > 1:
             handle = ddp_model.register_forward_pre_hook(check)

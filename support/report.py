@@ -182,9 +182,9 @@ def write(out_dir):
         told, shown = f" (no loss.png: {e}. python plot.py {out_dir} --report=True tries again)", ''
     losses, notes = values(log, 'val_loss'), []
     if len(losses) and losses[-1] > 1.02 * losses.min():  # nobody should overlook it
-        notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the training "
-                 "loss fell meanwhile, the model overfits: more text, `--dropout` or a smaller model would "
-                 "help. Else the run diverged: use a smaller learning rate or a longer warmup.\n"]
+        notes = [f"The validation loss rose from {losses.min():.4f} to {losses[-1]:.4f}. If the loss "
+                 "of the batches fell meanwhile, the model overfits: more text, `--dropout` or a smaller "
+                 "model would help. Else the run diverged: use a smaller learning rate or a longer warmup.\n"]
     lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
              *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
              *settings(run)]

@@ -55,7 +55,7 @@ def inherit_knobs(run, kinds):
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
     for alternatives in ALTERNATIVES:  # with --budget given, the run's max_iters is void
-        if given.keys() & set(alternatives):
+        if given.keys() & alternatives:
             never.update(set(alternatives) - given.keys())
     if 'lr_schedule' in given:
         never.add('decay_lr')

@@ -288,7 +288,7 @@ def settle_schedule(run):
     """Derives the knobs of the schedule from each other."""
     k = run.knobs
     if k['budget'] is not None:
-        k['max_iters'] = iterations(run, k['budget'])
+        k['max_iters'] = run.asked['max_iters'] = iterations(run, k['budget'])
     if not k['decay_lr']:  # in nanoGPT that is no warmup, either
         k['lr_schedule'], k['warmup_iters'] = 'constant', 0
     if k['lr_decay_iters'] is None:

@@ -47,7 +47,7 @@ def test_processes_that_train_on_the_same_batch_are_stopped():
         dataset.Tokens.batch = lambda self, seed, numbers, *args: real(self, seed, range(len(numbers)), *args)
     text = train(*TINY, *PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2', '--token_noise=0.1', base=(),
                  ranks=2, sabotage=same_for_all, expect=2).text()
-    assert text.count('error: ') == 1 and 'train on the same batch' in text and 'iter 0' not in text
+    assert text.count('error: ') == 1 and 'have the same batch' in text and 'iter 0' not in text
 
 
 ALONE = """
