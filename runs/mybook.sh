@@ -136,7 +136,9 @@ print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
   init=--init_from=auto
 done
 ended='all training is done' taught=''
-if [ $status = $time_is_up ]; then ended="time was up before it was done, run it again to continue"; fi
+if [ $status = $time_is_up ]; then
+  ended="time was up before it was done, run it again to continue (below: as of its best evaluation so far)"
+fi
 if ((teachers)); then taught=", taught by $teachers before it"; fi
 echo "$ended: the network in $out_dir$taught, $((SECONDS - begin)) of $((60 * minutes)) seconds"
 best=$(python -c "

@@ -19,7 +19,6 @@ from support import console, devices, files, report
 from support.checkpoint import command_line, newest, resume_line
 from support.compiling import trial_step
 from support.console import format_duration
-from support.dataset_meta import sha256_of
 from support.errors import first_line
 
 REPORT_EVERY = 60  # seconds, at most: drawing takes a second
@@ -32,7 +31,7 @@ class Clock:
         saved = run.ckpt if run.resuming else {}
         self.dist, self.max_iters = dist, run.knobs['max_iters']
         self.seconds = saved.get('seconds', 0.0)
-        self.spent = dict(saved.get('spent', {}))  # seconds of 'eval', 'save', 'sample'
+        self.spent = saved.get('spent', {})  # seconds of 'eval', 'save', 'sample'
         self.show = dist.progress('training', run.start_iter)
         self.note = ''  # for the live line
 
@@ -70,7 +69,7 @@ class Clock:
         return ms
 
     def state(self):
-        return {'seconds': self.seconds, 'spent': dict(self.spent)}
+        return {'seconds': self.seconds, 'spent': self.spent}
 
 
 def tell_duration(model, ddp_model, batch, autocast, dist, run):
@@ -114,8 +113,8 @@ class Logger:
             self.outputs.append(WandbLog(self.knobs, self.wandb_run_id))
             self.wandb_run_id = self.outputs[0].run.id
         if dist.is_main and not self.knobs['eval_only']:
-            path = os.path.join(self.knobs['out_dir'], 'log.csv')
-            self.outputs += [CsvLog(path, run.start_iter, run.compares), RunRecord(run)]
+            self.outputs += [CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter,
+                                    run.compares), RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""
@@ -239,7 +238,7 @@ class CsvLog:
     on: they are written again, once. What a full disk does not take waits. compares: whether the losses to
     come are of the windows of those before, which else get a column of their own."""
 
-    def __init__(self, path, start, compares=True):
+    def __init__(self, path, start, compares):
         self.path, self.columns, self.waiting = path, list(report.COLUMNS), []
         try:
             rows = self.read() if os.path.exists(path) else []
@@ -312,7 +311,7 @@ class RunRecord:
         knobs = before.get('knobs') or run.knobs
         now_set = {**run.knobs, 'init_from': knobs.get('init_from')}  # where it began, also after a resume
         changed = {name: knobs.get(name) for name in run.given.keys() - report.ASIDE
-                   if now_set.get(name) != knobs.get(name)}
+                   if now_set[name] != knobs.get(name)}
         done = before if run.start_iter >= run.k.max_iters else {}  # nothing is trained: it stays as it was
         self.session = {
             'started': now(), 'from_iter': run.start_iter, 'outcome': None,
@@ -322,9 +321,7 @@ class RunRecord:
         self.content = {
             'plan': run.overview, 'max_iters': run.k.max_iters,
             'tokens_per_iter': run.tokens_per_iter, 'environment': run.environment,
-            # checksums of what people edit; __main__ is train.py
-            'code': [sha256_of(getattr(sys.modules[name], '__file__', __file__))
-                     for name in ('__main__', 'model', 'optim', 'dataset')],
+            'code': run.code,
             'dataset': {'name': run.data.name, 'folder': run.data.folder,
                         **{key: run.data.meta.get(key) for key in ('splits', 'source', 'command')}},
             'knobs': now_set, 'changed': {**changed, **before.get('changed', {})},

@@ -118,8 +118,8 @@ class Distributed:
             for name in facts:
                 if theirs.get(name) != everybody[0].get(name):
                     fail(f"process {rank} has another {name} than process 0 ({theirs.get(name)}, there "
-                         f"{everybody[0].get(name)}). start all of them with the same command, config "
-                         "files and data; as a flag where a config takes it from the clock")
+                         f"{everybody[0].get(name)}). start all of them with the same code, command, "
+                         "config files and data; as a flag where a config takes it from the clock")
 
     def place(self, model, shard, dtype):
         """Move `model` to the device: whole, or with shard != 1 only this process's share of it (FSDP)."""

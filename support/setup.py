@@ -6,6 +6,7 @@ can get wrong is checked here, before the model is built. Then the plan of the r
 import dataclasses
 import math
 import os
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -16,6 +17,7 @@ from model import GPT, GPTConfig
 from optim import MUON_LR
 from support import checkpoint, cpu, devices, files, load, resume
 from support.conversations import open_dataset
+from support.dataset_meta import sha256_of
 from support.errors import explain, explain_lost_data
 from support.evaluate import parse_interval
 from support.parallel import shard_problems
@@ -50,6 +52,7 @@ class Run:
     checkpoint_bytes: int = 0
     trained_on: dict = None  # what decides which samples an iteration sees
     environment: dict = None  # what the bits of a result depend on besides the knobs
+    code: dict = None  # checksums of what people edit
     overview: list = None  # lines: dataset, model, batch, ...
 
     @property
@@ -322,7 +325,9 @@ def settle_system(run):
     knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
     chosen = {name: knobs[name] for name in 'dtype compile batch_size shard'.split()}
-    run.dist.assert_same_on_all_ranks(chosen | run.trained_on)
+    run.code = {f'code of {name}': sha256_of(getattr(sys.modules[name], '__file__', __file__))
+                for name in '__main__ model optim dataset'.split()}  # __main__ is train.py
+    run.dist.assert_same_on_all_ranks(chosen | run.trained_on | run.code)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
                        **chosen}
     threads = ''
@@ -342,10 +347,9 @@ def expectation(run):
 
 
 def dataset_line(run):
-    line = f"dataset   {run.knobs['dataset']}: {run.data.train.summary(run.knobs['block_size'])}"
-    if run.data.val:
-        return line + f", {run.data.val.size:,} for validation"
-    return line + " and no val.bin: no validation loss, no best checkpoint"
+    validation = (f", {run.data.val.size:,} for validation" if run.data.val
+                  else " and no val.bin: no validation loss, no best checkpoint")
+    return f"dataset   {run.knobs['dataset']}: {run.data.train.summary(run.knobs['block_size'])}{validation}"
 
 
 def shape_lines(run):

@@ -92,7 +92,7 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
     out.mkdir()
     for name in ('log.csv.tmp', 'ckpt_00000001.pt.tmp', 'ckpt.pt.tmp'):
         (out / name).symlink_to(precious)
-    CsvLog(f'{out}/log.csv', 0)
+    CsvLog(f'{out}/log.csv', 0, True)
     saved(out, 1)
     assert precious.read_text() == 'precious' and names(out) == ['ckpt.pt', 'ckpt_00000001.pt', 'log.csv']
 
@@ -103,7 +103,7 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
 
 def test_a_full_disk_loses_no_row_of_the_log(tmp_path, monkeypatch, capsys):
     path = tmp_path / 'log.csv'
-    log = CsvLog(str(path), 0)
+    log = CsvLog(f'{path}', 0, True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))  # within a row
     try:

@@ -101,10 +101,12 @@ def test_activation_checkpointing_changes_no_bit(arch):
 @pytest.mark.parametrize('ranks, flag, says', [
     (1, '--shard=3', 'does not divide 1'),
     (2, '--shard=3', 'shard=3 does not divide 2 processes'),
-    (2, 'mine.py', 'process 1 has another learning_rate than process 0 (2.0, there 1.0). start all of them')])
+    (2, 'mine.py', 'process 1 has another learning_rate than process 0 (2.0, there 1.0). start all of them'),
+    (2, 'edited.py', 'process 1 has another code of __main__ than process 0 (1, there 0). start all of them')])
 def test_what_processes_cannot_do_together_is_one_line(tmp_path, monkeypatch, ranks, flag, says):
     monkeypatch.chdir(tmp_path)
     Path('mine.py').write_text("import os\nlearning_rate = 1.0 + int(os.environ.get('RANK', 0))\n")
+    Path('edited.py').write_text("import os\nfrom support import setup\nsetup.sha256_of = lambda path: os.environ['RANK']")
     child = train(flag, base=[*PLACE, '--dataset=tiny', '--gradient_accumulation_steps=2'], ranks=ranks,
                   out=tmp_path / 'out', expect=2)
     line, = re.findall('^error: .*', child.text(), re.M)
