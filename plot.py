@@ -1,6 +1,6 @@
 """
 Draw runs, from their log.csv, and write their reports. Needs matplotlib, no GPU. A view fits all behind a
-curve's first tenth, and of few values behind the first one.
+curve's first tenth, and of four values or some more behind the first one.
 
     $ python plot.py out-quickstart                                       # curves.png
     $ python plot.py out-a out-b out-c --x=time --y=bpb --to=bpb.png      # named by the knobs that differ
@@ -38,8 +38,9 @@ try:
         logs = {name: [read_log(run) for run in folders]
                 for name, folders in groups(dict.fromkeys(runs)).items()}
         draw(logs, to, x, y)
-        print(*comparison(logs, y), "losses compare where text, tokenizer and eval_iters x batch_size are "
-              "the same; of one text bpb with any tokenizer, eval.py's always", f"written: {to}", sep='\n')
+        print(*comparison(logs, y), "losses compare where text, tokenizer, block_size and eval_iters x "
+              "batch_size are the same; of one text bpb with any tokenizer, eval.py's always",
+              f"written: {to}", sep='\n')
 except ImportError:
     fail("to draw, a package is needed that is not installed (matplotlib). pip install matplotlib")
 except (ValueError, csv.Error) as e:
