@@ -88,9 +88,11 @@ if any(max(sample.ids) >= model.config.vocab_size for sample in samples):
          "tokenizer. name its dataset with --dataset=NAME")
 cpu.to_inference(model, device, dtype, compiling)
 generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
+explain('memory', 'not enough memory', "use a smaller --batch_size or --max_new_tokens", 2)
 static = False
 if compiling:
-    # as many texts as there will be at once, and as long: each length of the cache is compiled for
+    # as many texts as there will be at once, and about as long: the step is compiled for a length of the
+    # cache, in steps of 128
     idx = torch.zeros(1 if chat else min(len(samples), batch_size), max_new_tokens,
                       dtype=torch.long, device=device)
     note = compile_model(model, lambda: model.generate(idx, 4, static=True), compile,
@@ -101,7 +103,6 @@ if compiling:
 # -----------------------------------------------------------------------------
 # generating
 
-explain('memory', 'not enough memory', "use a smaller --batch_size or --max_new_tokens", 2)
 interrupted = False
 
 

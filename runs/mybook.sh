@@ -69,7 +69,7 @@ out_dir=${out_dir:-$(if [ "$here" != "$PWD" ]; then echo "$PWD/"; fi)out-$name}
 source runs/venv.sh
 python -c 'import numpy, tiktoken, tokenizers, torch' 2> /dev/null || {
   for input in "${inputs[@]#--input=}"; do  # before minutes are spent
-    if [[ $input != hf:* && ! -e $input ]]; then
+    if [[ $input != hf:* && $input != *[*?[]* && ! -e $input ]]; then
       echo "error: no such file or folder ($input)" >&2
       exit 2
     fi

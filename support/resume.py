@@ -54,9 +54,11 @@ def inherit_knobs(run, kinds):
         run.ckpt.update(tokens=tokens * run.start_iter, trained_on={'tokens per iteration': tokens})
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
-    for alternatives in ALTERNATIVES:  # with --budget given, the run's max_iters is void
-        if given.keys() & alternatives:
-            never.update(set(alternatives) - given.keys())
+    for plain, counted in ALTERNATIVES:  # with --budget given, max_iters is void, the run's and a config's
+        if counted in given:
+            never.add(plain)
+        elif plain in given:
+            never.add(counted)
     if 'lr_schedule' in given:
         never.add('decay_lr')
     run.dist.print(f"resuming from {run.ckpt['path']}, after {run.ckpt['iter_num']:,} iterations")

@@ -222,9 +222,9 @@ def test_one_budget_replaces_another_on_resume(tiny, tmp_path, works):
     assert 'budget    1 iterations' in short.out, 'a flag is given after the file'
     works('train.py', *flags, tmp_path / 'long.py', '--warmup_iters=0', '--total_batch_size=64', '--overwrite')
     place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
-    for flags, n in (([], 2), (['--max_iters=4'], 4), (['--budget=384 tokens'], 6)):
+    for flags, n in (([], 2), (['--max_iters=4'], 4), (['--max_iters=9', '--budget=384 tokens'], 6)):
         out = works('train.py', *place, *flags).out
-        assert f'budget    {n} iterations' in out and ('max_iters: 2 -> 4' in out) == (n == 4)
+        assert f'budget    {n} iterations' in out and ('max_iters: ' in out) == (n == 4)
     result = works('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
     assert '128 tokens per iteration' in result.out
 
