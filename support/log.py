@@ -39,10 +39,13 @@ class Clock:
         self.origin = time.perf_counter() - self.seconds
         self.lap_began, self.steps = self.seconds, 0
 
+    def read(self):
+        self.dist.synchronize()  # a GPU may be behind by more than an iteration
+        self.seconds = time.perf_counter() - self.origin
+
     @contextlib.contextmanager
     def paused(self):
-        self.dist.synchronize()
-        self.seconds = time.perf_counter() - self.origin
+        self.read()
         yield
         self.origin = time.perf_counter() - self.seconds
 
@@ -60,8 +63,7 @@ class Clock:
 
     def lap(self, batches):
         """Milliseconds per iteration since the last lap. data_wait: the share of it that batches took."""
-        self.dist.synchronize()  # else a GPU is behind by more than an iteration
-        self.seconds = time.perf_counter() - self.origin
+        self.read()
         elapsed = self.seconds - self.lap_began
         self.data_wait = batches.waited / elapsed
         ms = 1000 * elapsed / self.steps
