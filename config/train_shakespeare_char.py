@@ -4,9 +4,10 @@
 #   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
-#   cost     64 seconds on one H100 with --log_interval=50, 28 more to compile (dev/records/gpu.md); 3 minutes
-#            on one A100 (nanoGPT's README)
-#   loss     1.4480 for validation at its best there, after which it overfits; 1.4697 in nanoGPT's README
+#   cost     60 seconds on one H100, 32 more to compile (dev/records/gpu.md); 3 minutes on one A100 (nanoGPT's
+#            README)
+#   loss     1.4564 for validation at its best there, 1.4480 in another run; then it overfits. 1.4697 in
+#            nanoGPT's README
 #
 # On a laptop's CPU make it smaller, as nanoGPT's README does: 1.90 over all of val.bin after 2,000 iterations
 # (dev/records/nanogpt_cpu.md)
