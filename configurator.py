@@ -274,7 +274,7 @@ def run_config(path, names, knobs):
     # config/x.py works from any folder: the working directory comes first, then the one of this file
     found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
     if found is None:
-        return {}, [f"config file not found ({path}). looked in {os.getcwd()} and {here}"]
+        return {}, [f"config file not found ({path}). looked in {os.getcwd()} and beside configurator.py"]
 
     class Scope(dict):
         def __setitem__(self, name, value):

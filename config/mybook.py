@@ -107,10 +107,11 @@ def _measure():
         return _time.perf_counter() - begin
 
     compiled = _compiling and where.type == 'cpu' and compile_model(model, step, 'auto', **ON_CPU) is None
-    for _ in range(45 if compiled else 5):  # slow ones: after the compiler's company threads sleep a while
-        step()
-    times = sorted(step() for _ in range(15))
-    return gradient_accumulation_steps * times[7], compiled  # their median
+    times, slow = [], 45 if compiled else 5  # after the compiler's company threads sleep a while
+    while len(times) < slow + 15 and sum(times) < 3 * _minutes:  # seconds, a twentieth of all
+        times.append(step())
+    times = sorted(times[-15:])
+    return gradient_accumulation_steps * times[len(times) // 2], compiled  # their median
 
 
 always_save_checkpoint = False  # ckpt.pt, which sample.py takes, is the one with the best validation loss

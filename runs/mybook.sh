@@ -107,7 +107,7 @@ left() {  # of all the minutes, and a fifth as a reserve
   printf '%d.%02d' $((seconds / 60)) $((seconds % 60 * 5 / 3))
 }
 
-begin=$SECONDS status=0 time_is_up=143
+begin=$SECONDS status=0 time_is_up=143 ended='all training is done' taught=''
 while true; do
   teachers=$(ls "$out_dir/teachers" | wc -l | tr -d ' ')
   if ((teachers)); then teach=("--teacher=$(printf '%s\n' "$out_dir"/teachers/* | paste -sd, -)"); fi
@@ -129,13 +129,17 @@ while true; do
 import sys
 from support.report import read_log
 print(int(read_log(sys.argv[1])['seconds'][-1]))" "$out_dir")
-  if ((teachers == 3 || 60 * minutes - SECONDS + begin < took * 6 / 5)); then break; fi
+  if ((teachers == 3)); then break; fi
+  rest=$((60 * minutes - SECONDS + begin))
+  if ((rest < took * 6 / 5)); then
+    ended="all training is done, as what is left is too short for one more, which this one would teach"
+    break
+  fi
   mkdir "$out_dir/teachers/$((teachers + 1))"
   mv "$out_dir"/*.* "$out_dir/teachers/$((teachers + 1))"
   echo "that network is in $out_dir/teachers/$((teachers + 1)) now, and the next one learns from it as well"
   init=--init_from=auto
 done
-ended='all training is done' taught=''
 if [ $status = $time_is_up ]; then
   ended="time was up before it was done, run it again to continue (below: as of its best evaluation so far)"
 fi

@@ -35,7 +35,6 @@ METRICS = {
 ASIDE = set('out_dir data_dir overwrite save_interval keep_checkpoints eval_interval tasks tasks_interval '
             'sample_interval sample_prompts sample_tokens log_interval wandb_log wandb_project '
             'wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
-ROWS = 12  # of the table of evaluations, at most
 NO_END = 'running, or killed'
 
 
@@ -71,14 +70,15 @@ def points(log, x, y):
 
 def groups(runs):
     """{name: the folders} of runs that differ in the seed alone, named by the other knobs that were set and
-    differ, and by how they ended, or by a folder where these are none or many, or do not tell apart
-    what was trained. Runs that nothing tells apart are each by themselves."""
+    differ, by how they ended, and by edited code, or by a folder where these are none or many, or do not
+    tell apart what was trained. Runs that nothing tells apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted, or resumed with other knobs, is no seed of those that were not
-    knobs = [{**record.get('knobs', {}), 'outcome': record.get('outcome'), 'trained': str(
-        [record.get('dataset', {}).get('splits'), record.get('changed'), record.get('code')])}
-        for record in records]
-    given = {'outcome', 'trained'}.union(*(record.get('given', ()) for record in records)) - ASIDE
+    knobs = [{**record.get('knobs', {}), **record.get('code', {}), 'outcome': record.get('outcome'),
+              'trained': str([record.get('dataset', {}).get('splits'), record.get('changed')])}
+             for record in records]
+    given = {'outcome', 'trained'}.union(*([*record.get('given', ()), *record.get('code', ())]
+                                           for record in records)) - ASIDE
     differ = [name for name in sorted(given) if any(k.get(name) != knobs[0].get(name) for k in knobs)]
     told = [str([k.get(name) for name in differ]) for k in knobs]
     differ, found = [name for name in differ if name not in ('seed', 'trained')], {}
@@ -186,8 +186,8 @@ def write(out_dir):
                  "of the batches fell meanwhile, the model overfits: more text, `--dropout` or a smaller "
                  "model would help. Else the run diverged: use a smaller learning rate or a longer warmup.\n"]
     lines = [f"# {name}\n", *summary(run, log), '', shown, *notes,
-             *samples_side_by_side(samples), *evaluations(log), *eval_results(read_json(evaluated)),
-             *settings(run)]
+             *samples_side_by_side(samples), *eval_results(read_json(evaluated)), *settings(run),
+             *evaluations(log)]  # they may be many
     write_whole(path, '\n'.join(lines).encode('utf-8', 'replace'))
     return [f"report: {path}{told}", *(f"note: {note.strip()}" for note in notes)]
 
@@ -226,15 +226,12 @@ def samples_side_by_side(path):
 
 
 def evaluations(log):
-    """The table of evaluations in the loop, thinned if it is long."""
+    """The table of evaluations in the loop."""
     rows = np.flatnonzero(np.isfinite(log['train_loss']) | np.isfinite(log['eval_seconds']))
     if not len(rows):
         return
     yield "## Evaluations\n"
     yield "As train.py measured them, while it trained; eval.py reads all of a text.\n"
-    if len(rows) > ROWS:
-        yield f"{ROWS} of {len(rows):,}; all of them are in log.csv.\n"
-        rows = rows[np.linspace(0, len(rows) - 1, ROWS).round().astype(int)]
     columns = [name for name in log
                if np.isfinite(log[name][rows]).any() and (name in EVALUATED or name not in COLUMNS)]
     names = ['iter', 'tokens', *columns, 'seconds']
@@ -264,4 +261,4 @@ def settings(run):
     for s in run.get('sessions', []):
         yield f"# {s['started']}, from iteration {s['from_iter']:,}: {s['outcome'] or NO_END}"
         yield s['command']
-    yield "```"
+    yield "```\n"

@@ -120,8 +120,9 @@ def tell_what_changed(run):
                for name, value in run.ckpt.get('environment', {}).items()
                if run.environment.get(name) != value]
     if changed:
-        run.dist.print("note: from here on not the bits of an uninterrupted run; up to rounding the same, if "
-                       f"data, tokens per iteration, dropout and noise are. changed: {', '.join(changed)}")
+        run.dist.print("note: from here on perhaps not the bits of an uninterrupted run; up to rounding the "
+                       "same, if code, data, tokens per iteration, dropout and noise are. "
+                       f"changed: {', '.join(changed)}")
 
 
 def model_of_checkpoint(run):
@@ -140,8 +141,9 @@ def restore_optimizer(run, optimizer, scaler):
             scaler.load_state_dict(run.ckpt['scaler'])
     except Exception as e:  # a file may say anything
         path = run.ckpt['path']
-        fail(f"the optimizer's state in {path} cannot be used ({type(e).__name__}: {e}). take an older one, "
-             f"or start a new run from its weights: --init_from={shlex.quote(path)} --out_dir=ANOTHER")
+        fail(f"the optimizer's state in {path} cannot be used ({type(e).__name__}: {e}). if other "
+             "parameters were frozen then, freeze these; else take an older one, or start a new run from its "
+             f"weights: --init_from={shlex.quote(path)} --out_dir=ANOTHER")
 
 
 GIVEN = 'lr_scale weight_decay betas eps momentum'.split()  # options of groups that follow from knobs

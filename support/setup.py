@@ -325,11 +325,12 @@ def settle_system(run):
     knobs['compile'], why_compile = devices.choose_compile(knobs['compile'], device)
     stop_if(shard_problems(knobs['shard'], n, knobs['dtype']))
     chosen = {name: knobs[name] for name in 'dtype compile batch_size shard'.split()}
-    run.code = {f'code of {name}': sha256_of(getattr(sys.modules[name], '__file__', __file__))
-                for name in '__main__ model optim dataset'.split()}  # __main__ is train.py
+    run.code = {f"code of {name.replace('__main__', 'train')}.py":
+                sha256_of(getattr(sys.modules[name], '__file__', __file__))[:8]
+                for name in '__main__ model optim dataset'.split()}
     run.dist.assert_same_on_all_ranks(chosen | run.trained_on | run.code)
     run.environment = {'torch': str(torch.__version__), 'device': devices.name_of(device), 'processes': n,
-                       **chosen}
+                       **chosen, **run.code}
     threads = ''
     if device.type == 'cpu':
         run.environment['threads'] = torch.get_num_threads()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPO), str(REPO / 'dev')]
+sys.path[:0] = [f'{REPO}', f'{REPO}/dev', f'{REPO}/tests/faults']
 os.environ.setdefault('HF_HUB_OFFLINE', '1')  # no test waits for the network; those of the Hub bring a server
 # no GPU, whose autograd threads no fork survives; tiny nets make a second thread wait, so two tests run at a time
 os.environ |= dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')

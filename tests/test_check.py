@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from test_hacking import edited
-
-sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import Child
+from test_hacking import edited
 
 from support import check
 

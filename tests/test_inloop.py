@@ -74,7 +74,7 @@ def test_the_end_is_what_eval_finds(script, place, finished, tmp_path):
     assert 'eval.json and report.md' in result.out
     text = (copy / 'report.md').read_text()
     assert '| HellaSwag accuracy |' in text
-    assert text.index('## Samples') < text.index('## Evaluations') < text.index('## Settings')
+    assert text.index('## Samples') < text.index('## Settings') < text.index('## Evaluations')
     assert '## By eval.py, after 7 iterations' in text and '- sums: accuracy ' in text
 
 

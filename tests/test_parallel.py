@@ -5,13 +5,10 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import REPO, TINY, captured, torchrun
-
-sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import PLACE, close, free_port, log_without_times, train
 
 import dataset

@@ -3,16 +3,13 @@ nothing else."""
 
 import functools
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY, own_process, same
-from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.insert(0, str(Path(__file__).parent / 'faults'))
 from harness import PLACE, train
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, GPTConfig
 from support.devices import chunked_loss
@@ -102,7 +99,7 @@ def test_activation_checkpointing_changes_no_bit(arch):
     (1, '--shard=3', 'does not divide 1'),
     (2, '--shard=3', 'shard=3 does not divide 2 processes'),
     (2, 'mine.py', 'process 1 has another learning_rate than process 0 (2.0, there 1.0). start all of them'),
-    (2, 'edited.py', 'process 1 has another code of __main__ than process 0 (1, there 0). start all of them')])
+    (2, 'edited.py', 'process 1 has another code of train.py than process 0 (1, there 0). start all of them')])
 def test_what_processes_cannot_do_together_is_one_line(tmp_path, monkeypatch, ranks, flag, says):
     monkeypatch.chdir(tmp_path)
     Path('mine.py').write_text("import os\nlearning_rate = 1.0 + int(os.environ.get('RANK', 0))\n")
