@@ -113,8 +113,8 @@ def batches_of(params):
 
 def zeropower_via_newtonschulz(G, steps=5):
     """The matrices G (n, rows, columns) with their singular values moved near one by a Newton-Schulz
-    iteration: a polynomial of the matrix, so it is all matrix products. These coefficients reach 0.7 to 1.2
-    in five steps, which is near enough."""
+    iteration: a polynomial of the matrix, so it is all matrix products. These coefficients bring those above
+    0.0017 of the matrix's norm to 0.68 to 1.2 in five steps, and raise smaller ones 485 times at most."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.size(-2) > G.size(-1)
     X = G.mT if tall else G

@@ -116,7 +116,7 @@ class PlainUnpickler(pickle.Unpickler):
     """Dicts, lists, strings and numbers need no class; a pickle that asks for one wants to run code."""
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+        raise pickle.UnpicklingError(f"it wants to run {module}.{name}, and may hold plain numbers and texts")
 
 
 def from_meta_pkl(path):

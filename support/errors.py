@@ -28,13 +28,8 @@ def explain_lost_data():
     add(DataLost, '', 2, str)
 
 
-def end_alone():
-    """From now on a process that fails ends at once. To leave the group first would take the others, who
-    wait for it elsewhere: NCCL would wait for them, and torchrun would not learn of the failure."""
-    add(BaseException, '', 1, None)
-
-
 def add(kind, pattern, status, line):
+    """From now on an uncaught error of a kind ends this process with `status` and line(error)."""
     EXPLAINED[kind, pattern] = status, line
     sys.excepthook = hook
 
@@ -53,8 +48,7 @@ def hook(kind, error, traceback):
 def first_line(error):
     """The first line of an error's text, without what only a developer of torch can use."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    text = re.sub(r'^\[\S+\] ', '', text)  # the line of the source that gloo's messages begin with
-    return text[:160]
+    return re.sub(r'^\[\S+\] ', '', text)[:160]  # the line of the source that gloo's messages begin with
 
 
 def end(status):

@@ -151,7 +151,7 @@ class Evaluator:
         self.evaluated, self.clock, self.stop, self.dist = evaluated, clock, stop, dist
         self.knobs = run.knobs
         # what was measured last, which is not measured again after a resume
-        self.done = {'iter': None, 'names': [], 'metrics': {}}
+        self.done = {'iter': None, 'names': []}
         if run.compares and not self.knobs['eval_only']:
             self.done.update(run.ckpt.get('evaluation', {}))
 
@@ -204,5 +204,5 @@ def losses(model, data, n_windows, batch_size, dist, autocast, stop, it):
     losses = ', '.join(f"{split} loss {result['loss']:.4f}" for split, result in found.items())
     judged = found.get('val', found['train'])
     dist.print(f"step {it}: {losses}")
-    metrics = {f'{split}_loss': result['loss'] for split, result in found.items()}
-    return {**metrics, 'perplexity': judged['perplexity'], 'bpb': judged['bpb']}
+    return {**{f'{split}_loss': result['loss'] for split, result in found.items()},
+            'perplexity': judged['perplexity'], 'bpb': judged['bpb']}

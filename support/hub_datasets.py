@@ -119,9 +119,8 @@ def find_files(spec):
         explain(e, f'hf:{spec}', "name files on this machine with --input")
     if not names:
         fail(f"no parquet or text files in hf:{spec}. name a configuration and split of its page there")
-    files = {file.rfilename: file for file in info.siblings}
-    return [File(name, files[name].size, files[name].lfs.sha256 if files[name].lfs else files[name].blob_id,
-                 repo, info.sha) for name in names]
+    return [File(file.rfilename, file.size, file.lfs.sha256 if file.lfs else file.blob_id, repo, info.sha)
+            for file in sorted(info.siblings, key=lambda file: file.rfilename) if file.rfilename in names]
 
 
 def choose_files(info, config, split):

@@ -82,7 +82,6 @@ def tell_duration(model, ddp_model, batch, autocast, dist, run):
         return
     batch = [tensor.to(dist.device) for tensor in batch]
     for _ in range(2):  # the first one is slower
-        dist.synchronize()
         t0 = time.perf_counter()
         trial_step(model, ddp_model, batch, autocast)
         dist.synchronize()
@@ -115,8 +114,8 @@ class Logger:
             self.outputs.append(WandbLog(self.knobs, self.wandb_run_id))
             self.wandb_run_id = self.outputs[0].run.id
         if dist.is_main and not self.knobs['eval_only']:
-            self.outputs += [CsvLog(os.path.join(self.knobs['out_dir'], 'log.csv'), run.start_iter,
-                                    run.compares), RunRecord(run)]
+            self.outputs += [CsvLog(f"{self.knobs['out_dir']}/log.csv", run.start_iter, run.compares),
+                             RunRecord(run)]
 
     def metrics(self, it, metrics):
         """What an evaluation found before the update of iteration `it`."""

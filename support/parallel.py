@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from configurator import fail, say
 from support.console import progress
 from support.devices import choose_device
-from support.errors import end, end_alone, explain, first_line
+from support.errors import add, end, explain, first_line
 
 
 def init(device='auto', backend='auto', timeout=600):
@@ -58,7 +58,9 @@ def meet(backend, timeout):
              "docs/cluster.md, each with node 0's address and the number of nodes, within "
              f"ddp_timeout={timeout.total_seconds():g} s; or unset RANK", everywhere=True)
     warnings.filterwarnings('ignore', category=FutureWarning, module='torch.distributed')  # to its authors
-    end_alone()
+    # a process that fails ends at once. To leave the group first would take the others, who wait for it
+    # elsewhere: NCCL would wait for them, and torchrun would not learn of the failure
+    add(BaseException, '', 1, None)
     # a run that ends as it should has left the group by now. fail(), which no hook sees, has not
     atexit.register(lambda: torch.distributed.is_initialized() and end(2))
     # all that gloo says of a lost peer names its transport. NCCL's words count where they raise; its own

@@ -48,9 +48,9 @@ def inherit_knobs(run, kinds):
         never.add('dtype')
         # what its resume keeps, whatever it writes into config
         saved |= run.ckpt['optimizer']['param_groups'][0]
-        saved |= zip(('beta1', 'beta2'), saved.get('betas', ''))
+        saved |= zip(('beta1', 'beta2', 'adam_eps'), (*saved.get('betas', ''), saved.get('eps')))
         tokens = math.prod(saved.get(name, run.knobs[name])
-                           for name in ('batch_size', 'block_size', 'gradient_accumulation_steps'))
+                           for name in 'batch_size block_size gradient_accumulation_steps'.split())
         run.ckpt.update(tokens=tokens * run.start_iter, trained_on={'tokens per iteration': tokens})
     if shard_problems(saved.get('shard', 1), run.dist.world_size):
         never.add('shard')
@@ -111,8 +111,9 @@ def data_problems(run):
 def tell_what_changed(run):
     """Notes on what does not go on as it was."""
     if run.continues and not run.compares:
-        run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size; nanoGPT "
-                       "drew them at random): the best loss begins anew, and ckpt_best.pt with it")
+        run.dist.print("note: evaluations read other windows than before (eval_iters x batch_size, "
+                       "document_mask; nanoGPT drew them at random): the best loss begins anew, and "
+                       "ckpt_best.pt with it")
     if not run.ckpt['trained_on'].items() <= run.trained_on.items():
         run.dist.print("note: tokens, budget and order of samples go as if all iterations had this batch and "
                        "data: samples come twice or late; other data's val.bin may have been trained on")
@@ -155,7 +156,8 @@ def load_optimizer_state(optimizer, ckpt, tell):
     its own load_state_dict, with the options that follow from knobs. The learning rate is set at every step
     anyway. Raises AssertionError and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
-    before = ckpt.get('optimizer_class', 'AdamW')
+    is_adamw = 'betas' in state['param_groups'][0]
+    before = ckpt.get('optimizer_class', 'AdamW' if is_adamw else 'another')
     if before != now:
         tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
         return

@@ -71,11 +71,12 @@ class Run:
 
     @property
     def compares(self):
-        """Whether out_dir's run is continued, and evaluated over the same windows as before: only then its
-        losses compare."""
+        """Whether out_dir's run is continued, and evaluated over the same windows as before, in the same way:
+        only then its losses compare."""
         before = self.ckpt['config'] if self.continues and 'evaluation' in self.ckpt else {}
         return (before.get('eval_iters', -1) * before.get('batch_size', 1)
-                == self.k.eval_iters * self.k.batch_size)
+                == self.k.eval_iters * self.k.batch_size
+                and before.get('document_mask') == self.k.document_mask)
 
     @property
     def tokens_per_iter(self):
@@ -279,9 +280,7 @@ def settle_data(run):
     run.n_params = model.get_num_params(non_embedding=False)
     run.n_block_params = sum(p.numel() for p in model.transformer.h.parameters())
     # weights and AdamW's two moments in float32; Muon has one
-    run.checkpoint_bytes = 12 * run.n_params
-    if k.matrix_optimizer == 'muon':
-        run.checkpoint_bytes -= 4 * run.n_block_params
+    run.checkpoint_bytes = 12 * run.n_params - 4 * run.n_block_params * (k.matrix_optimizer == 'muon')
     if run.dist.is_main and not k.eval_only:
         stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints or 1,
                                      checkpoint.numbered(k.out_dir) if k.keep_checkpoints else []))

@@ -115,6 +115,11 @@ def prepare(script, tmp_path):
     return run
 
 
+def bytes_in(data):
+    """As prepare.py has counted them, in all splits of a Dataset."""
+    return sum(split['bytes'] for split in data.meta['splits'].values())
+
+
 def is_refused(result, *words, lines=1):
     """One line on standard error with these words, and status 2."""
     assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == lines, result.err

@@ -6,7 +6,7 @@ import os
 import sys
 
 import pytest
-from conftest import REPO, TEXT, captured
+from conftest import REPO, TEXT, bytes_in, captured
 from test_huggingface import sentencepiece_like
 from test_read_text import files_of, ids_of, write
 
@@ -69,7 +69,7 @@ def test_a_large_txt_is_encoded_as_a_whole(prepare, tmp_path, test_data, gpt2, m
         assert ids_of(tmp_path, name) == [encoding.eot_token, *encoding.encode_ordinary(text)]
         data = Dataset(name, tmp_path / 'data')
         assert data.meta['dtype'] == dtype and data.vocab_size % 64 == 0
-        assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.encode())
+        assert bytes_in(data) == len(text.encode())
 
 
 # -----------------------------------------------------------------------------

@@ -156,4 +156,4 @@ def test_what_the_hub_refuses_is_one_line(hub, prepare, tmp_path, monkeypatch):
             monkeypatch.undo()
             monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
         is_refused(prepare('mine', f'--input={source}'), *words)
-        assert not (tmp_path / 'data' / 'mine').exists()
+        assert not os.path.exists(f'{tmp_path}/data/mine')

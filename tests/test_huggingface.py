@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import is_refused
+from conftest import bytes_in, is_refused
 from test_tasks import export
 from torch.nn import functional as F
 
@@ -220,7 +220,7 @@ def test_a_llama_from_the_hub_is_sampled_and_finetuned_as_it_came(hub, tmp_path,
     works('prepare.py', 'cats', f'--input={text}', '--tokenizer=hf:someone/tiny-llama', data_dir)
     data = Dataset('cats', f'{tmp_path}/data')
     assert data.meta['end_of_text'] == 1 and data.meta['vocab_size'] == 271
-    assert sum(split['bytes'] for split in data.meta['splits'].values()) == text.stat().st_size + 1
+    assert bytes_in(data) == text.stat().st_size + 1
     tok, ids = data.tokenizer(), data.train.windows([0], data.train.n)[0].tolist()
     assert ids[0] == 1 and ids[1:] == tok.encode(text.read_text()).tolist()[:len(ids) - 1]
     # greedily the same text, also from the cache without the server; <s> is not shown

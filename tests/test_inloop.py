@@ -1,7 +1,6 @@
 """Tasks and samples in the training loop: at the right iterations, the same after a resume, without a
 trace in the training."""
 
-import os
 import re
 import shutil
 import signal
@@ -86,7 +85,7 @@ def test_after_interruptions_all_is_as_without(script, place, finished, tmp_path
     def is_stopping(self):  # called some eighty times, between the batches of evaluations
         calls[0] += 1
         if calls[0] in (20, 40, 60):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return real(self)
     monkeypatch.setattr(Stop, 'is_stopping', is_stopping)
     flags = [*evaluated, f"--out_dir={tmp_path / 'parts'}", '--init_from=auto']

@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import REPO, TEXT, captured, is_refused, make_dataset, nanogpt_meta, own_process
+from conftest import REPO, TEXT, bytes_in, captured, is_refused, make_dataset, nanogpt_meta, own_process
 from test_read_text import documents_in, ids_of
 
 from dataset import Dataset
@@ -58,13 +58,13 @@ RUSSIAN = 'Однажды играли в карты у конногвардей
 
 
 @pytest.mark.parametrize('text, encoding', [
-    (ENGLISH, 'cp1252'), (ENGLISH, 'mac-roman'), (ENGLISH, 'utf-16'), (ENGLISH, 'utf-16-le'),
+    (ENGLISH, 'cp1252'), (ENGLISH[:18] * 60, 'cp1252'), (ENGLISH, 'mac_roman'), (ENGLISH, 'utf_16'), (ENGLISH, 'utf_16_le'),
     (FRENCH, 'cp1252'), (POLISH, 'cp1250'), (RUSSIAN, 'cp1251')])
 def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding):
     assert read_text.likely_encoding(text.encode(encoding), 0) == encoding
     (tmp_path / 'a.txt').write_bytes(text.encode(encoding))
     result = prepare('mine', tmp_path / 'a.txt')
-    assert f'is read as {encoding}' in result.out or encoding == 'utf-16'  # whose mark leaves no doubt
+    assert f'is read as {encoding}' in result.out or encoding == 'utf_16'  # whose mark leaves no doubt
     assert result.status == 0 and documents_in(tmp_path, 'mine') == [text]
 
 
@@ -162,7 +162,7 @@ def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path)
     data = Dataset('mine', tmp_path / 'data')
     text = data.tokenizer().decode(ids_of(tmp_path, 'mine'))
     assert text.startswith('<SOS> 12 times 5 is <UNK>60<UNK><UNK><UNK>\n12 times'), 'é is two bytes'
-    assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(text.replace('<UNK>', '')) - 5
+    assert bytes_in(data) == len(text.replace('<UNK>', '')) - 5
 
 
 # -----------------------------------------------------------------------------

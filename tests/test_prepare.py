@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import TEXT, is_refused
+from conftest import TEXT, bytes_in, is_refused
 from test_read_text import files_of, ids_of, write
 
 from dataset import Dataset
@@ -103,7 +103,7 @@ def test_a_single_document_gives_its_end(prepare, tmp_path, book):
         data = Dataset(tokenizer, tmp_path / 'data')
         assert data.tokenizer().decode(ids_of(tmp_path, tokenizer)[begin:]) == TEXT
         assert data.val.n == int(0.2 * (len(TEXT) + begin))
-        assert sum(split['bytes'] for split in data.meta['splits'].values()) == len(TEXT.encode())
+        assert bytes_in(data) == len(TEXT.encode())
     assert prepare('noval', book, '--val_fraction=0').status == 0
     assert not (tmp_path / 'data' / 'noval' / 'val.bin').exists()
     assert Dataset('noval', tmp_path / 'data').val is None

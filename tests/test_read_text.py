@@ -113,7 +113,7 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(prepare, tmp_path, file):
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / file)
         words = ["'text'", '--text_key']
     is_refused(prepare('mine', tmp_path / file), *words)
-    assert not (tmp_path / 'data' / 'mine').exists()
+    assert not os.path.exists(f'{tmp_path}/data/mine')
 
 
 @pytest.mark.parametrize('package, source, tokenizer', [
@@ -125,4 +125,4 @@ def test_a_package_that_is_not_installed_is_named(prepare, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     is_refused(prepare('mine', f'--input={source}', f'--tokenizer={tokenizer}'), package, 'pip install')
-    assert not (tmp_path / 'data' / 'mine').exists()
+    assert not os.path.exists(f'{tmp_path}/data/mine')

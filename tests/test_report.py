@@ -132,7 +132,7 @@ def test_the_report_lives_while_the_run_does_with_samples_side_by_side(script, t
 def test_runs_are_named_by_what_was_set_and_differs_and_seeds_are_one_group(script, tmp_path):
     matplotlib = pytest.importorskip('matplotlib.image')
     from matplotlib.colors import to_rgb
-    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2})
+    a, b = make_run(tmp_path / 'a'), make_run(tmp_path / 'b', {'seed': 2, 'always_save_checkpoint': False})
     c = make_run(tmp_path / 'c', {'seed': 2, 'n_layer': 4}, val=lambda i: 2)
     assert report.groups([a, b]) == {a: [a, b]}
     assert report.groups([a, b, c]) == {'n_layer 2': [a, b], 'n_layer 4': [c]}

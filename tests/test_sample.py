@@ -189,7 +189,7 @@ def test_ctrl_c_prints_what_a_batch_has_made(script, reciter):
         while getattr(signal.getsignal(signal.SIGINT), '__name__', '') != 'on_interrupt':
             time.sleep(0.01)
         time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
     thread = threading.Thread(target=press)
     thread.start()
     result = script('sample.py', *reciter, '--start=a', '--num_samples=5', '--batch_size=3',

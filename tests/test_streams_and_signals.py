@@ -65,7 +65,7 @@ def test_a_request_to_stop_that_is_ignored_stays_ignored():
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         now = signals.Stop(Distributed('cpu'))
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
         assert now.poll() is None and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         for number, handler in before.items():

@@ -13,7 +13,7 @@ from conftest import TEXT, is_refused, make_dataset, nanogpt_meta, rows, same, s
 import dataset
 from model import GPT, GPTConfig
 from optim import create_optimizer
-from support import checkpoint, devices, files, load, signals
+from support import checkpoint, devices, files, load, resume, signals
 from support.parallel import Distributed
 
 
@@ -189,6 +189,7 @@ def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
     across = works('train.py', *tiny).globals['metrics']['val_loss']
     result = works('train.py', *tiny, '--document_mask', '--overwrite')
     assert abs(result.globals['metrics']['val_loss'] - across) > 1e-3
+    assert 'begins anew' in works('train.py', *tiny, '--init_from=resume', '--document_mask=False').out
     # that each document is read as if it were alone is shown in test_chat.py
     x, _, documents = result.globals['data'].train.batch(1, range(8), 16)
     assert np.array_equal(np.diff(documents) != 0, x[:, 1:] == separator)
@@ -246,7 +247,7 @@ def nanogpt_checkpoint(path, vocab_size):
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
     torch.manual_seed(3)
     model = GPT(GPTConfig(**args))
-    optimizer = create_optimizer(model, 1e-3, 0.3, (0.9, 0.97), 1e-8)
+    optimizer = create_optimizer(model, 1e-3, 0.3, (0.9, 0.97), 1e-4)
     idx = torch.randint(vocab_size, (2, 16))
     model(idx, idx)[1].backward()
     optimizer.step()
@@ -261,7 +262,7 @@ def nanogpt_checkpoint(path, vocab_size):
     return model
 
 
-def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
+def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out, capsys):
     folder = make_dataset(tmp_path / 'data', 'old')
     meta = files.read_json(folder / 'meta.json')
     (folder / 'meta.json').unlink()
@@ -276,9 +277,11 @@ def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out):
     is_refused(script('train.py', '--init_from=resume', *place, '--batch_size=1'), 'tokens per iteration changed')
     result = works('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
     assert list(result.losses()) == [1, 2], result.err
-    assert result.globals['weight_decay'] == 0.3 and result.globals['beta2'] == 0.97
+    assert [result.globals[name] for name in ('weight_decay', 'beta2', 'adam_eps')] == [0.3, 0.97, 1e-4]
     assert saved(out)['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
     assert 'is kept as' in result.out and (out / 'ckpt_original_00000001.pt').read_bytes() == theirs
+    resume.load_optimizer_state(result.globals['optimizer'], {'optimizer': torch.optim.SGD(model.parameters()).state_dict()}, print)
+    assert 'another and is AdamW: it starts without a state' in capsys.readouterr().out, "a fork's"
     # and nanoGPT's sample.py finds what it looks for in ours
     raw = torch.load(out / 'ckpt.pt', weights_only=True)
     assert set(raw['model_args']) == set('n_layer n_head n_embd block_size bias vocab_size dropout'.split()) and raw['config']['dataset'] == 'old'

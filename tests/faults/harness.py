@@ -197,7 +197,7 @@ def stop_at(k):
     """Sabotage: a SIGTERM during the update of iteration k - 1, so that the run stops after k."""
     def stop(it):
         if it == k - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
     return before_each_update(stop)
 
 
@@ -214,7 +214,7 @@ def die_at(module, function, nth):
         def wrapped(*args, **kwargs):
             calls.append(1)
             if len(calls) == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
+                signal.raise_signal(signal.SIGKILL)
             return real(*args, **kwargs)
         setattr(module, function, wrapped)
     return sabotage
