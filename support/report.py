@@ -33,8 +33,8 @@ METRICS = {
 }
 # knobs that do not tell what a run is: where and how often it writes, measures, and on what
 ASIDE = set('out_dir data_dir overwrite always_save_checkpoint save_interval keep_checkpoints eval_interval '
-            'tasks tasks_interval sample_interval sample_prompts sample_tokens log_interval wandb_log wandb_project '
-            'wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
+            'tasks tasks_interval sample_interval sample_prompts sample_tokens log_interval wandb_log '
+            'wandb_project wandb_run_name device backend ddp_timeout peak_flops max_minutes'.split())
 NO_END = 'running, or killed'
 
 
