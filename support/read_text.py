@@ -113,8 +113,8 @@ def explain_errors(path):
         raise  # prepare.py names the package
     except UnicodeDecodeError as e:
         where = e.object[max(0, e.start - 20):e.start + 20]
-        fail(f"{path} is not {e.encoding} ({where!r}). if it is text, name its --encoding, or use "
-             "--encoding_errors=replace")
+        fail(f"{path} is not {e.encoding} ({where!r}). if it is text, convert it to UTF-8, or name the "
+             "--encoding, which is that of all files, or use --encoding_errors=replace")
     except Exception as e:  # each package has errors of its own
         fail(f"{path} cannot be read to its end ({type(e).__name__}: {first_line(e)}). rename it if that is "
              "not its kind, or download or compress it again")
@@ -125,7 +125,7 @@ def explain_errors(path):
 
 MARKS = {codecs.BOM_UTF8: 'utf-8-sig', codecs.BOM_UTF16_LE: 'utf-16', codecs.BOM_UTF16_BE: 'utf-16'}
 # what most Western texts have beyond ASCII, \xa0 is a space
-WESTERN = '‘’“”–—…àáâãäåçèéêëìíîïñóôõöøùúûüýÿßæœÆÉÀÄÅÖÜÇÈÊ£§°©«»¿¡½¼·•†\xa0'
+WESTERN = '‘’“”–—…àáâãäåçèéêëìíîïñóôõöøùúûüýÿßæœÆÉÀÄÅÖÜÇÈÊ€£§°©«»„¿¡½¼·•†\xa0'
 
 
 def marked(start):
@@ -165,7 +165,8 @@ def likely_encoding_of(path):
     except UnicodeDecodeError as e:
         encoding = likely_encoding(e.object, e.start)
         if encoding != 'utf-8':
-            print(f"note: {path} is not UTF-8, it is read as {encoding}; another: --encoding=NAME")
+            print(f"note: {path} is not UTF-8, it is read as {encoding}. if it is not that, convert it to UTF-8, "
+                  "or where all files have another name it: --encoding=NAME")
         return encoding
 
 

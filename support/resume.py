@@ -48,7 +48,7 @@ def inherit_knobs(run, kinds):
         never.add('dtype')
         # what its resume keeps, whatever it writes into config
         saved |= run.ckpt['optimizer']['param_groups'][0]
-        saved |= zip(('beta1', 'beta2', 'adam_eps'), (*saved.get('betas', ''), saved.get('eps')))
+        saved |= zip('beta1 beta2 adam_eps'.split(), (*saved.get('betas', ''), saved.get('eps')))
         tokens = math.prod(saved.get(name, run.knobs[name])
                            for name in 'batch_size block_size gradient_accumulation_steps'.split())
         run.ckpt.update(tokens=tokens * run.start_iter, trained_on={'tokens per iteration': tokens})
@@ -156,8 +156,7 @@ def load_optimizer_state(optimizer, ckpt, tell):
     its own load_state_dict, with the options that follow from knobs. The learning rate is set at every step
     anyway. Raises AssertionError and others if it does not fit."""
     state, now = ckpt['optimizer'], type(optimizer).__name__
-    is_adamw = 'betas' in state['param_groups'][0]
-    before = ckpt.get('optimizer_class', 'AdamW' if is_adamw else 'another')
+    before = ckpt.get('optimizer_class', 'AdamW' if 'betas' in state['param_groups'][0] else 'another')
     if before != now:
         tell(f"note: the optimizer was {before} and is {now}: it starts without a state")
         return

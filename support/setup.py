@@ -265,7 +265,7 @@ def settle_data(run):
     # plan.py needs no data
     run.data = run.data or open_dataset(k.dataset, k.data_dir, k.seed, k.document_mask,
                                         run.ckpt and run.ckpt['model_args']['vocab_size'])
-    problems = list(filter(None, (tokens.problem(k.block_size) for tokens in run.data.splits.values())))
+    problems = [*filter(None, (tokens.problem(k.block_size) for tokens in run.data.splits.values()))]
     run.tokens_per_epoch = run.data.train.n_targets(k.block_size)
     run.trained_on = {'tokens per iteration': run.tokens_per_iter}
     for name, tokens in run.data.splits.items():
@@ -279,8 +279,9 @@ def settle_data(run):
         model = GPT(run.config)
     run.n_params = model.get_num_params(non_embedding=False)
     run.n_block_params = sum(p.numel() for p in model.transformer.h.parameters())
-    # weights and AdamW's two moments in float32; Muon has one
-    run.checkpoint_bytes = 12 * run.n_params - 4 * run.n_block_params * (k.matrix_optimizer == 'muon')
+    # weights and AdamW's two moments in float32, of which Muon has one; and the tokenizer
+    run.checkpoint_bytes = (12 * run.n_params - 4 * run.n_block_params * (k.matrix_optimizer == 'muon')
+                            + len(str(run.data.tokenizer_state)))
     if run.dist.is_main and not k.eval_only:
         stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints or 1,
                                      checkpoint.numbered(k.out_dir) if k.keep_checkpoints else []))
