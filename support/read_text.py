@@ -165,8 +165,8 @@ def likely_encoding_of(path):
     except UnicodeDecodeError as e:
         encoding = likely_encoding(e.object, e.start)
         if encoding != 'utf-8':
-            print(f"note: {path} is not UTF-8, it is read as {encoding}. if it is not that, convert it to UTF-8, "
-                  "or where all files have another name it: --encoding=NAME")
+            print(f"note: {path} is not UTF-8, it is read as {encoding}. if that is wrong, convert it to "
+                  "UTF-8, or where all files have another name it: --encoding=NAME")
         return encoding
 
 
