@@ -150,7 +150,7 @@ def test_samples_are_drawn_as_asked_for_and_the_next_ones_told(works, place, tmp
 
 def test_time_that_is_up_behind_the_last_evaluation_stops_nothing(works, place, tmp_path, monkeypatch):
     monkeypatch.setattr(samples, 'append', lambda *_: monkeypatch.setattr(signals.time, 'monotonic', lambda: 1e9))
-    assert 'done: 7' in works('train.py', *place[1], '--sample_interval=100', '--max_minutes=9', f'--out_dir={tmp_path}').out
+    assert 'done: 7' in works('train.py', *place[1], '--sample_interval=100', '--max_minutes=900', f'--out_dir={tmp_path}').out
 
 
 def test_a_compiled_model_samples_uncompiled_and_stays_compiled():
