@@ -307,7 +307,7 @@ class RunRecord:
     """run.json. Each start is a session; if a run is continued, those of before are kept."""
 
     def __init__(self, run):
-        self.path = os.path.join(run.knobs['out_dir'], 'run.json')
+        self.path = f"{run.knobs['out_dir']}/run.json"
         before = files.read_json(self.path) if run.continues else {}
         knobs = before.get('knobs') or run.knobs
         now_set = {**run.knobs, 'init_from': knobs.get('init_from')}  # where it began, also after a resume

@@ -77,7 +77,7 @@ def peak(run, memory):
     if n > 1:  # whole weights while they are needed, whole gradients until they are sent
         gathered = others + width * block / 2
         gradients = others + block + gradients / n
-    return {'weights': weights / n, 'optimizer': (run.checkpoint_bytes - weights) / n, 'gradients': gradients,
+    return {'weights': weights / n, 'optimizer': run.optimizer_bytes / n, 'gradients': gradients,
             'gathered': gathered, 'activations': max(activations, weights / n - gradients)}  # they take turns
 
 

@@ -49,6 +49,7 @@ class Run:
     tokens_per_epoch: int = 1
     n_params: int = 0
     n_block_params: int = 0  # of them in the blocks
+    optimizer_bytes: int = 0
     checkpoint_bytes: int = 0
     trained_on: dict = None  # what decides which samples an iteration sees
     environment: dict = None  # what the bits of a result depend on besides the knobs
@@ -279,9 +280,9 @@ def settle_data(run):
         model = GPT(run.config)
     run.n_params = model.get_num_params(non_embedding=False)
     run.n_block_params = sum(p.numel() for p in model.transformer.h.parameters())
-    # weights and AdamW's two moments in float32, of which Muon has one; and the tokenizer
-    run.checkpoint_bytes = (12 * run.n_params - 4 * run.n_block_params * (k.matrix_optimizer == 'muon')
-                            + len(str(run.data.tokenizer_state)))
+    # AdamW's two moments in float32, of which Muon has one
+    run.optimizer_bytes = 8 * run.n_params - 4 * run.n_block_params * (k.matrix_optimizer == 'muon')
+    run.checkpoint_bytes = 4 * run.n_params + run.optimizer_bytes + len(str(run.data.tokenizer_state))
     if run.dist.is_main and not k.eval_only:
         stop_if(files.space_problems(k.out_dir, run.checkpoint_bytes, k.keep_checkpoints or 1,
                                      checkpoint.numbered(k.out_dir) if k.keep_checkpoints else []))
