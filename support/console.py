@@ -64,7 +64,7 @@ def progress(what, start=0):
     """Returns tick(done, n, note=''), to be called as a job advances from `start` to n: shows the note
     and the time left on the last line of the terminal, five times a second at most."""
     if not isinstance(sys.stdout, Output):
-        sys.stdout = Output(sys.stdout)
+        make_output_last()
         if sys.stderr.isatty():
             sys.stderr = Output(sys.stderr)
     begin = shown = time.monotonic()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 import threading
 
 from configurator import say
@@ -48,7 +49,8 @@ def hook(kind, error, traceback):
 def first_line(error):
     """The first line of an error's text, without what only a developer of torch can use."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r'^\[\S+\] ', '', text)[:160]  # the line of the source that gloo's messages begin with
+    # without the line of the source that gloo's messages begin with
+    return textwrap.shorten(re.sub(r'^\[\S+\] ', '', text), 160)
 
 
 def end(status):

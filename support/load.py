@@ -236,7 +236,7 @@ def tokenizer_state(ckpt, dataset_name, data_dir):
         if 0 <= vocab_size - meta['vocab_size'] < 64 and same_tokenizer(ckpt.get('tokenizer'), state):
             return state
         fail(f"dataset {name} has another tokenizer than the checkpoint ({meta['vocab_size']} ids, "
-             f"{vocab_size} there). name the one it was trained on with --dataset=NAME")
+             f"up to {vocab_size} there). name the one it was trained on with --dataset=NAME")
     if vocab_size in (50257, 50304) and not dataset_name:  # as nanoGPT assumes
         return {'kind': 'tiktoken', 'name': 'gpt2'}
     fail(f"the checkpoint does not tell its tokenizer, and there is no dataset {name}. make it, or name the "
@@ -247,7 +247,8 @@ def model_and_tokenizer(cls, source, dataset_name=None, data_dir=None):
     """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name, on the CPU, in
     eval mode."""
     ckpt = read(find(source))
-    model, tokenizer = build(cls, ckpt).eval(), make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    model = build(cls, ckpt).eval()
     cpu.faster(model)
-    model.tokenizer = tokenizer  # for model.generate('a text', 100)
-    return model, tokenizer
+    # for model.generate('a text', 100)
+    model.tokenizer = make_tokenizer(tokenizer_state(ckpt, dataset_name, data_dir))
+    return model, model.tokenizer

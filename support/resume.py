@@ -91,7 +91,7 @@ def data_problems(run):
         config.vocab_size = data.vocab_size
     if not fits:
         return [f"dataset {knobs['dataset']} has another tokenizer than the checkpoint ({n} ids, "
-                f"{config.vocab_size} there). train from scratch, or on one made by prepare.py "
+                f"up to {config.vocab_size} there). train from scratch, or on one made by prepare.py "
                 f"--tokenizer={'' if ckpt['path'].endswith('.pt') else 'hf:'}{shlex.quote(ckpt['path'])}"]
     if not run.continues or knobs['eval_only']:
         return []
