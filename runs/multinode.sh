@@ -38,6 +38,10 @@ if [ "$here" = "$head" ]; then
   fi
 fi
 
+if [ "$nodes" != 1 ]; then
+  echo "this is $here; it starts when $nodes machines run this line with the head $head:$port" >&2
+fi
+
 # Wait for the head here: torchrun would give up after a minute or two, in eighty lines
 if [ $is_host = 0 ]; then
   timeout "$wait" bash -c "until (: > '/dev/tcp/$head/$port') 2> /dev/null; do sleep 1; done" ||

@@ -145,7 +145,7 @@ def draw(logs, path, x='tokens', y='loss', title=None):
     ax.locator_params('x', integer=True)  # a duration is told in whole seconds
     ax.xaxis.set_major_formatter((lambda s, _: format_duration(s)) if x == 'seconds'
                                  else EngFormatter(sep=''))
-    ax.legend()
+    ax.legend(framealpha=0.4)  # it may lie over curves
     ax.grid(alpha=0.25)
     with replacing(path) as f:
         fig.savefig(f, format='png')
