@@ -74,7 +74,7 @@ def groups(runs):
     tell apart what was trained. Runs that nothing tells apart are each by themselves."""
     records = [read_json(os.path.join(run, 'run.json')) for run in runs]
     # one that was interrupted, or resumed with other knobs, is no seed of those that were not
-    knobs = [{**record.get('knobs', {}), **record.get('code', {}), 'outcome': record.get('outcome'),
+    knobs = [{**record.get('knobs', {}), **record.get('code', {}), 'outcome': record.get('outcome') or NO_END,
               'trained': str([record.get('dataset', {}).get('splits'), record.get('changed')])}
              for record in records]
     given = {'outcome', 'trained'}.union(*([*record.get('given', ()), *record.get('code', ())]
