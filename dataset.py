@@ -139,10 +139,7 @@ class Tokens:
         first."""
         out = np.empty((len(starts), length), dtype=self.dtype)
         for row, start in zip(out, starts):
-            before_end = min(length, self.n - int(start))
-            self.read(row[:before_end], int(start))
-            if before_end < length:
-                self.read(row[before_end:], 0)
+            self.read(row, int(start))
         if out.size and out.max() >= self.vocab_size:
             raise DataLost(f"{self.path} holds the token id {out.max()}, but its vocabulary has only "
                            f"{self.vocab_size} ids. it was made with another tokenizer than its meta file "
@@ -150,7 +147,7 @@ class Tokens:
         return out.astype(np.int64)
 
     def read(self, row, start):
-        """Fill the array `row` with the ids from `start` on, across files."""
+        """Fill the array `row` with the ids from `start` on, across files, and across the end."""
         i = bisect.bisect_right(self.ends, start)
         while len(row):
             first = self.ends[i - 1] if i else 0
@@ -162,7 +159,7 @@ class Tokens:
                                "prepare.py for this dataset again") from e
             if n != part.nbytes:
                 raise DataLost(f"{self.paths[i]} became shorter while it was read. restore it")
-            row, start, i = row[len(part):], start + len(part), i + 1
+            row, start, i = row[len(part):], (start + len(part)) % self.n, (i + 1) % len(self.ends)
 
     def read_file(self, part, i, position):
         """Fill `part` with the bytes of file i from `position` on; returns how many there were."""

@@ -142,8 +142,7 @@ def part_problems(config):
     if H % K:
         problems.append(f"n_head={H} is not a multiple of n_kv_head={K}. use --n_kv_head={math.gcd(H, K)}")
     if config.bias and config.norm != 'layernorm':
-        problems.append(f"bias=True makes no sense here: neither {config.norm} nor the matrices of "
-                        f"{config.arch} have biases. leave bias out")
+        problems.append(f"bias=True is for norm=layernorm, and {config.norm} has none. leave bias out")
     if config.tie and config.init == 'modern':
         problems.append("init=modern starts the head at zero, and with tie=True the embedding is the same "
                         "matrix. use --tie=False, or another arch")
@@ -561,7 +560,7 @@ class GPT(nn.Module):
         """
         if isinstance(idx, str):
             return self.generate_text(idx, max_new_tokens, stop, temperature=temperature, top_k=top_k,
-                                      top_p=top_p, generator=generator)
+                                      top_p=top_p, generator=generator, on_token=on_token)
         (B, T), block_size = idx.shape, self.config.block_size
         cache = None
         if use_cache:
@@ -602,7 +601,7 @@ class GPT(nn.Module):
         if tokenizer is None:
             raise TypeError("generate() wants token ids (B, T); a text only if load() made the model: "
                             "model, tokenizer = load('out')")
-        ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # of no text: as documents begin
+        ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # no text: the id before one
         idx = torch.tensor([ids], device=self.lm_head.weight.device)
         ends = tokenizer.stop_ids or ()
         idx = self.generate(idx, max_new_tokens, vocab_size=tokenizer.n_vocab, stop=ends or None, **options)

@@ -90,7 +90,7 @@ def ratio_of_sums(part, whole):
     """sum(part) / sum(whole) and its standard error (nan for one window), taking windows as independent."""
     n, total = len(part), whole.sum()
     ratio = part.sum() / total
-    variance = (part - ratio * whole).square().sum() * n / torch.tensor(n - 1.0)
+    variance = (part - ratio * whole).square().sum() * n / (n - 1 or math.nan)
     return ratio.item(), (variance.sqrt() / total).item()
 
 
@@ -156,7 +156,7 @@ class Evaluator:
             self.done.update(run.ckpt.get('evaluation', {}))
 
     def due(self, it, last):
-        """The names of what is due at pass `it`. Random weights have a loss, but are not tested further. What
+        """The names of what is due at pass `it`. Before the first update that is the loss alone. What
         was measured at an old end is told once more, as log.csv begins anew there."""
         everything = last or self.knobs['eval_only']
         told = self.done['names'] if self.done['iter'] == it else []

@@ -57,7 +57,7 @@ def find_files(sources):
     for source in sources:
         pattern = os.path.expanduser(source)
         named = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        found = [path for path in named if os.path.isfile(path)]
+        found = [*filter(os.path.isfile, named)]
         inside = [path for folder in named for path in walk(folder)]
         chosen = [path for path in found if not re.search(NOT_READABLE, path, re.I)]
         chosen += [path for path in inside if re.search(READABLE, path, re.I)]
@@ -238,6 +238,8 @@ def slices(text):
 # .html pages and .epub books; nothing is unpacked to disk
 
 SKIP = 'script|style|head|template|svg|math|noscript|textarea|select|nav'
+# of a tag, the rest; a value in quotes may hold >. Possessive: a page of quotes takes no more than its length
+REST = r'''(?:=\s*"[^"]*"|=\s*'[^']*'|[^>])*+>'''
 # each tag of a kind becomes that
 BREAKS = {'\n\n': 'p|div|h[1-6]|blockquote|pre|ul|ol|dl|table|section|article|hr|figure|header|footer|main|'
                   'body',
@@ -272,8 +274,8 @@ def text_of_html(content):
     text = re.sub(r'(?s)<!--.*?-->|<!\[CDATA\[|\]\]>', '', ''.join(parts))
     text = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', text)
     for space, tags in BREAKS.items():
-        text = re.sub(rf'(?i)</?({tags})\b[^>]*>', space, text)
-    text = html.unescape(re.sub('</?[a-zA-Z!?][^>]*>', '', text)).replace('\xad', '')
+        text = re.sub(rf'(?i)</?({tags})\b{REST}', space, text)
+    text = html.unescape(re.sub(rf'</?[a-zA-Z!?]{REST}', '', text)).replace('\xad', '')
     text = '\n'.join(line.strip(' \t') for line in text.split('\n')).replace('\0', ' ')
     text = re.sub(r'\n{3,}', '\n\n', text).strip('\n')
     return text + '\n' if text else ''

@@ -135,8 +135,7 @@ def add_example(task, examples, i, block_size):
     shots = [examples[k if k < i else k + 1] for k in picked]  # any example but this one
     rows, answer = render(task, example, shots), answer_of(task, example)
     assert task.kind == 'generate' or 0 <= answer < len(rows), 'no such answer'
-    longest = max(len(ids) for ids, _ in rows)
-    task.truncated += longest > block_size
+    task.truncated += max(len(ids) for ids, _ in rows) > block_size
     # a prompt that is too long loses its beginning, and nothing predicts the first token
     rows = [(torch.tensor(ids[-block_size:]), max(1, start - max(0, len(ids) - block_size)))
             for ids, start in rows]
@@ -209,15 +208,15 @@ def score(model, task, dist, autocast, poll):
         dist = Distributed(dist.device)  # each for itself: answers take different numbers of forward passes
     with eval_mode(model), varying_shapes(), autocast:
         for i, counts in rounds(len(task.examples), dist, poll, tick):
-            is_correct = judge(model, task, *task.examples[i])
-            if counts:
-                correct[i] = is_correct
+            correct[i] += judge(model, task, *task.examples[i]) and counts
     return dist.all_reduce_sum(correct).cpu()
 
 
 def judge_alternatives(model, task, rows, answer):
     losses, likeliest = losses_of(model, rows)
-    return likeliest[0] if task.kind == 'language_modeling' else losses.index(min(losses)) == answer
+    if task.kind == 'language_modeling':
+        return likeliest[0]
+    return losses.index(min(losses)) == answer and losses[answer] < math.inf  # nan would be the least
 
 
 def losses_of(model, rows):

@@ -83,12 +83,12 @@ class CharTokenizer(Pieces):
         pieces = {i: c.encode('utf-8', 'surrogatepass') for i, c in enumerate(self.chars)}
         super().__init__(state, pieces, dict(zip(state.get('added', []), itertools.count(len(pieces)))))
         self.id_of = np.full(0x110000, -1, dtype=np.int32)  # by code point
-        self.id_of[[ord(c) for c in self.chars]] = np.arange(len(self.chars))
+        self.id_of[[*map(ord, self.chars)]] = np.arange(len(self.chars))
 
     def encode(self, text):
         ids = self.id_of[np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)]
         if (ids < 0).any():
-            unknown = text[int(np.argmax(ids < 0))]
+            unknown = text[np.argmax(ids < 0)]
             raise ValueError(f"character {unknown!r} is not in the vocabulary")
         return ids
 
@@ -107,7 +107,7 @@ class IdsTokenizer(Pieces):
         return np.array(words, dtype=np.uint32)
 
     def decode(self, ids):
-        return ''.join(f'{i} ' for i in ids)
+        return ' '.join(map(str, ids))
 
 
 class TiktokenTokenizer(Pieces):

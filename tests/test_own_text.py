@@ -74,7 +74,7 @@ def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding
 PAGE = """<!DOCTYPE html><html><head><title>No</title><style>p {}</style></head><body>
 <h1>A   Title</h1><p>It&rsquo;s caf&eacute;,<br>two
 lines.</p><script>var no = "<p>no</p>";</script><ul><li>one<li>two</ul><pre>  as
-    it is</pre><p>soft&shy;ware <b>bold</b>ly</p></body></html>"""
+    it is</pre><p title="a > b">soft&shy;ware <b title=">">bold</b>ly</p></body></html>"""
 PAGE_TEXT = "A Title\n\nIt’s café,\ntwo lines.\n\none\ntwo\n\n  as\n    it is\n\nsoftware boldly\n"
 CONTAINER = ('<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
              '<rootfile full-path="OPS/book.opf"/></rootfiles></container>')
@@ -168,13 +168,12 @@ def test_simplellamas_tokenizer_is_read_as_its_authors_use_it(prepare, tmp_path)
 # -----------------------------------------------------------------------------
 # ids from elsewhere
 
-def test_npy_shards_become_a_dataset(script, prepare, tmp_path, gpt2):
+def test_npy_shards_become_a_dataset(works, prepare, tmp_path, gpt2):
     ids = np.array(([gpt2.eot_token] + gpt2.encode_ordinary(TEXT)) * 2, dtype=np.uint16)
     (tmp_path / 'in').mkdir()
     for name, content in (('train_1', ids), ('train_2', ids[:1000].astype(np.int64)), ('val_0', ids[:500])):
         np.save(tmp_path / 'in' / f'edu_{name}.npy', content)
-    result = script('prepare.py', 'mine', f"--input={tmp_path / 'in'}", f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 0, result.err
+    works('prepare.py', 'mine', f"--input={tmp_path / 'in'}", f"--data_dir={tmp_path / 'data'}")
     data = Dataset('mine', tmp_path / 'data')
     assert ids_of(tmp_path, 'mine') == [*ids, *ids[:1000], *ids[:500]] and data.val.n == 500
     assert data.meta['splits']['train']['documents'] == 3

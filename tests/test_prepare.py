@@ -115,9 +115,8 @@ def test_max_tokens_ends_train_bin_there_and_reads_no_further(prepare, tmp_path)
         write(tmp_path / 'in' / f'all.{i:02d}.jsonl', [f'{i}' + TEXT] * 3)
     (tmp_path / 'in' / 'z.jsonl').write_text('broken')  # is not reached
     for workers in (1, 2):
-        result = prepare(f'mine{workers}', tmp_path / 'in', '--max_tokens=1700000', '--shard_tokens=500000',
-                         f'--workers={workers}', '--val_fraction=0.4')
-        assert result.status == 0, result.err
+        assert prepare(f'mine{workers}', tmp_path / 'in', '--max_tokens=1700000', '--shard_tokens=500000',
+                       f'--workers={workers}', '--val_fraction=0.4').status == 0
     data = Dataset('mine1', tmp_path / 'data')
     assert data.train.n == 1700000 and len(data.train.paths) == 4
     # by their hashes three times three stand before the end of train.bin, and three soon behind it
