@@ -601,7 +601,7 @@ class GPT(nn.Module):
         if tokenizer is None:
             raise TypeError("generate() wants token ids (B, T); a text only if load() made the model: "
                             "model, tokenizer = load('out')")
-        ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # no text: the id before one
+        ids = tokenizer.encode_prompt(text) or [tokenizer.end_of_text or 0]  # empty: what begins a text, or 0
         idx = torch.tensor([ids], device=self.lm_head.weight.device)
         ends = tokenizer.stop_ids or ()
         idx = self.generate(idx, max_new_tokens, vocab_size=tokenizer.n_vocab, stop=ends or None, **options)

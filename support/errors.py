@@ -50,7 +50,7 @@ def first_line(error):
     """The first line of an error's text, without what only a developer of torch can use."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     # without the line of the source that gloo's messages begin with
-    return textwrap.shorten(re.sub(r'^\[\S+\] ', '', text), 160)
+    return textwrap.shorten(re.sub(r'^\[\S+\] ', '', text), 300)
 
 
 def end(status):
