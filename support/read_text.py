@@ -238,7 +238,7 @@ def slices(text):
 # .html pages and .epub books; nothing is unpacked to disk
 
 SKIP = 'script|style|head|template|svg|math|noscript|textarea|select|nav'
-# of a tag, the rest; a value in quotes may hold >. Possessive: a page of quotes takes no more than its length
+# the rest of a tag; a value in quotes may hold >. Possessive, *+: no quote is tried twice
 REST = r'''(?:=\s*"[^"]*"|=\s*'[^']*'|[^>])*+>'''
 # each tag of a kind becomes that
 BREAKS = {'\n\n': 'p|div|h[1-6]|blockquote|pre|ul|ol|dl|table|section|article|hr|figure|header|footer|main|'
@@ -272,7 +272,7 @@ def text_of_html(content):
     parts[::2] = (re.sub(r'[ \t\r\n\f]+', ' ', part) for part in parts[::2])  # as a browser shows it
     parts[1::2] = (part.expandtabs(4).replace(' ', '\0') for part in parts[1::2])  # where spaces stay
     text = re.sub(r'(?s)<!--.*?-->|<!\[CDATA\[|\]\]>', '', ''.join(parts))
-    text = re.sub(rf'(?is)<({SKIP})\b(?:[^>]*[^>/])?>.*?</\1\s*>', '', text)
+    text = re.sub(rf'(?is)<({SKIP})\b{REST}(?<!/>).*?</\1\s*>', '', text)
     for space, tags in BREAKS.items():
         text = re.sub(rf'(?i)</?({tags})\b{REST}', space, text)
     text = html.unescape(re.sub(rf'</?[a-zA-Z!?]{REST}', '', text)).replace('\xad', '')

@@ -46,7 +46,7 @@ def test_formats_and_numbers_of_workers_agree(prepare, tmp_path, test_data, gpt2
     for kind, workers in (('txt', 1), ('all.jsonl', 3)):
         args = f'--tokenizer={name}', f'--workers={workers}', '--shard_tokens=30000'
         result = prepare(kind, write(tmp_path / kind, books), *args)
-        assert result.status == 0
+        assert result.status == 0, result.err
     assert files_of(tmp_path, 'txt') == files_of(tmp_path, 'all.jsonl')
     assert ("taken from its names: {'bos_token': '<s>', 'eos_token': '</s>'}" in result.out) == (tokenizer == 'llama')
 

@@ -74,7 +74,7 @@ def test_the_likely_encoding_is_named_and_read(prepare, tmp_path, text, encoding
 PAGE = """<!DOCTYPE html><html><head><title>No</title><style>p {}</style></head><body>
 <h1>A   Title</h1><p>It&rsquo;s caf&eacute;,<br>two
 lines.</p><script>var no = "<p>no</p>";</script><ul><li>one<li>two</ul><pre>  as
-    it is</pre><p title="a > b">soft&shy;ware <b title=">">bold</b>ly</p></body></html>"""
+    it is</pre><p title="a > b"><svg id="a>b"/>soft&shy;ware <b title=">">bold</b>ly</p><svg></svg></body></html>"""
 PAGE_TEXT = "A Title\n\nIt’s café,\ntwo lines.\n\none\ntwo\n\n  as\n    it is\n\nsoftware boldly\n"
 CONTAINER = ('<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
              '<rootfile full-path="OPS/book.opf"/></rootfiles></container>')
