@@ -1,330 +1,275 @@
 """
-The knobs at the top of a script, set by config files and --key=value. This file needs no other.
+The knobs at the top of a script, set by config files and by --key=value. This file needs no other.
 
-    $ python train.py config/train_gpt2.py --batch_size=32 --compile  # or --batch_size 32; all: --help
+    $ python train.py config/train_gpt2.py --batch_size=32 --compile=False     # all knobs: --help
 
-Flags win wherever they stand on the line. Config files see them: in place of the first value that a file
-gives to such a name stands the flag's, so what it computes from it agrees. Of two files the later one wins.
-A file is executed: run only what you would run as a program.
+A knob is a plain assignment above the call `config, given = configure(globals())`. Its default tells its
+type; where that is None, or where a knob takes several types, an annotation does: `min_lr: float = None`.
+Flags win over config files, wherever they stand; of two files the later one wins. A config file is Python
+and is executed: run only what you would run as a program.
 
-A script calls `knobs, given = configure(globals())` right below its block of knobs: plain assignments, whose
-values or annotations (`min_lr: float = None`, `lr_schedule: Literal['cosine', 'linear'] = 'cosine'`) tell the
-types. Instead of that call, exec(open('configurator.py').read()) works as in nanoGPT.
+`exec(open('configurator.py').read())` in place of that call works as in nanoGPT.
 """
 
-# of a script that executes this file, before those below take their place
-names_of_caller = None if __name__ == 'configurator' else dict(globals())
-
 import ast
-import contextlib
-import json
+import difflib
+import math
 import os
-import signal
 import sys
-import threading
 import time
+import traceback
 import types
 import typing
-import unicodedata
+
+# what other trainers call these knobs, for "did you mean"
+OTHER_NAMES = {
+    'lr': 'learning_rate',
+    'max_lr': 'learning_rate',
+    'max_steps': 'max_iters',
+    'num_steps': 'max_iters',
+    'num_iterations': 'max_iters',
+    'train_iterations': 'max_iters',
+    'training_tokens': 'max_tokens',
+    'num_epochs': 'max_epochs',
+    'budget': 'max_tokens or max_epochs',
+    'warmup_steps': 'warmup_iters',
+    'context_length': 'block_size',
+    'max_seq_len': 'block_size',
+    'sequence_length': 'block_size',
+    'seq_len': 'block_size',
+    'mini_batch_size': 'batch_size',
+    'device_batch_size': 'batch_size',
+    'tokens_per_update': 'total_batch_size',
+    'grad_accum_steps': 'gradient_accumulation_steps',
+    'n_layers': 'n_layer',
+    'num_layers': 'n_layer',
+    'depth': 'n_layer',
+    'n_heads': 'n_head',
+    'num_heads': 'n_head',
+    'n_kv_heads': 'n_kv_head',
+    'd_model': 'n_embd',
+    'dim': 'n_embd',
+    'dropout_p': 'dropout',
+    'max_grad_norm': 'grad_clip',
+    'clip_grad_norm': 'grad_clip',
+    'eval_every': 'eval_interval',
+    'val_every': 'eval_interval',
+    'save_every': 'save_interval',
+    'checkpoint_interval': 'save_interval',
+    'token_ckpt': 'save_interval',
+    'log_every': 'log_interval',
+    'model_gen_multiplier': 'sample_growth',
+    'resume_from_step': 'resume_step',
+    'load_ckpt': 'init_from',
+    'log_dir': 'out_dir',
+    'num_return_sequences': 'num_samples',
+}
 
 
-def fail(*problems, everywhere=False):
-    """Print a line `error: what (value). what to do` per problem and exit with status 2. One process per
-    machine prints what all of them find; `everywhere`: what only this one may have met."""
-    if everywhere or os.environ.get('LOCAL_RANK', '0') == '0':
-        lines = ['error: ' + ' '.join(problem.splitlines()) for problem in problems]
-        say('\n'.join(lines))
-        if path := os.environ.get('TORCHELASTIC_ERROR_FILE'):  # torchrun's report ends with what is in it
-            with contextlib.suppress(OSError), open(path, 'x') as f:
-                json.dump({'message': '; '.join(lines), 'timestamp': int(time.time())}, f)
-        if not everywhere and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
-            os.kill(os.getppid(), signal.SIGTERM)  # torchrun would try again, to the same end
-    else:
-        time.sleep(3)  # torchrun ends all as soon as one has ended: let the one that prints be the first
+def error(text):
+    """Print `error: what (value). what to do` and exit with status 2: for what a person can get wrong."""
+    if os.environ.get('LOCAL_RANK', '0') != '0':
+        # what all processes find is printed once: torchrun ends the others before they get here
+        time.sleep(3)
+    print(f'error: {text}', file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def warn(what):
-    say(f'warning: {what}')
+def configure(script, positional=None):
+    """Apply sys.argv to the knobs in `script`, a script's globals().
 
-
-def note(text):
-    if os.environ.get('LOCAL_RANK', '0') == '0':
-        say(text, 'stdout')
-
-
-def say(text, stream='stderr'):
-    """Print on standard error or 'stdout'. That it is gone (a closed pipe, a full disk) stops nothing."""
-    try:
-        print(escape_control_characters(text), file=getattr(sys, stream), flush=True)
-    except OSError as e:  # at its end Python would try again, and change the exit status
-        setattr(sys, stream, open(os.devnull, 'w'))
-        if stream == 'stdout':
-            warn(f"standard output is gone ({e.strerror}), the work continues without it")
-
-
-def escape_control_characters(text):
-    """`text` as a terminal may print it, which obeys control characters: they become \\x1b and the like."""
-    harmless = '\n\t\u200c\u200d'  # the last two are joiners that some scripts need
-    return ''.join(c if c in harmless or unicodedata.category(c)[0] != 'C' else repr(c)[1:-1] for c in text)
-
-
-def out_of_range(knobs, above_zero, from_zero='', below_one=''):
-    """The problems with numbers outside their range, None being fine; the arguments are strings of names."""
-    problems = []
-    for names, in_range, remedy in ((above_zero, lambda v: v > 0, 'use a number above 0'),
-                                    (from_zero, lambda v: v >= 0, 'use 0 or more'),
-                                    (below_one, lambda v: 0 <= v < 1, 'use 0 or more, but less than 1')):
-        for name in names.split():
-            if knobs[name] is not None and not in_range(knobs[name]):
-                problems.append(f"{name} is out of range ({knobs[name]}). {remedy}")
-    return problems
-
-
-if sys.version_info < (3, 11):
-    fail(f"this Python is too old ({sys.version.split()[0]}). use 3.11 or newer")
-
-
-class Knobs(dict):
-    kinds = None  # {name: the types and words it may have}
-
-
-def configure(script, positional=None, like=None):
-    """Apply sys.argv to the knobs in `script`, a script's globals(). positional: the knob that a bare word
-    sets; if it is a list, all of them. like: the path of another script, whose knobs are taken as well.
-    Returns (all knobs, the ones that were given), two dicts; all mistakes are told at once."""
-    prepare_process()
-    knobs = plain(script)
-    if positional:
-        knobs[positional] = script[positional]
-    argv, kinds = sys.argv[1:], types_of(script, knobs)
-    if {'--help', '-h'} & set(argv) and (help := helper()):
-        argv, words = help.split_words(argv)
-        given, problems = parse_args(argv, knobs, kinds, positional)
-        text = help.text(script, knobs, kinds, given, words, positional, like)
-        if problems or not text:
-            fail(*problems or [f"no knob is about that ({' '.join(words)}). --help without it shows all"])
-        say(text, 'stdout')
+    positional: the knob that a bare word sets; where it is a list, all of them. Returns a dict of all
+    knobs, and the set of the names that a config file or a flag has set.
+    """
+    if hasattr(sys.stdout, 'reconfigure'):  # a path or a text may have what the console's encoding lacks
+        sys.stdout.reconfigure(errors='backslashreplace')
+    if '--help' in sys.argv[1:] or '-h' in sys.argv[1:]:
+        print_help(script)
         sys.exit()
-    if like:
-        theirs = helper().names_at_top(like)
-        knobs, kinds = {**plain(theirs), **knobs}, {**types_of(theirs, plain(theirs)), **kinds}
-    given, problems = parse_args(argv, knobs, kinds, positional)
-    if problems:
-        fail(*problems)
-    knobs = Knobs({**knobs, **given})
-    knobs.kinds = kinds
+    knobs = {}
+    for name, value in script.items():
+        if not name.startswith('_') and isinstance(value, (int, float, str, list, type(None))):
+            knobs[name] = value
+    kinds = kinds_of(script, knobs)
+    flags, config_files = read_arguments(sys.argv[1:], knobs, kinds, positional)
+    given = set(flags)
+    for path in config_files:
+        changed = run_config(path, knobs, kinds)
+        knobs.update(changed)
+        given.update(changed)
+    knobs.update(flags)
     script.update(knobs)
     return knobs, given
 
 
-def prepare_process():
-    # closed streams (`>&-`) lead nowhere; else what a library prints may end up in the next file that opens
-    for fd, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
-        if getattr(sys, name) is None:
-            try:
-                os.fstat(fd)
-            except OSError:
-                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is fd
-            setattr(sys, name, open(os.devnull, mode))
-    if hasattr(sys.stdout, 'reconfigure'):  # a path may have what the console's encoding lacks
-        sys.stdout.reconfigure(errors='backslashreplace')
-    if threading.current_thread() is threading.main_thread():  # Ctrl-C: no traceback. Some ask for more
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.excepthook = explain_missing_package
-
-
-def helper():
-    """support/help.py, which explains --help and mistakes; None where this file was taken without it."""
-    with contextlib.suppress(ImportError):
-        from support import help
-        return help
-
-
-def explain_missing_package(kind, error, traceback):
-    if kind is ModuleNotFoundError and error.name in ('torch', 'numpy', 'wandb'):
-        fail(f"a package is missing in {sys.executable} ({error}). source .venv/bin/activate, where you made "
-             "one, or pip install -r requirements.txt")
-    sys.__excepthook__(kind, error, traceback)
-
-
-def plain(script):
-    """The knobs among a script's names."""
-    return {name: value for name, value in script.items()
-            if not name.startswith('_') and isinstance(value, (int, float, str, types.NoneType))}
-
-
-def types_of(script, knobs):
-    """{knob: the types and words it may have}, from its annotation if it has one, else from its default."""
+def kinds_of(script, knobs):
+    """{knob: the types that it takes}, from its annotation if it has one, else from its default."""
+    # Python 3.14 makes a module's annotations when its attribute is read
     module = sys.modules.get(script.get('__name__'))
     annotations = script.get('__annotations__') or getattr(module, '__annotations__', {})
     kinds = {}
     for name, value in knobs.items():
         annotation = annotations.get(name, type(value))
-        kinds[name] = list(typing.get_args(annotation) or (annotation,))
+        kinds[name] = list(typing.get_args(annotation)) or [annotation]
         if value is None:
-            kinds[name].append(type(None))
+            kinds[name].append(types.NoneType)
+            if name not in annotations:  # as in nanoGPT's scripts: nothing is known of it
+                kinds[name] = [bool, int, float, str, types.NoneType]
     return kinds
 
 
-def parse_args(argv, knobs, kinds, positional):
-    """({knob: value}, problems) of command-line arguments, the value that counts most last."""
-    given, (flags, files, problems) = {}, parse_line(argv, knobs, kinds, positional)
-    for path in () if problems else files:  # a file may take its time: not behind a mistyped flag
-        assigned, mistakes = run_config(path, {**knobs, **given, **flags, '_flags': flags}, knobs)
-        problems += mistakes
-        for name in [name for name in assigned if name in knobs]:
-            value, wanted = check(assigned[name], kinds[name])
-            if wanted:
-                problems.append(f"{name} in {path} takes {wanted} ({assigned[name]!r})")
-            given.pop(name, None)
-            given[name] = value
-    return {**{name: given[name] for name in given if name not in flags}, **flags}, problems
-
-
-def parse_line(argv, knobs, kinds, positional=None):
-    """({knob: value} of flags and bare words, config files, problems)."""
-    given, files, problems, argv = {}, [], [], list(argv)
-    while argv:
-        arg = argv.pop(0)
-        is_flag, name = arg.startswith('-'), arg.lstrip('-').partition('=')[0]
-        if is_flag and '=' not in arg and argv and is_value(argv[0], kinds.get(name), positional):
-            arg += '=' + argv.pop(0)  # --batch_size 32
-        if any('\ud800' <= c <= '\udfff' for c in arg):  # as Python marks bytes that are not UTF-8
-            problems.append(f"not UTF-8 ({arg}). rename the file or folder, or type it in another way")
-        elif is_flag:
-            value, problem = parse_flag(arg, name, knobs, kinds)
-            if problem:
-                problems.append(problem)
+def read_arguments(argv, knobs, kinds, positional):
+    """({knob: value} of flags and bare words, [config files])."""
+    flags = {}
+    config_files = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word.startswith('--'):
+            name, equals, text = word[2:].partition('=')
+            if name not in knobs:
+                error(f"no knob is called {name} ({word}). {suggestion(name, knobs)}")
+            if not equals and words and is_value(words[0], kinds[name]):  # --batch_size 32
+                text = words.pop(0)
+            elif not equals and bool in kinds[name]:  # --compile
+                text = 'True'
+            if list in kinds[name]:  # it collects: --input=a --input=b
+                flags[name] = [*flags.get(name, []), text]
                 continue
-            if list in kinds[name]:  # it collects
-                value = [*given.get(name, []), value]
-            given.pop(name, None)
-            given[name] = value
-        elif arg.endswith('.py'):
-            files.append(arg)
+            value = parse_value(text, kinds[name])
+            if value is INVALID:
+                error(f"{name} takes {wording(kinds[name])} ({word})")
+            flags[name] = value
+        elif word.endswith('.py'):
+            config_files.append(word)
         elif positional and isinstance(knobs[positional], list):
-            given[positional] = given.get(positional, []) + [arg]
-        elif positional and positional not in given:
-            given[positional] = arg
+            flags[positional] = [*flags.get(positional, []), word]
+        elif positional and positional not in flags:
+            flags[positional] = word
         else:
-            problems.append(f"neither a config file nor --key=value ({arg}). write it as --KEY={arg}, see "
-                            "--help")
-    return given, files, problems
+            error(f"neither a config file nor --key=value ({word}). write --KEY={word}; --help lists all")
+    return flags, config_files
 
 
-def is_value(arg, kinds, positional):
-    """Whether `arg`, which follows --key, is the value of a knob of these kinds. A switch takes True or
-    False; another word only where it could be nothing else."""
-    if arg.startswith('-') and not arg[1:2].isdigit() and arg != '-':
-        return False
-    is_certain = kinds and bool not in kinds  # not if the knob is unknown
-    return is_certain or arg.lower() in ('true', 'false') or not (positional or arg.endswith('.py'))
+def is_value(word, kinds):
+    """Whether the word behind `--key` is its value. A switch takes True or False."""
+    if word.lower() in ('true', 'false'):
+        return True
+    if bool in kinds:
+        return str in kinds and not word.startswith('--') and not word.endswith('.py')
+    return not word.startswith('--')
 
 
-def parse_flag(arg, name, knobs, kinds):
-    """(value, problem) of --key=value, or of --key for True."""
-    if name not in knobs:
-        help = helper()
-        return None, f"unknown knob ({arg}). {help.suggest(name, knobs) if help else 'the script lists all'}"
-    equals, text = arg.lstrip('-').partition('=')[1:]
-    prefix, colon, path = text.rpartition(':')
-    if path.startswith('~/') and (prefix == 'FILE' or name not in ('start', 'stop')):  # those two are texts
-        text = prefix + colon + os.path.expanduser(path)  # a shell does it only at a word's beginning
-    value, wanted = parse(text, kinds[name]) if equals else check(True, kinds[name])
-    return value, wanted and f"{name} takes {wanted} ({arg})"
+INVALID = object()
 
 
-def parse(text, kinds):
-    """(the value that `text` stands for among `kinds`, None), or (None, what would have been right)."""
+def parse_value(text, kinds):
+    """What `text` stands for among the types `kinds`, or INVALID."""
     word = text.strip().lower()
-    if type(None) in kinds and word == 'none':
-        return None, None
-    words = ('true', 'false') if int in kinds else ('true', 'false', '1', '0')
-    if bool in kinds and word in words:
-        return word in ('true', '1'), None
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            if int in kinds or float in kinds:
-                return check(number(text), kinds)
-    return check(text, kinds)
+    if types.NoneType in kinds and word == 'none':
+        return None
+    if bool in kinds and word in ('true', 'false'):
+        return word == 'true'
+    if bool in kinds and int not in kinds and word in ('0', '1'):
+        return word == '1'
+    if int in kinds or float in kinds:
+        try:
+            number = int(text)
+        except ValueError:
+            try:
+                number = float(text)  # 1e5
+            except ValueError:
+                number = None
+        if number is not None:
+            return fit_value(number, kinds)
+    return fit_value(text, kinds)
 
 
-def check(value, kinds):
-    """(`value` as one of `kinds`, None), or (None, what would have been right). An int is a fine float, 1e5
-    is a fine int, True is not a number."""
-    if type(value) is float and not abs(value) < 1e100:  # nor is nan
-        return None, 'a finite number below 1e100'
-    if type(value) is int and not abs(value) < 2**63:
-        return None, 'a whole number below 2**63'
-    if type(value) in kinds or (type(value) is str and value in kinds):
-        return value, None
-    if type(value) is int and float in kinds:
-        return float(value), None
-    if type(value) is float and int in kinds and value.is_integer():
-        return check(int(value), kinds)
-    words = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text',
+def fit_value(value, kinds):
+    """`value` as one of the types `kinds`, or INVALID. An int is a fine float, 1e5 is a fine int."""
+    if type(value) is float and not math.isfinite(value):
+        return INVALID
+    if type(value) is float and float not in kinds and value.is_integer():
+        value = int(value)
+    if type(value) is int and abs(value) >= 2**63:
+        return INVALID
+    if type(value) is int and int not in kinds and float in kinds:
+        value = float(value)
+    return value if type(value) in kinds else INVALID
+
+
+def wording(kinds):
+    words = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text', list: 'text',
              types.NoneType: 'None'}
-    return None, ' or '.join(words.get(kind, kind) for kind in kinds)
+    return ' or '.join(words[kind] for kind in kinds)
 
 
-def run_config(path, names, knobs):
-    """Run the config file `path` in a copy of `names`. Returns ({name: value} of what it sets, problems)."""
-    help, here, assigned = helper(), os.path.dirname(os.path.abspath(__file__)), {}
-    # config/x.py works from any folder: the working directory comes first, then the one of this file
-    found = next((file for file in (path, os.path.join(here, path)) if os.path.isfile(file)), None)
-    if found is None:
-        return {}, [f"config file not found ({path}). looked in {os.getcwd()} and beside configurator.py"]
+def suggestion(name, knobs):
+    """What was meant by the name of no knob."""
+    meant = OTHER_NAMES.get(name.lower().replace('-', '_'))
+    if meant and meant.split()[0] in knobs:
+        return f'did you mean {meant}?'
+    close = difflib.get_close_matches(name, knobs, n=1)
+    if close:
+        return f'did you mean {close[0]}?'
+    return '--help lists all'
 
-    class Scope(dict):
-        def __setitem__(self, name, value):
-            # instead of its first value the flag's, so that what follows from it agrees
-            super().__setitem__(name, value if name in assigned else names.get('_flags', {}).get(name, value))
-            assigned[name] = value  # also what repeats the default: a resume must know it
 
-    scope = Scope({**names, '__file__': found, '__name__': 'config'})
+def run_config(path, knobs, kinds):
+    """{knob: value} of what the config file `path` sets; it sees the knobs as they are."""
+    # config/x.py is found from any folder: the working directory comes first, then the one of this file
+    found = path
+    if not os.path.isfile(found):
+        found = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
+    if not os.path.isfile(found):
+        error(f"config file not found ({path}). name one such as config/train_gpt2.py")
     try:
-        with open(found, 'rb') as f:
+        with open(found, encoding='utf-8-sig') as f:
             tree = ast.parse(f.read(), found)
-        exec(compile(tree, found, 'exec'), scope)
-    except (Exception, SystemExit) as e:
-        if isinstance(e, SystemExit) and e.code == 2:  # fail() has said why
-            raise
-        tb = e.__traceback__.tb_next or e.__traceback__  # the frame of the file; it may not have begun
-        line = e.lineno if isinstance(e, SyntaxError) else tb.tb_lineno
-        return {}, [f"{path}:{line} stopped with {type(e).__name__} ({e}). correct that line"]
-    # what a function set by `global`, or globals() did
-    assigned.update({name: scope[name] for name in names if name[:2] != '__' and name in scope
-                     and scope[name] is not names[name]})
-    mistyped, unused = help.names_of_no_knob(path, plain(assigned), tree, knobs) if help else ([], [])
-    if unused:
-        note(f"note: {path} sets what is no knob and what it does not use itself: {', '.join(unused)}")
-    return assigned, mistyped
+    except (OSError, SyntaxError, ValueError) as e:  # ValueError: not UTF-8, or a null byte
+        error(f"{path} is not a config file ({e}). write Python assignments, in UTF-8: batch_size = 32")
+    names = dict(knobs, __file__=found, __name__='config')
+    before = dict(names)
+    try:
+        exec(compile(tree, found, 'exec'), names)
+    except Exception as e:
+        line = traceback.extract_tb(e.__traceback__)[-1].lineno
+        error(f"{path} stopped with {type(e).__name__} ({e}, line {line}). correct that line")
+    # what the file assigns, also where it repeats a default: a resume has to know that it was given
+    assigned = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+            assigned[node.id] = names[node.id]
+    for name in knobs:  # in another way, such as globals().update(...)
+        if names.get(name, before[name]) is not before[name]:
+            assigned[name] = names[name]
+    changed = {}
+    for name, value in assigned.items():
+        if name in knobs:
+            changed[name] = fit_value(value, kinds[name])
+            if changed[name] is INVALID:
+                error(f"{name} takes {wording(kinds[name])} ({name} = {value!r} in {path})")
+        elif not name.startswith('_') and isinstance(value, (int, float, str)):
+            answer = suggestion(name, knobs)
+            if answer.startswith('did you mean'):
+                error(f"no knob is called {name} ({path}). {answer}")
+            if os.environ.get('RANK', '0') == '0':
+                print(f"note: {name} in {path} is not a knob")
+    return changed
 
 
-def override(script, before):
-    """Apply sys.argv to `script`, the globals of a script or notebook, which were `before` when the exec
-    began. As in nanoGPT each of its values is a knob, and what config files set is set, helpers too."""
-    for name in script.keys() - before.keys():
-        del script[name]
-    script.update(before, sys=sys)  # `time` may have been a function, and `check` a knob
-    knobs, anything = plain(script), [bool, int, float, str, types.NoneType]
-    kinds = {name: anything if knobs[name] is None else [type(knobs[name])] for name in knobs}
-    argv = [] if sys.argv[0].endswith('kernel_launcher.py') else sys.argv[1:]  # a notebook's are nobody's
-    flags, files, problems = parse_line(argv, knobs, kinds)
-    for path in files:
-        assigned, mistakes = run_config(path, {**script, **flags, '_flags': flags}, knobs)
-        problems += mistakes
-        note(f"Overriding config with {path}: {', '.join(assigned)}")
-        script.update(assigned)
-    for name, value in flags.items():
-        note(f"Overriding: {name} = {value}")
-        script[name] = value
-    if problems:
-        fail(*problems)
+def print_help(script):
+    """Print the docstring of the script and its block of knobs, as they stand in the file."""
+    with open(script['__file__'], encoding='utf-8') as f:
+        source = f.read()
+    print(ast.get_docstring(ast.parse(source)))
+    lines = source.splitlines()
+    rules = [i for i, line in enumerate(lines) if line.startswith('# ------')]
+    if len(rules) >= 2:
+        print('\nThe knobs and their defaults:\n')
+        print('\n'.join(lines[rules[0] + 1:rules[1]]))
 
 
-if names_of_caller is not None:
-    sys.path.append(os.getcwd())
-    from configurator import override
-    override(globals(), names_of_caller)
+if __name__ != 'configurator':  # executed inside another script, as in nanoGPT
+    import configurator
+    configurator.configure(globals())
