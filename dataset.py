@@ -1,220 +1,407 @@
 """
-What a dataset is: a folder data/<name>/ with the token ids train.bin and val.bin (little-endian, no header)
-and meta.json, which tells the tokenizer, the dtype and the counts; see data/README.md. A large split comes in
-shards, train_000000.bin and so on, which are one long array to the reader. nanoGPT's folders are read too.
+What a dataset is: a folder data/<name>/ with token ids in train.bin and val.bin (little-endian, no header)
+and meta.json, which tells the tokenizer, the dtype and the counts. A large split comes in shards,
+train_000000.bin and so on, which are one long array to the reader. nanoGPT's folders are read as they are,
+and so are .npy shards.
 
 And which sample comes when: a pure function of the seed and the sample's number. So there is no state to
 save, and the order depends neither on a resume nor on the number of processes.
-
-Only numpy up to the Loader: prepare.py uses this file as well and seldom needs torch.
 """
 
 import bisect
 import collections
 import concurrent.futures
 import functools
+import glob
 import hashlib
-import itertools
+import json
+import math
 import os
-import threading
+import pickle
+import shlex
 import time
 
 import numpy as np
+import torch
 
-from configurator import fail
-from support.dataset_meta import (bin_files, checksum, damaged, folder_of, missing, read_meta,
-                                  read_tokenizer_state)
-from support.errors import DataLost
-from support.tokenizer import make_tokenizer
+from common import first_line
+from configurator import error
+from tokenizer import check_state, make_tokenizer, read_tokenizer_files, token_bytes
+
+DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
+# what a folder without any meta file has, as in nanoGPT
+GPT2_META = {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256}
 
 
 class Dataset:
-    """The folder data_dir/name: tokenizer_state, vocab_size, the splits train and val (None if there is
-    none). document_mask: no document sees another one. vocab_size: the network's, if it may be less than the
-    tokenizer's. For conversations see support/conversations.py."""
+    """The folder data_dir/name (data_dir None: data/ beside this file). Ends with one line and status 2 if it
+    cannot be read.
+        splits            {'train': ..., 'val': ...}, Tokens or Conversations; also .train and .val (or None)
+        vocab_size        of a network for it
+        tokenizer, tokenizer_state
+        fingerprint       plain values that tell this data from other: name, tokens, checksums
+    block_size: that of the windows which will be read, so that too little data is told here; seed: of how
+    conversations are packed; document_mask: no document sees another one."""
 
-    def __init__(self, name, data_dir=None, document_mask=False, vocab_size=None):
-        self.name, self.folder = name, folder_of(name, data_dir)
-        if not bin_files(self.folder, 'train'):
-            fail(missing(self.folder))
-        self.meta = read_meta(self.folder)
-        self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
-        # BPE vocabularies are padded as in nanoGPT (50257 -> 50304); characters and bytes are few enough as
-        # they are
-        pad = 64 if self.tokenizer_state['kind'] in ('tiktoken', 'hf') else 1
-        self.vocab_size = -(-self.meta['vocab_size'] // pad) * pad
-        names = [split for split in ('train', 'val') if bin_files(self.folder, split)]
+    def __init__(self, name, data_dir=None, block_size=None, seed=0, document_mask=False):
+        self.name = name
+        self.folder = folder_of(name, data_dir)
         try:
-            self.splits = {split: Tokens(self.folder, split, self.meta, document_mask, vocab_size)
-                           for split in names}
-        except DataLost as e:
-            fail(str(e), everywhere=True)
+            if not bin_files(self.folder, 'train'):
+                raise ValueError(missing(self.folder))
+            self.meta = read_meta(self.folder)
+            self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
+            sizes = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
+            self.splits = {}
+            for split in ('train', 'val'):
+                if not bin_files(self.folder, split):
+                    continue
+                if 'chat' in self.meta:
+                    tokens = Conversations(self.folder, split, self.meta, sizes, seed)
+                else:
+                    tokens = Tokens(self.folder, split, self.meta, sizes, document_mask)
+                tokens.check_sample()
+                if block_size:
+                    tokens.check_size(block_size)
+                self.splits[split] = tokens
+        except ValueError as e:
+            error(str(e))
+        except OSError as e:
+            error(f"{e.filename or self.folder} cannot be read ({e.strerror or e}). make it readable")
+        self.train = self.splits['train']
+        self.val = self.splits.get('val')
+        self.vocab_size = padded_vocab_size(self.meta['vocab_size'], self.tokenizer_state)
+        self.fingerprint = {'name': name}
+        for split, tokens in self.splits.items():
+            self.fingerprint[split] = tokens.fingerprint
 
-    @property
-    def train(self):
-        return self.splits['train']
-
-    @property
-    def val(self):
-        return self.splits.get('val')
-
+    @functools.cached_property
     def tokenizer(self):
-        return make_tokenizer(self.tokenizer_state)
+        """Only made when it is asked for: to train on nanoGPT's folders no tiktoken is needed."""
+        try:
+            return make_tokenizer(self.tokenizer_state)
+        except ValueError as e:
+            error(str(e))
+
+    def n_eval_windows(self, block_size):
+        """Windows that cover the validation split, or train where there is none."""
+        split = self.train if self.val is None else self.val
+        return math.ceil(split.n_targets(block_size) / block_size)
+
+
+def padded_vocab_size(vocab_size, tokenizer_state):
+    """BPE vocabularies are padded to a multiple of 64 as in nanoGPT (50257 -> 50304): faster. Characters and
+    bytes are few enough as they are."""
+    if tokenizer_state['kind'] in ('tiktoken', 'hf'):
+        return math.ceil(vocab_size / 64) * 64
+    return vocab_size
+
+
+# -----------------------------------------------------------------------------
+# a split
 
 
 class Tokens:
-    """The token ids of one split: n of them, read window by window. The files are read, not mapped:
-    a mapped file counts as our memory, and kills the process if it is cut short."""
+    """The token ids of one split: n of them, in one file or in shards.
+    token_bytes: bytes of text per token id, (vocab_size,), 0 for special tokens; all 0 where it is unknown"""
+    masked = False  # whether some targets do not count
 
-    open_files = 128  # shards kept open at once; a process may have about a thousand files
-    sample_flag = ''  # with which sample.py shows what was learned
+    def __init__(self, folder, split, meta, token_bytes, document_mask=False):
+        self.dtype = np.dtype(meta['dtype']).newbyteorder('<')
+        self.vocab_size = meta['vocab_size']
+        self.end_of_text = meta['end_of_text']
+        self.document_mask = document_mask
+        self.entry = meta['splits'].get(split, {})  # what meta.json says of it
+        self.token_bytes = token_bytes
+        if self.entry.get('bytes') and self.entry.get('token_bytes'):
+            # where the tokenizer drops characters, each token counts for its share of the text as it was
+            self.token_bytes = token_bytes * (self.entry['bytes'] / self.entry['token_bytes'])
+        self.paths = bin_files(folder, split)
+        expected = [None] * len(self.paths)
+        if 'shards' in self.entry:
+            names = [os.path.basename(shard['file']) for shard in self.entry['shards']]
+            self.paths = [os.path.join(folder, name) for name in names]
+            expected = [shard['tokens'] for shard in self.entry['shards']]
+        elif len(self.paths) == 1:
+            expected = [self.entry.get('tokens')]
+        # the number of the first id of each shard
+        self.begins = []
+        self.n = 0
+        for path, n_expected in zip(self.paths, expected):
+            self.begins.append(self.n)
+            self.n += count_ids(path, self.dtype, n_expected)
+        # each is mapped once; a process may have about a thousand open files
+        self.shard = functools.lru_cache(maxsize=256)(self.map_shard)
+        self.fingerprint = {'tokens': self.n, 'sha256': checksum(self.entry)}
 
-    def __init__(self, folder, split, meta, document_mask=False, vocab_size=None):
-        self.dtype, self.vocab_size = np.dtype(meta['dtype']).newbyteorder('<'), meta['vocab_size']
-        self.document_mask, self.end_of_text = document_mask, meta['end_of_text']
-        entry = meta['splits'].get(split, {})
-        shards = entry.get('shards', [])
-        files = [(os.path.join(folder, os.path.basename(s['file'])), s['tokens']) for s in shards]
-        files = files or [(path, entry.get('tokens')) for path in bin_files(folder, split)]
-        self.path = os.path.join(folder, split + ('.bin' if len(files) == 1 else '_*.bin'))
-        self.paths = [path for path, _ in files]
-        self.ends = list(itertools.accumulate(self.count_ids(path, tokens) for path, tokens in files))
-        self.n = self.size = self.ends[-1]  # size: what a person counts
-        self.fingerprint = f"{self.n:,} tokens, sha256 {checksum(entry)}"
-        self.open = functools.lru_cache(self.open_files)(lambda i: open(self.paths[i], 'rb', buffering=0))
-        self.lock = threading.Lock()  # a file has one position, and the Loader reads beside the evaluation
-        # a wrong vocabulary should show before the model is built; each batch is checked as well
-        ids = self.windows(np.arange(0, self.n, max(1, self.n // 64))[:64], min(self.n, 65536))
-        self.sampled = hashlib.sha256(ids.astype(self.dtype)).hexdigest()[:16]  # tells data that was altered
-        self.vocab_size = min(self.vocab_size, vocab_size or self.vocab_size)
+    def map_shard(self, i):
+        """The ids of a shard, an array on the disk."""
+        if self.paths[i].endswith('.npy'):
+            return np.asarray(np.load(self.paths[i], mmap_mode='r'))
+        return np.asarray(np.memmap(self.paths[i], dtype=self.dtype, mode='r'))
 
-    def count_ids(self, path, tokens):
-        """The number of ids in a file that should have `tokens` of them (None: unknown)."""
-        width = self.dtype.itemsize
-        size = os.path.getsize(path) if os.path.exists(path) else -1
-        if size <= 0 or size % width or tokens not in (None, size // width):
-            fail(damaged(path, size, width, tokens))
-        return size // width
-
-    # what training and evaluation ask of a split
+    def read(self, starts, length):
+        """The `length` ids from each of `starts` on, (len(starts), length) int64; behind the last one follows
+        the first. ValueError for ids that the vocabulary does not have."""
+        ids = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(ids, starts):
+            at = int(start)
+            filled = 0
+            while filled < length:
+                i = bisect.bisect_right(self.begins, at) - 1
+                offset = at - self.begins[i]
+                part = self.shard(i)[offset:offset + length - filled]
+                if not len(part):
+                    raise ValueError(f"{self.paths[i]} became shorter while it was read. restore it")
+                row[filled:filled + len(part)] = part
+                filled += len(part)
+                at = (at + len(part)) % self.n
+        if ids.size and (ids.max() >= self.vocab_size or ids.min() < 0):
+            wrong = ids.max() if ids.max() >= self.vocab_size else ids.min()
+            raise ValueError(f"{self.paths[0]} has the token id {wrong}, but its vocabulary has "
+                             f"{self.vocab_size} ids. it was made with another tokenizer or dtype than its "
+                             "meta file says (no file: GPT-2's, uint16): run prepare.py for it again")
+        return ids
 
     def batch(self, seed, numbers, block_size):
-        """The training samples `numbers` as arrays (len(numbers), block_size) of int64: x, y, and where
-        attention stays inside a document the number of each id's document."""
+        """The training samples `numbers`: x, y, each (len(numbers), block_size) int64, and the number of each
+        id's document where attention stays inside one, else None."""
         starts = sample_starts(seed, numbers, self.n, block_size)
-        return self.with_targets(self.windows(starts, block_size + 1))
+        return self.with_targets(self.read(starts, block_size + 1))
 
     def eval_batch(self, starts, block_size):
-        """The same for windows that begin at `starts`; y is -1 behind the end of the text."""
-        x, y, *doc_ids = self.with_targets(self.windows(starts, block_size + 1))
-        return x, np.where(starts[:, None] + np.arange(1, block_size + 1) < self.n, y, -1), *doc_ids
+        """The same for the windows that begin at `starts`, an array; y is -1 behind the end of the split."""
+        x, y, doc_ids = self.with_targets(self.read(starts, block_size + 1))
+        places = starts[:, None] + np.arange(1, block_size + 1)  # of the targets, (len(starts), block_size)
+        return x, np.where(places < self.n, y, -1), doc_ids
 
     def with_targets(self, ids):
-        x, y = ids[:, :-1], ids[:, 1:]  # the target is the next token
-        return (x, y, (x == self.end_of_text).cumsum(axis=1)) if self.document_mask else (x, y)
+        x = ids[:, :-1]
+        y = ids[:, 1:]  # the target is the next token
+        doc_ids = (x == self.end_of_text).cumsum(axis=1) if self.document_mask else None
+        return x, y, doc_ids
 
     def count_targets(self, seed, numbers, block_size):
         """How many targets of the training samples `numbers` count."""
         return len(numbers) * block_size
 
     def n_targets(self, block_size):
-        """The positions of an epoch, over which evaluate.windows() may go."""
+        """The positions of an epoch, over which windows() goes."""
         return self.n - 1
 
     def summary(self, block_size):
-        return f"{self.n:,} tokens"
+        shards = f" in {len(self.paths)} shards" if len(self.paths) > 1 else ''
+        return f"{self.n:,} tokens{shards}"
 
-    def problem(self, block_size):
-        """Why no window of block_size can be read, a line; else None."""
+    # what can be wrong: ValueError
+
+    def check_size(self, block_size):
         if self.document_mask and self.end_of_text is None:
-            return f"document_mask: no token separates the documents of {self.path}. leave it out"
+            raise ValueError(f"document_mask: no token separates the documents of {self.paths[0]}. leave it "
+                             "out")
         if self.n <= block_size:  # each id needs a target
-            return (f"{self.path} has {self.n:,} tokens, too few for one window. use "
-                    f"--block_size={max(1, self.n - 1)} or less, or more text")
+            raise ValueError(f"{self.paths[0]} has {self.n:,} tokens, too few for one window. use "
+                             f"--block_size={max(1, self.n - 1)} or less, or more text")
 
-    # the files
+    def check_sample(self):
+        """A look at some of the ids: what is wrong there is wrong in all batches."""
+        first = self.shard(0)[:65536]
+        if self.paths[0].endswith('.bin'):
+            check_header(self.paths[0])
+            check_width(self.paths[0], first)
+        places = np.linspace(0, self.n - 1, 64).astype(np.int64)
+        self.read(places, min(self.n, 1024))
 
-    def windows(self, starts, length):
-        """The `length` ids from each of `starts` on, (len(starts), length) int64; after the last id comes the
-        first."""
-        out = np.empty((len(starts), length), dtype=self.dtype)
-        for row, start in zip(out, starts):
-            self.read(row, int(start))
-        if out.size and out.max() >= self.vocab_size:
-            raise DataLost(f"{self.path} holds the token id {out.max()}, but its vocabulary has only "
-                           f"{self.vocab_size} ids. it was made with another tokenizer than its meta file "
-                           "says: run prepare.py for this dataset again")
-        return out.astype(np.int64)
 
-    def read(self, row, start):
-        """Fill the array `row` with the ids from `start` on, across files, and across the end."""
-        i = bisect.bisect_right(self.ends, start)
-        while len(row):
-            first = self.ends[i - 1] if i else 0
-            part = row[:self.ends[i] - start]
-            try:
-                n = self.read_file(part.view(np.uint8), i, (start - first) * self.dtype.itemsize)
-            except OSError as e:
-                raise DataLost(f"{self.paths[i]} cannot be read ({e.strerror}). make it readable, or run "
-                               "prepare.py for this dataset again") from e
-            if n != part.nbytes:
-                raise DataLost(f"{self.paths[i]} became shorter while it was read. restore it")
-            row, start, i = row[len(part):], (start + len(part)) % self.n, (i + 1) % len(self.ends)
+class Conversations(Tokens):
+    """
+    A split of conversations, which answers what Tokens answers. Beside train.bin lie
+        train.mask    one bit per id (numpy's packbits, little-endian): 1 if it counts as a target, as the
+                      assistant says it; all other targets are -1
+        train.starts  where each conversation starts in train.bin, uint64, little-endian
+    They are packed into windows best fit: the longest first, each into the window with the least free space
+    that is enough. None is cut, unless it alone is longer than a window.
+    """
+    masked = True
 
-    def read_file(self, part, i, position):
-        """Fill `part` with the bytes of file i from `position` on; returns how many there were."""
-        with self.lock:
-            file = self.open(i)
-            file.seek(position)
-            n = more = file.readinto(part)
-            while more and n < part.nbytes:  # network file systems may return less than asked for
-                more = file.readinto(part[n:])
-                n += more
-        return n
+    def __init__(self, folder, split, meta, token_bytes, seed):
+        super().__init__(folder, split, meta, token_bytes)
+        self.seed = seed
+        self.mask, self.starts = read_mask(folder, split, self.n, self.entry.get('mask_sha256'))
+        self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
+        self.fingerprint['mask_sha256'] = self.entry.get('mask_sha256', 'unknown')[:16]
+        self.packings = {}  # {block_size: (windows, targets of each)}
+
+    def packing(self, block_size):
+        """(the conversations of each window, how many of its targets count): a function of data and seed."""
+        if block_size not in self.packings:
+            lengths = np.minimum(self.lengths, block_size)
+            n_before = np.append(0, np.cumsum(self.mask))  # ids that count before each place
+            first_target = self.starts + 1
+            n_targets = n_before[first_target + lengths] - n_before[first_target]
+            usable = np.flatnonzero(n_targets > 0)
+            # the longest first, equally long ones in a random order
+            order = np.lexsort((hash64(self.seed, ORDER, usable.astype(np.uint64)), -lengths[usable]))
+            packed = best_fit(usable[order].tolist(), lengths.tolist(), block_size)
+            targets = np.array([n_targets[window].sum() for window in packed], dtype=np.int64)
+            self.packings[block_size] = packed, targets
+        return self.packings[block_size]
+
+    def window_numbers(self, seed, numbers, block_size):
+        """The windows of the training samples `numbers`: an epoch takes all of them, in a fresh order."""
+        n_windows = len(self.packing(block_size)[0])
+        numbers = np.asarray(numbers, dtype=np.uint64)
+        keys = hash64(seed, ORDER, numbers // n_windows)
+        return permute(numbers % n_windows, n_windows, keys).astype(np.int64)
+
+    def batch(self, seed, numbers, block_size):
+        return self.read_windows(self.window_numbers(seed, numbers, block_size), block_size)
+
+    def eval_batch(self, starts, block_size):
+        return self.read_windows(starts // block_size, block_size)
+
+    def read_windows(self, numbers, block_size):
+        """x, y (-1: does not count), and which conversation of its window an id belongs to (-1: none)."""
+        packed, _ = self.packing(block_size)
+        x = np.zeros((len(numbers), block_size), dtype=np.int64)
+        y = np.full_like(x, -1)
+        doc_ids = np.full_like(x, -1)
+        for row, number in enumerate(numbers):
+            at = 0
+            for i, conversation in enumerate(packed[number]):
+                start = self.starts[conversation]
+                n = min(self.lengths[conversation], block_size)
+                ids = self.read([start], n + 1)[0]
+                counts = self.mask[start + 1:start + 1 + n]
+                x[row, at:at + n] = ids[:-1]
+                y[row, at:at + n] = np.where(counts, ids[1:], -1)
+                doc_ids[row, at:at + n] = i
+                at += n
+        return x, y, doc_ids
+
+    def count_targets(self, seed, numbers, block_size):
+        _, targets = self.packing(block_size)
+        return int(targets[self.window_numbers(seed, numbers, block_size)].sum())
+
+    def n_targets(self, block_size):
+        return len(self.packing(block_size)[0]) * block_size
+
+    def summary(self, block_size):
+        packed, targets = self.packing(block_size)
+        line = (f"{len(self.starts):,} conversations in {len(packed):,} windows, {targets.sum():,} of "
+                f"{self.n:,} tokens are learned")
+        n_longer = (self.lengths > block_size).sum()
+        if n_longer:
+            line += f"; {n_longer:,} are longer than block_size and are cut or left out"
+        return line
+
+    def check_size(self, block_size):
+        if not self.packing(block_size)[0]:
+            raise ValueError(f"{self.paths[0]} has no target that counts in the first {block_size} tokens of "
+                             "any conversation. use a larger --block_size, or other conversations")
+
+
+def best_fit(longest_first, lengths, block_size):
+    """[the conversations of each window]"""
+    packed = []
+    not_full = []  # (free space, -place of its last conversation, window), sorted
+    for place, conversation in enumerate(longest_first):
+        length = lengths[conversation]
+        at = bisect.bisect_left(not_full, (length,))  # the least free space that is enough
+        if at < len(not_full):
+            free, _, window = not_full.pop(at)
+        else:
+            free = block_size
+            window = []
+            packed.append(window)
+        window.append(conversation)
+        if free > length:
+            bisect.insort(not_full, (free - length, -place, window))
+    return packed
+
+
+def read_mask(folder, split, n, sha256):
+    """Which of the n ids of a split count as targets, (n,) bool, and where its conversations start, int64."""
+    wrong = (f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run prepare.py for "
+             "this dataset again")
+    contents = []
+    for ending in ('.mask', '.starts'):
+        try:
+            with open(os.path.join(folder, split + ending), 'rb') as f:
+                contents.append(f.read())
+        except OSError:
+            raise ValueError(wrong)
+    if sha256 is not None and hashlib.sha256(b''.join(contents)).hexdigest() != sha256:
+        raise ValueError(wrong)
+    bits = np.frombuffer(contents[0], np.uint8)
+    if len(bits) != math.ceil(n / 8) or not contents[1] or len(contents[1]) % 8:
+        raise ValueError(wrong)
+    mask = np.unpackbits(bits, count=n, bitorder='little').view(bool)
+    starts = np.frombuffer(contents[1], '<u8').astype(np.int64)
+    if starts[0] != 0 or np.diff(starts, append=n).min() < 1:
+        raise ValueError(wrong)
+    return mask, starts
+
+
+def windows(n_targets, block_size, most=None):
+    """Where windows begin that lie side by side over a text of n_targets targets (its ids from the second one
+    on): at most so many of them, evenly spread."""
+    n = max(1, math.ceil(n_targets / block_size))
+    count = min(n, most or n)
+    return np.arange(count) * n // count * block_size
 
 
 # -----------------------------------------------------------------------------
 # which sample comes when
 
-# the second argument of hash64 keeps streams of numbers apart
-OFFSETS, ORDER, DROPOUT, SAMPLES, NOISE = 1, 2, 3, 4, 5
+# the second argument of hash64() and hash_seed(), which keeps streams of numbers apart
+OFFSETS = 1
+ORDER = 2
+DROPOUT = 3
+SAMPLES = 4
+
+ALL_BITS = 2**64 - 1
 
 
 def hash64(*numbers):
-    """Mix whole numbers, or arrays of them, into an array of 64 random-looking bits each (splitmix64's
+    """Mix whole numbers, or uint64 arrays of them, into 64 random-looking bits each (splitmix64's
     finalizer)."""
-    x = np.zeros(1, dtype=np.uint64)
+    x = 0
     for number in numbers:
-        x = x + np.asarray(number, dtype=np.uint64) + np.uint64(0x9e3779b97f4a7c15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
-        x = x ^ (x >> np.uint64(31))
+        x = (x + number + 0x9e3779b97f4a7c15) & ALL_BITS
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9 & ALL_BITS
+        x = (x ^ (x >> 27)) * 0x94d049bb133111eb & ALL_BITS
+        x = x ^ (x >> 31)
     return x
 
 
 def hash_seed(*numbers):
-    """hash64 as one int, for torch.manual_seed()."""
-    return int(hash64(*numbers)[0]) >> 1
+    """A seed for torch.manual_seed() that follows from whole numbers."""
+    return hash64(*numbers) >> 1
 
 
-def permute(numbers, n, key):
-    """Where the permutation of range(n) chosen by `key` sends `numbers` (both uint64 arrays). It is computed,
-    not stored, so it costs the same for ten billion blocks: a Feistel network on the next power of two,
-    repeated until the result is below n."""
-    bits = max(2, int(n - 1).bit_length())
-    low_bits = np.uint64(bits // 2)
-    low_mask, high_mask = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
+def permute(numbers, n, keys):
+    """Where the permutations of range(n) chosen by `keys` send `numbers` (both uint64 arrays). They are
+    computed, not stored, so it costs the same for ten billion blocks: a Feistel network on the next power of
+    two, repeated until the result is below n."""
+    bits = max(2, (n - 1).bit_length())
+    low_bits = bits // 2
+    low_mask = 2**low_bits - 1
+    high_mask = 2**(bits - low_bits) - 1
 
-    def once(x, key):
-        low, high = x & low_mask, x >> low_bits
+    def once(x, keys):
+        low = x & low_mask
+        high = x >> low_bits
         for i in range(4):  # each half is changed by a hash of the other: invertible, whatever the hash
-            high = high ^ (hash64(key, 2 * i, low) & high_mask)
-            low = low ^ (hash64(key, 2 * i + 1, high) & low_mask)
+            high = high ^ (hash64(keys, 2 * i, low) & high_mask)
+            low = low ^ (hash64(keys, 2 * i + 1, high) & low_mask)
         return (high << low_bits) | low
 
-    x = once(numbers, key)
-    while (outside := x >= n).any():
-        x[outside] = once(x[outside], key[outside])
+    x = once(numbers, keys)
+    outside = x >= n
+    while outside.any():
+        x[outside] = once(x[outside], keys[outside])
+        outside = x >= n
     return x
 
 
@@ -223,67 +410,301 @@ CHUNK = 4096  # samples at once: faster than singly
 
 @functools.lru_cache(maxsize=4)
 def chunk_of_starts(seed, chunk, n_tokens, block_size):
+    """Where the samples from chunk * CHUNK on start, (CHUNK,) uint64."""
     numbers = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
-    n_blocks = np.uint64(n_tokens // block_size)
-    epochs, blocks = numbers // n_blocks, numbers % n_blocks
-    offsets = hash64(seed, OFFSETS, epochs) % np.uint64(block_size)
-    blocks = permute(blocks, n_blocks, hash64(seed, ORDER, epochs))
-    return (offsets + blocks * np.uint64(block_size)) % np.uint64(n_tokens)
+    n_blocks = n_tokens // block_size
+    epochs = numbers // n_blocks
+    offsets = hash64(seed, OFFSETS, epochs) % block_size
+    blocks = permute(numbers % n_blocks, n_blocks, hash64(seed, ORDER, epochs))
+    return (offsets + blocks * block_size) % n_tokens
 
 
 def sample_starts(seed, numbers, n_tokens, block_size):
-    """Where the training samples `numbers` (ints) start. An epoch takes the data as a ring, cut into blocks
+    """Where the training samples `numbers` start, a list. An epoch takes the data as a ring, cut into blocks
     from a fresh offset on, in a fresh order: each token is the target at most once per epoch."""
-    return [int(chunk_of_starts(seed, i // CHUNK, n_tokens, block_size)[i % CHUNK]) for i in numbers]
+    starts = []
+    for number in numbers:
+        chunk, place = divmod(number, CHUNK)
+        starts.append(int(chunk_of_starts(seed, chunk, n_tokens, block_size)[place]))
+    return starts
 
 
 # -----------------------------------------------------------------------------
 # the way to the device
 
 
-class Prefetch:
-    """next() of it is that of an iterator, of whose items a thread makes some ahead."""
-
-    def __init__(self, items):
-        self.items, self.pool = items, concurrent.futures.ThreadPoolExecutor(1)
-        self.jobs = collections.deque(self.pool.submit(next, items) for _ in range(2))
-
-    def __next__(self):
-        self.jobs.append(self.pool.submit(next, self.items))
-        return self.jobs.popleft().result()
-
-    def close(self):
-        """Let the thread end; what it has made is dropped."""
-        self.pool.shutdown(cancel_futures=True)
-
-
 class Loader:
-    """Iterates over the micro-batches get_batch(it, micro_step) from start_iter on, tuples of tensors such as
-    x and y (batch_size, block_size), on the device. On a GPU they are read ahead by a thread and copied from
-    pinned memory, beside the computation; on a CPU a thread would only take a core."""
+    """next() is the next micro-batch: what get_batch(it, micro_step) returns, from start_iter on, its arrays
+    as tensors on the device. For a GPU a thread reads two of them ahead, and they are copied from pinned
+    memory without waiting; on a CPU a thread would only take a core. `waited`: seconds in next()."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
-        self.device, self.on_gpu = device, device.type == 'cuda'
-        self.waited = 0.0  # seconds in next()
-
-        def make(n):
-            batch = (tensor.contiguous() for tensor in get_batch(*divmod(n, grad_accum_steps)))
-            return [tensor.pin_memory() if self.on_gpu else tensor for tensor in batch]
-
-        self.batches = map(make, itertools.count(start_iter * grad_accum_steps))
-        if device.type != 'cpu':
-            self.batches = Prefetch(self.batches)
+        self.get_batch = get_batch
+        self.grad_accum_steps = grad_accum_steps
+        self.device = device
+        self.number = start_iter * grad_accum_steps  # of the next micro-batch to read
+        self.waited = 0.0
+        self.thread = None
+        if device.startswith('cuda'):
+            self.thread = concurrent.futures.ThreadPoolExecutor(1)
+            self.jobs = collections.deque(self.start_reading() for _ in range(2))
 
     def __iter__(self):
         return self
 
     def __next__(self):
         t0 = time.perf_counter()
-        batch = next(self.batches)
+        if self.thread is None:
+            batch = self.read(self.number)
+            self.number += 1
+        else:
+            self.jobs.append(self.start_reading())
+            batch = self.jobs.popleft().result()
         self.waited += time.perf_counter() - t0
-        # elsewhere it has to wait: on MPS the source could be gone before it is read
-        return [tensor.to(self.device, non_blocking=self.on_gpu) for tensor in batch]
+        on_device = []
+        for item in batch:
+            if torch.is_tensor(item) and self.thread is not None:
+                item = item.pin_memory().to(self.device, non_blocking=True)
+            elif torch.is_tensor(item):
+                item = item.to(self.device)
+            on_device.append(item)
+        return on_device
+
+    def start_reading(self):
+        job = self.thread.submit(self.read, self.number)
+        self.number += 1
+        return job
+
+    def read(self, number):
+        it, micro_step = divmod(number, self.grad_accum_steps)
+        batch = []
+        for item in self.get_batch(it, micro_step):
+            if isinstance(item, np.ndarray):
+                item = torch.from_numpy(np.ascontiguousarray(item))
+            batch.append(item)
+        return batch
 
     def close(self):
-        if hasattr(self.batches, 'close'):
-            self.batches.close()
+        """Let the thread end; what it has read is dropped."""
+        if self.thread is not None:
+            self.thread.shutdown(cancel_futures=True)
+
+
+# -----------------------------------------------------------------------------
+# the folder
+
+
+def folder_of(name, data_dir=None):
+    """The folder of the dataset `name`; ends with status 2 if that is no name."""
+    data_dir = data_dir or DATA_DIR
+    if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
+        error(f"dataset is a folder's name ({name!r}). give it alone; --data_dir=PATH replaces {data_dir}")
+    return os.path.join(data_dir, name)
+
+
+def bin_files(folder, split):
+    """The files with a split's token ids, in order: one, or shards, or none. Of .npy shards those that have
+    val in their names are the validation split."""
+    found = own_files(folder, split)
+    if found or own_files(folder, 'train'):
+        return found
+    shards = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), '*.npy'))):
+        is_val = 'val' in os.path.basename(path).lower()
+        if is_val == (split == 'val'):
+            shards.append(path)
+    return shards
+
+
+def own_files(folder, split):
+    """train.bin, or train_000000.bin and so on, or none."""
+    path = os.path.join(folder, f'{split}.bin')
+    if os.path.exists(path):
+        return [path]
+    return sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}_{'[0-9]' * 6}.bin")))
+
+
+def missing(folder):
+    """What to say where there is no train.bin."""
+    if os.path.isdir(os.path.join(folder, 'unfinished')):
+        return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
+    data_dir, name = os.path.split(folder)
+    there = []
+    if os.path.isdir(data_dir):
+        for other in sorted(os.listdir(data_dir)):
+            if bin_files(os.path.join(data_dir, other), 'train'):
+                there.append(other)
+    command = f"python prepare.py {shlex.quote(name)}"
+    return (f"no dataset {name} in {data_dir} (there is: {', '.join(there) or 'none yet'}). make it: "
+            f"{command}, or from a text of your own: {command} --input=FILE_OR_FOLDER")
+
+
+def count_ids(path, dtype, expected):
+    """The number of ids in a file that should have `expected` of them (None: unknown)."""
+    again = "run prepare.py for this dataset again"
+    if not os.path.exists(path):
+        raise ValueError(f"{path} is missing. {again}")
+    if path.endswith('.npy'):
+        try:
+            ids = np.load(path, mmap_mode='r')
+        except (ValueError, EOFError) as e:
+            raise ValueError(f"{path} is no array of numpy's ({first_line(e)}). save it again")
+        if ids.ndim != 1 or ids.dtype.kind not in 'ui' or not len(ids):
+            raise ValueError(f"{path} is no row of token ids (shape {ids.shape}, {ids.dtype}). save one")
+        return len(ids)
+    size = os.path.getsize(path)
+    n, rest = divmod(size, dtype.itemsize)
+    if n == 0 or rest:
+        raise ValueError(f"{path} has {size:,} bytes, not a multiple of {dtype.itemsize} above 0. {again}")
+    if expected is not None and n != expected:
+        raise ValueError(f"{path} has {n:,} tokens, not the {expected:,} that it was made with. {again}")
+    return n
+
+
+def check_header(path):
+    """ValueError for a file of llm.c."""
+    with open(path, 'rb') as f:
+        header = f.read(8)
+    magic, version = np.frombuffer(header.ljust(8, b'\0'), '<i4')
+    if magic in (20240520, 20240801) and 0 < version < 10:
+        raise ValueError(f"{path} begins with llm.c's header of 1,024 bytes, which is no text. cut it off: "
+                         f"tail -c +1025 {path} > ids.bin && mv ids.bin {path}")
+
+
+def check_width(path, ids):
+    """ValueError if the ids, the first ones of a file, look as if they had been written as wider numbers."""
+    even = ids[0:len(ids) // 2 * 2:2]
+    odd = ids[1::2]
+    if len(ids) < 64 or odd.any() or len(np.unique(even)) < 4:
+        return
+    width = 2 * ids.itemsize
+    if not ids[2::4].any():
+        width = 8
+    raise ValueError(f"{path} was written as int{8 * width} and is read as {ids.dtype}, so every second id "
+                     f"is 0. write it again: ids = np.fromfile('{path}', 'i{width}'); "
+                     f"ids.astype('{ids.dtype}').tofile('{path}')")
+
+
+# -----------------------------------------------------------------------------
+# what the folder says of itself
+
+
+def read_meta(folder):
+    """The dict in meta.json. Without it the same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2's
+    tokens. ValueError if it is damaged."""
+    path = os.path.join(folder, 'meta.json')
+    if not os.path.exists(path):
+        path = os.path.join(folder, 'meta.pkl')
+    try:
+        if path.endswith('meta.json'):
+            with open(path, encoding='utf-8-sig') as f:
+                meta = json.load(f)
+        elif os.path.exists(path):
+            meta = from_meta_pkl(path)
+        else:
+            meta = GPT2_META
+        meta = complete(meta)
+    except Exception as e:  # a file may hold anything
+        raise ValueError(f"{path} is damaged ({type(e).__name__}: {first_line(e)}). run prepare.py for this "
+                         "dataset again")
+    if meta.get('unfinished'):
+        raise ValueError(f"{folder} is not finished. run its command again: "
+                         f"{meta.get('command', 'python prepare.py ...')}")
+    return meta
+
+
+def complete(meta):
+    """A meta.json with its defaults: one that a person wrote may say as little as {"vocab_size": 1000}, and
+    then the ids are no text. Raises some exception for what cannot be."""
+    vocab_size = meta['vocab_size']
+    if type(vocab_size) is not int or not 0 < vocab_size <= 2**32:
+        raise ValueError(f"vocab_size is {str(vocab_size)[:60]}")
+    defaults = {'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size}, 'end_of_text': None, 'splits': {},
+                'dtype': 'uint16' if vocab_size <= 65536 else 'uint32'}
+    meta = {**defaults, **meta}
+    if meta['dtype'] not in ('uint16', 'uint32'):
+        raise ValueError(f"dtype is {str(meta['dtype'])[:60]}")
+    if meta['end_of_text'] is not None and type(meta['end_of_text']) is not int:
+        raise ValueError(f"end_of_text is {str(meta['end_of_text'])[:60]}")
+    check_text(meta.get('checksums', {}), list(meta.get('checksums', {})))
+    state = meta['tokenizer']
+    check_state(state)
+    check_text(state, ['name', 'chars'])
+    if state['kind'] == 'char':
+        n_chars = len(state['chars']) + len(state.get('added', []))
+        is_padded = n_chars < vocab_size and not meta['splits']  # as nanoGPT's may be
+        if n_chars != vocab_size and not is_padded:
+            raise ValueError(f"vocab_size is {vocab_size}, there are {n_chars} characters")
+    for entry in meta['splits'].values():
+        shards = entry.get('shards', [])
+        if 'shards' in entry and not shards:
+            raise ValueError("there are no shards")
+        for shard in shards:
+            if 'file' not in shard or 'tokens' not in shard:
+                raise ValueError("a shard has no file or no tokens")
+        for part in [entry, *shards]:
+            check_text(part, ['file', 'sha256', 'mask_sha256'])
+            for key, least in (('tokens', 1), ('bytes', 0), ('token_bytes', 0)):
+                n = part.get(key)
+                if n is not None and (type(n) is not int or n < least):
+                    raise ValueError(f"a number of {key} is {str(n)[:60]}")
+    return meta
+
+
+def check_text(values, keys):
+    """ValueError if values[key] is there and no text."""
+    for key in keys:
+        if not isinstance(values.get(key, ''), str):
+            raise ValueError(f"{key} is {str(values[key])[:60]}")
+
+
+def read_tokenizer_state(folder, meta):
+    """meta's tokenizer together with its files: all that a checkpoint has to know to be sampled without the
+    dataset. ValueError if one is damaged or missing."""
+    return read_tokenizer_files(folder, meta)
+
+
+def checksum(entry):
+    """16 digits of the sha256 in a split's entry of meta.json; of shards, of all of theirs."""
+    if 'shards' not in entry:
+        return str(entry.get('sha256', 'unknown'))[:16]
+    sums = [str(shard.get('sha256', 'unknown')) for shard in entry['shards']]
+    if len(sums) == 1:
+        return sums[0][:16]
+    return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Executes nothing: dicts, lists, strings and numbers need no class. numpy's numbers and defaultdicts
+    become plain ones."""
+
+    def find_class(self, module, name):
+        if module in ('numpy.core.multiarray', 'numpy._core.multiarray') and name == 'scalar':
+            return plain_number
+        if (module, name) == ('numpy', 'dtype'):
+            return np.dtype
+        if (module, name) == ('collections', 'defaultdict'):
+            return plain_dict
+        if module == 'builtins' and name in ('int', 'float', 'str', 'list', 'dict'):
+            return name  # what a defaultdict would make a missing value with
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}; only plain numbers and texts are read")
+
+
+def plain_number(dtype, content):
+    return np.frombuffer(content, dtype, count=1)[0].item()
+
+
+def plain_dict(default=None):
+    return {}
+
+
+def from_meta_pkl(path):
+    """nanoGPT's meta.pkl as a meta.json. Some exception if it is no plain vocabulary."""
+    with open(path, 'rb') as f:
+        old = PlainUnpickler(f).load()
+    vocab_size = int(old['vocab_size'])
+    itos = old.get('itos') or {}
+    chars = [itos[id] for id in range(len(itos))]  # fewer than vocab_size, if that is padded
+    if not chars or any(len(char) != 1 for char in chars):
+        return {'vocab_size': vocab_size}  # all that nanoGPT's train.py asks for
+    return {'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': vocab_size}

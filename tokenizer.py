@@ -1,0 +1,608 @@
+"""
+Tokenizers: characters, bytes, those of tiktoken, a BPE learned from a text of one's own, Hugging Face's, and
+ids that are plain numbers. Each of them has
+
+    n_vocab              number of ids
+    end_of_text          the id that stands before each document, or None
+    stop_ids             ids that end a text when they are generated, a list
+    special              {token: id} of the special tokens
+    split_at             where a text may be cut without changing its ids: 'anywhere', at 'words' (between a
+                         letter and a space), 'nowhere'
+    encode(text)         the ids, an array. Nothing in the text is special: <|endoftext|> is 13 characters
+    encode_prompt(text)  the ids as a list, in which special tokens are themselves
+    decode(ids)          the text
+    count_lost(text, ids)
+                         how many characters of the text its ids do not bring back
+    token_bytes()        bytes of text per id, (n_vocab,) int64; 0 for special tokens
+    state()              a dict of plain types, from which make_tokenizer() makes the same tokenizer
+
+What cannot be read, made or encoded is a ValueError of one line.
+"""
+
+import base64
+import collections
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+
+from common import first_line, print0, write_whole
+
+END_OF_TEXT = '<|endoftext|>'
+ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
+# the split pattern of GPT-4's tokenizer (tiktoken's cl100k_base), also that of a learned BPE
+PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+           r"\s*[\r\n]|\s+(?!\S)|\s")
+UNKNOWN = ('<unk>', '<UNK>', '[UNK]')  # what tokenizers have for what they do not know
+# a text with a bit of everything: what two tokenizers make of it tells whether they are the same
+SAMPLE_TEXT = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        return  x**2  "
+               "# caf\u00e9 na\u00efve \u00dcber\n\u6771\u4eac \u043f\u0440\u0438\u0432\u0435\u0442 "
+               "\U0001f600 'tis WE'LL they've   spaces \r\n end. ")
+
+
+# -----------------------------------------------------------------------------
+# tokenizers whose ids stand for bytes each
+
+
+class PieceTokenizer:
+    """What characters, bytes and tiktoken's BPEs have in common: each id stands for some bytes."""
+    split_at = 'anywhere'
+
+    def __init__(self, state, pieces, special):
+        """pieces: {id: bytes} of the ids of text; special: {token: id}."""
+        self._state = state
+        self.text_pieces = pieces
+        self.special = special
+        self.pieces = dict(pieces)
+        for token, id in special.items():
+            self.pieces[id] = token.encode()
+        self.n_vocab = max(self.pieces) + 1
+        # <|bos|> is nanochat's name for what stands before each document
+        self.end_of_text = special.get(END_OF_TEXT, special.get('<|bos|>'))
+        self.stop_ids = [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special]
+
+    def encode_prompt(self, text):
+        if not self.special:
+            return self.encode(text).tolist()
+        any_special = '|'.join(re.escape(token) for token in self.special)
+        ids = []
+        for part in re.split(f'({any_special})', text):
+            if part in self.special:
+                ids.append(self.special[part])
+            else:
+                ids.extend(self.encode(part).tolist())
+        return ids
+
+    def decode(self, ids):
+        # an id may have no meaning: o200k_base leaves some out, and a vocabulary is padded
+        content = b''.join(self.pieces.get(id, b'') for id in ids)
+        return content.decode('utf-8', 'replace')
+
+    def count_lost(self, text, ids):
+        return 0
+
+    def token_bytes(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        for id, piece in self.text_pieces.items():
+            lengths[id] = len(piece)
+        return lengths
+
+    def state(self):
+        return dict(self._state)
+
+
+class ByteTokenizer(PieceTokenizer):
+    """The UTF-8 bytes of the text; id 256 stands before each document."""
+
+    def __init__(self, state):
+        pieces = {byte: bytes([byte]) for byte in range(256)}
+        special = {}
+        for token in [END_OF_TEXT, *state.get('added', [])]:
+            special[token] = 256 + len(special)
+        super().__init__(state, pieces, special)
+
+    def encode(self, text):
+        return np.frombuffer(text.encode('utf-8', 'replace'), dtype=np.uint8)
+
+
+class CharTokenizer(PieceTokenizer):
+    """One id per character that occurs in the text, in sorted order, as in nanoGPT's shakespeare_char."""
+
+    def __init__(self, state):
+        chars = state['chars']
+        pieces = {id: char.encode('utf-8', 'surrogatepass') for id, char in enumerate(chars)}
+        special = {}
+        for token in state.get('added', []):
+            special[token] = len(chars) + len(special)
+        super().__init__(state, pieces, special)
+        self.id_of_code_point = np.full(0x110000, -1, dtype=np.int32)
+        for id, char in enumerate(chars):
+            self.id_of_code_point[ord(char)] = id
+
+    def encode(self, text):
+        code_points = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)
+        ids = self.id_of_code_point[code_points]
+        if (ids < 0).any():
+            unknown = text[np.argmax(ids < 0)]
+            raise ValueError(f"the character {unknown!r} is not in the vocabulary")
+        return ids
+
+
+class TiktokenTokenizer(PieceTokenizer):
+    """GPT-2's BPE and the other encodings of the tiktoken package, and a learned BPE."""
+    split_at = 'words'
+
+    def __init__(self, encoding):
+        # tiktoken's own page says to take these from an encoding in order to extend it
+        ranks = encoding._mergeable_ranks
+        pieces = {rank: token for token, rank in ranks.items()}
+        super().__init__({}, pieces, encoding._special_tokens)
+        self.encoding = encoding
+
+    def encode(self, text):
+        try:
+            return self.encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:
+            return self.encode(without_surrogates(text))
+        except ValueError:
+            # a run of a million spaces is too long for its regular expressions: halve the text
+            if len(text) < 1000:
+                raise
+            middle = len(text) // 2
+            return np.concatenate([self.encode(text[:middle]), self.encode(text[middle:])])
+
+    def state(self):
+        lines = [base64.b64encode(token) + b' %d\n' % rank for rank, token in self.text_pieces.items()]
+        return {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
+                'special_tokens': self.special, 'ranks': b''.join(lines)}
+
+
+def without_surrogates(text):
+    """`text` with U+FFFD for each half of a surrogate pair, as JSON may hold one: no UTF-8 has it."""
+    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+
+
+class NumberTokenizer:
+    """For ids that are no text: notes, moves, genes. They are written as numbers."""
+    split_at = 'nowhere'
+    end_of_text = None
+
+    def __init__(self, state):
+        self._state = state
+        self.n_vocab = int(state['n_vocab'])
+        self.stop_ids = []
+        self.special = {}
+
+    def encode(self, text):
+        ids = []
+        for word in text.split():
+            if not word.isdecimal() or int(word) >= self.n_vocab:
+                raise ValueError(f"texts of this dataset are numbers below {self.n_vocab} ({word[:50]!r})")
+            ids.append(int(word))
+        return np.array(ids, dtype=np.uint32)
+
+    def encode_prompt(self, text):
+        return self.encode(text).tolist()
+
+    def decode(self, ids):
+        return ' '.join(str(id) for id in ids)
+
+    def count_lost(self, text, ids):
+        return 0
+
+    def token_bytes(self):
+        return np.zeros(self.n_vocab, dtype=np.int64)
+
+    def state(self):
+        return dict(self._state)
+
+
+# -----------------------------------------------------------------------------
+# Hugging Face's
+
+
+class HFTokenizer:
+    """A tokenizer.json, read by the `tokenizers` package. Before each document stands its
+    beginning-of-sequence token or, if it has none, its end-of-sequence token."""
+
+    def __init__(self, state):
+        import tokenizers
+        self._state = state
+        self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocab = self.tokenizer.get_vocab()
+        if isinstance(self.tokenizer.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel) and (
+                not self.tokenizer.decoder):
+            # a file of Tokenizer.save(), whose authors set these two once they have loaded it (SimpleLLaMA)
+            self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            for token in UNKNOWN:
+                if token in self.vocab:
+                    self.tokenizer.model.unk_token = token
+                    break
+            self._state = {**state, 'json': self.tokenizer.to_str()}
+        self.n_vocab = max(self.vocab.values(), default=0) + 1
+        self.added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
+        self.special = {token.content: id for id, token in self.added.items() if token.special}
+        self.config = json.loads(state.get('config') or '{}')  # tokenizer_config.json
+        self.unknown = [self.vocab[token] for token in UNKNOWN if token in self.vocab]
+
+        bos = self.id_of_special(self.config.get('bos_token'))
+        eos = self.id_of_special(self.config.get('eos_token'))
+        known = [id for id in (bos, eos, self.id_of_special(END_OF_TEXT)) if id is not None]
+        self.end_of_text = known[0] if known else None
+        # what its authors end a text with, and what stands before the next one in our datasets
+        self.stop_ids = []
+        for id in (eos, self.end_of_text):
+            if id is not None and id not in self.stop_ids:
+                self.stop_ids.append(id)
+
+        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)  # it writes a character for each byte
+        has_all_bytes = all(letter in self.vocab for letter in bytes_to_unicode().values())
+        self.is_lossless = self.byte_level and has_all_bytes and not self.tokenizer.normalizer
+        self.split_at = 'words' if self.splits_at_words() else 'nowhere'
+
+    def id_of_special(self, token):
+        """The id of a token as tokenizer_config.json names it; None if there is none, or if it is part of
+        the text, as the character that the export of a character vocabulary names."""
+        id = self.vocab.get(text_of_token(token))
+        if id in self.added and not self.added[id].special:
+            return None
+        return id
+
+    def splits_at_words(self):
+        """Whether the ids of a text's parts are the ids of the text: sentencepiece's, for one, put a space
+        before whatever they are given."""
+        try:
+            whole = self.encode(SAMPLE_TEXT)
+            parts = [self.encode(part) for part in re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', SAMPLE_TEXT)]
+        except ValueError:
+            return False
+        return np.array_equal(np.concatenate(parts), whole)
+
+    def encode(self, text):
+        return np.array(self.encode_with(text, is_prompt=False), dtype=np.uint32)
+
+    def encode_prompt(self, text):
+        ids = self.encode_with(text, is_prompt=True)  # with what its authors put first, such as Llama's <s>
+        if ids[:2] == [self.end_of_text] * 2:  # which the text has already
+            return ids[1:]
+        return ids
+
+    def encode_with(self, text, is_prompt):
+        as_text = not is_prompt  # special tokens are
+        if self.tokenizer.encode_special_tokens != as_text:  # not while another thread encodes
+            self.tokenizer.encode_special_tokens = as_text
+        try:
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0].ids
+        except Exception as e:  # the package raises Exception itself
+            if without_surrogates(text) != text:
+                return self.encode_with(without_surrogates(text), is_prompt)
+            name = self._state.get('name', 'tokenizer.json')
+            raise ValueError(f"the tokenizer {name} cannot encode the text ({first_line(e)})")
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def count_lost(self, text, ids):
+        if self.is_lossless:
+            return 0
+        known = ids[~np.isin(ids, self.unknown)]
+        lost = collections.Counter(text) - collections.Counter(self.decode(known.tolist()))
+        return lost.total()
+
+    def token_bytes(self):
+        lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        for token, id in self.vocab.items():
+            is_added = id in self.added
+            if is_added and self.added[id].special:
+                continue
+            if self.byte_level and not is_added:
+                lengths[id] = len(token)
+                continue
+            # sentencepiece writes a mark for a space, and a byte that is no character as <0x0A>
+            text = token.replace('\u2581', ' ')
+            if re.fullmatch('<0x[0-9A-F]{2}>', text):
+                text = ' '
+            lengths[id] = len(text.encode('utf-8', 'surrogatepass'))
+        return lengths
+
+    def state(self):
+        return dict(self._state)
+
+
+# {0} is the folder
+CONVERT_VOCAB = ("convert them: python -c \"from tokenizers import ByteLevelBPETokenizer as T; "
+                 "T('{0}/vocab.json', '{0}/merges.txt').save('{0}/tokenizer.json')\"")
+CONVERT_SENTENCEPIECE = (
+    "convert it: pip install transformers sentencepiece protobuf; python -c \"from transformers import "
+    "LlamaTokenizer as T; T.from_pretrained('{0}').save_pretrained('{0}')\"")
+
+
+def text_of_token(token):
+    """A token as Hugging Face's files have it, a string or a dict that holds it; None for anything else."""
+    if isinstance(token, dict):
+        token = token.get('content')
+    return token if isinstance(token, str) else None
+
+
+def hugging_face_state(path):
+    """The state of a Hugging Face tokenizer. path: a tokenizer.json (of any name), or the folder that holds
+    one; a tokenizer_config.json and a chat_template.jinja beside it are read as well."""
+    path = os.fspath(path)
+    folder = path
+    file = os.path.join(path, 'tokenizer.json')
+    if os.path.isfile(path) or path.endswith(('.json', '.model')):
+        folder = os.path.dirname(os.path.abspath(path))
+        file = path
+    refuse_other_formats(folder, file)
+    text = read_json_text(file)
+    content = json.loads(text)
+    if 'model' not in content:
+        is_vocabulary = all(type(id) is int for id in content.values())
+        remedy = CONVERT_VOCAB.format(folder) if is_vocabulary else "save it with Tokenizer.save(PATH)"
+        raise ValueError(f"{file} is no tokenizer.json, as it has no model. {remedy}")
+    state = {'kind': 'hf', 'name': os.path.basename(path.rstrip('/')), 'json': text}
+
+    config = {}
+    config_file = os.path.join(folder, 'tokenizer_config.json')
+    template_file = os.path.join(folder, 'chat_template.jinja')
+    if os.path.exists(config_file):
+        state['config'] = read_json_text(config_file)
+        config = json.loads(state['config'])
+    else:
+        config = guess_special_tokens(content.get('added_tokens') or [])
+        if config:
+            print0(f"note: {state['name']} has no tokenizer_config.json; by their names: {config}")
+            state['config'] = json.dumps(config)
+    if 'chat_template' not in config and os.path.exists(template_file):
+        with open(template_file, encoding='utf-8-sig') as f:
+            state['config'] = json.dumps({**config, 'chat_template': f.read()})
+    return state
+
+
+def refuse_other_formats(folder, file):
+    """ValueError if `file` is missing, or of another format; it names the way to a tokenizer.json."""
+    is_missing = not os.path.exists(file)
+    if file.endswith('.model') or is_missing and os.path.exists(os.path.join(folder, 'tokenizer.model')):
+        raise ValueError(f"{folder} has sentencepiece's tokenizer.model, not a tokenizer.json. "
+                         f"{CONVERT_SENTENCEPIECE.format(folder)}")
+    if is_missing and os.path.exists(os.path.join(folder, 'vocab.json')):
+        raise ValueError(f"{folder} has vocab.json and merges.txt, not a tokenizer.json. "
+                         f"{CONVERT_VOCAB.format(folder)}")
+    if is_missing:
+        raise ValueError(f"no such tokenizer ({file}). name a tokenizer.json or a folder that has one")
+
+
+def read_json_text(path):
+    """The text of a JSON file that holds an object, without a byte order mark."""
+    try:
+        with open(path, encoding='utf-8-sig') as f:
+            text = f.read()
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as e:
+        raise ValueError(f"{path} cannot be read ({first_line(e)}). download or save it again")
+    return text
+
+
+def guess_special_tokens(added_tokens):
+    """What a tokenizer_config.json would say of the added tokens of a tokenizer.json: {'bos_token': ...}."""
+    begin = ['<s>', '<bos>', '<BOS>', '<sos>', '<SOS>', '<start>', '[BOS]', '[SOS]', '<|bos|>', '<|start|>',
+             '<|begin_of_text|>', '<|beginoftext|>']
+    end = ['</s>', '<eos>', '<EOS>', '<eot>', '<EOT>', '<end>', '[EOS]', '[EOT]', '<|eos|>', '<|eot|>',
+           '<|end|>', '<|end_of_text|>', '<|endoftext|>']
+    found = {}
+    for token in added_tokens:
+        name = text_of_token(token)
+        if name in begin:
+            found.setdefault('bos_token', name)
+        if name in end:
+            found.setdefault('eos_token', name)
+    return found
+
+
+def bytes_to_unicode():
+    """{byte: character}: how GPT-2's vocabulary writes bytes (the name is that of OpenAI's encoder.py).
+    Printable ones stand for themselves, the others are counted on from 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in letters:
+            letters[byte] = chr(256 + len(letters) - len(printable))
+    return letters
+
+
+def oniguruma(pattern):
+    """A regular expression of tiktoken's for the `tokenizers` package, in whose dialect {1,3}+ repeats (it is
+    not possessive) and $ is the end of a line."""
+    return re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
+
+
+# -----------------------------------------------------------------------------
+# making one
+
+KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': NumberTokenizer, 'hf': HFTokenizer}
+
+
+def make_tokenizer(state):
+    """The tokenizer of a state(), or of one that is only named: {'kind': 'tiktoken', 'name': 'gpt2'}."""
+    check_state(state)
+    kind = state['kind']
+    name = state.get('name', kind)
+    if kind == 'tiktoken' and 'ranks' not in state:
+        return TiktokenTokenizer(get_encoding(name))
+    try:
+        if kind == 'tiktoken':
+            return TiktokenTokenizer(encoding_of(state))
+        return KINDS[kind](state)
+    except ImportError as e:
+        raise ValueError(f"the tokenizer {name} needs a package ({e.name}). pip install {e.name}")
+    except Exception as e:  # a state comes from a file, and each package has errors of its own
+        raise ValueError(f"the tokenizer {name} cannot be made ({type(e).__name__}: {first_line(e)}). run "
+                         "prepare.py for its dataset again, or save its tokenizer.json again")
+
+
+def check_state(state):
+    """ValueError if `state` is not that of a tokenizer."""
+    if not isinstance(state, dict) or state.get('kind') not in ('tiktoken', *KINDS):
+        raise ValueError(f"no such kind of tokenizer ({str(state)[:60]}). run prepare.py for its dataset "
+                         "again")
+
+
+def encoding_of(state):
+    """tiktoken's Encoding of a state with its merges."""
+    import tiktoken
+    ranks = {}
+    for line in state['ranks'].splitlines():
+        token, rank = line.split()
+        ranks[base64.b64decode(token)] = int(rank)
+    # tiktoken would not raise for these, but abort in the middle of a text
+    if len(set(ranks.values())) < len(ranks):
+        raise ValueError("two of its tokens have the same id")
+    if any(bytes([byte]) not in ranks for byte in range(256)):
+        raise ValueError("it does not know all bytes")
+    return tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
+                             special_tokens=state['special_tokens'])
+
+
+def get_encoding(name):
+    """tiktoken's own encoding `name`, from its cache or the network."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise ValueError(f"the tokenizer {name} needs a package (tiktoken). pip install tiktoken")
+    names = sorted(tiktoken.list_encoding_names())
+    if name not in names:
+        raise ValueError(f"no such tokenizer ({name}). use char, byte, bpe:8192, a tokenizer.json, or one of "
+                         f"tiktoken's: {', '.join(names)}")
+    try:
+        return tiktoken.get_encoding(name)
+    # what the requests package raises is an OSError; a page in place of the file: ValueError
+    except (OSError, ValueError) as e:
+        raise ValueError(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
+                         f"({type(e).__name__}). online: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import "
+                         f"tiktoken as t; t.get_encoding('{name}')\", and bring FOLDER here; or use bytes")
+
+
+def learn_bpe(n_vocab, texts):
+    """A byte-level BPE of n_vocab ids, the last of which is <|endoftext|>, learned from `texts` by the
+    `tokenizers` package. It is used through tiktoken, which is three times as fast."""
+    if n_vocab < 257:
+        raise ValueError(f"no such size of a vocabulary (bpe:{n_vocab}). use 257 or more, as bpe:8192")
+    try:
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    except ImportError:
+        raise ValueError(f"bpe:{n_vocab} needs a package (tokenizers). pip install tokenizers")
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    trainer = trainers.BpeTrainer(vocab_size=n_vocab - 1, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    learner.train_from_iterator(texts, trainer)
+
+    # in tiktoken's files the bytes come first, in their order; then what was merged, the earliest first
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokens = [bytes([byte]) for byte in range(256)]
+    for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1]):
+        if len(token) > 1:
+            tokens.append(bytes(byte_of[letter] for letter in token))
+    lines = [base64.b64encode(token) + b' %d\n' % rank for rank, token in enumerate(tokens)]
+    return make_tokenizer({'kind': 'tiktoken', 'name': f'bpe:{n_vocab}', 'pat_str': PATTERN,
+                           'special_tokens': {END_OF_TEXT: len(tokens)}, 'ranks': b''.join(lines)})
+
+
+# -----------------------------------------------------------------------------
+# questions
+
+
+def token_bytes(state, vocab_size):
+    """Bytes of text per token id, (vocab_size,) int64; 0 for special tokens. All 0 where it is unknown: the
+    ids are no text, or the state only names an encoding of tiktoken's, which may need the network."""
+    lengths = np.zeros(vocab_size, dtype=np.int64)
+    is_named_only = state['kind'] == 'tiktoken' and 'ranks' not in state
+    if state['kind'] != 'ids' and not is_named_only:
+        known = make_tokenizer(state).token_bytes()[:vocab_size]
+        lengths[:len(known)] = known
+    return lengths
+
+
+def same_tokenizer(a, b):
+    """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
+    if a is None or b is None or a == b:
+        return True
+    kinds = {a['kind'], b['kind']}
+    if kinds == {'tiktoken'}:
+        return a.get('name') == b.get('name') and not ('ranks' in a and 'ranks' in b)
+    if 'hf' not in kinds:
+        return False
+    # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json
+    text = a.get('chars') or b.get('chars') or SAMPLE_TEXT
+    try:
+        return np.array_equal(make_tokenizer(a).encode(text), make_tokenizer(b).encode(text))
+    except ValueError:  # a character that one of them lacks
+        return False
+
+
+def empty_prompt(tokenizer):
+    """The ids to start from when the prompt has none: what each document begins with, or a new line, or in a
+    vocabulary without one a space or the first id."""
+    if tokenizer.end_of_text is not None:
+        return [tokenizer.end_of_text]
+    for text in ('\n', ' '):
+        try:
+            ids = tokenizer.encode_prompt(text)
+        except ValueError:
+            continue
+        if ids:
+            return ids
+    return [0]
+
+
+# -----------------------------------------------------------------------------
+# files: what is too long for a dataset's meta.json
+
+# by their key in a tokenizer's state
+TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
+
+
+def write_tokenizer_files(folder, tokenizer, dtype):
+    """What meta.json says of a tokenizer whose ids are stored as `dtype` (numpy's); the rest is written to
+    files in `folder`."""
+    state = tokenizer.state()
+    checksums = {}
+    for key, file in TOKENIZER_FILES.items():
+        content = state.pop(key, None)
+        if content:
+            if isinstance(content, str):
+                content = content.encode()
+            write_whole(os.path.join(folder, file), content)
+            state[f'{key}_file'] = file
+            checksums[file] = hashlib.sha256(content).hexdigest()
+    return {'tokenizer': state, 'vocab_size': tokenizer.n_vocab, 'end_of_text': tokenizer.end_of_text,
+            'dtype': np.dtype(dtype).name, 'checksums': checksums}
+
+
+def read_tokenizer_files(folder, meta):
+    """The state of the tokenizer that a meta.json describes, with its files from `folder`."""
+    state = dict(meta['tokenizer'])
+    for key, file in TOKENIZER_FILES.items():
+        if not state.pop(f'{key}_file', None):
+            continue
+        path = os.path.join(folder, file)
+        try:
+            with open(path, 'rb') as f:
+                content = f.read()
+            state[key] = content if key == 'ranks' else content.decode('utf-8-sig')
+        except (OSError, ValueError) as e:
+            raise ValueError(f"{path} cannot be read ({first_line(e)}). run prepare.py for this dataset "
+                             "again")
+        checksum = hashlib.sha256(content).hexdigest()
+        if meta.get('checksums', {}).get(file, checksum) != checksum:
+            raise ValueError(f"{path} has changed: its checksum is not the one in meta.json. run prepare.py "
+                             "for this dataset again")
+    return state
