@@ -1,124 +1,136 @@
 """
-Write a checkpoint as a Hugging Face folder, which transformers and what builds on it open, or as a GGUF
-file for llama.cpp.
+Write a checkpoint as a Hugging Face folder, which transformers and what builds on it open.
 
     $ python export.py --out_dir=out --to=out-hf
     $ python export.py --init_from=out/ckpt_best.pt --to=out-hf --dtype=bfloat16
-    $ python export.py --out_dir=out --to=out-hf && hf upload OWNER/NAME out-hf
-    $ python export.py --out_dir=out --to=model.gguf --dtype=q8_0
+    $ hf upload OWNER/NAME out-hf
 
 The other way needs no export: --init_from=FOLDER_OR_NAME in train.py and sample.py reads such a folder, or a
 model on the Hub.
 """
 
-from typing import Literal
-
-from configurator import configure, fail
+from configurator import configure, error
 
 # -----------------------------------------------------------------------------
-# 'resume': the checkpoint in out_dir; or the path of a checkpoint; or a Hugging Face folder or name
-init_from = 'resume'
-out_dir = 'out'  # ignored if init_from is not 'resume'
-to: str = None  # the folder to write, which must not exist, or be empty; or a file NAME.gguf
-dtype: Literal['float32', 'bfloat16', 'float16', 'q8_0'] = 'float32'  # of the weights; q8_0: in GGUF files
-# whose tokenizer to write. None: the checkpoint's own; one of nanoGPT's names the folder in data_dir
-dataset: str = None
-data_dir: str = None  # the folder of the datasets. None: data/ beside this file
+init_from = 'resume'  # the run in out_dir; or a run's folder, a checkpoint, a Hugging Face folder or name
+out_dir = 'out'  # for init_from='resume'
+to: str = None  # the folder to write, which must not exist, or be empty
+dtype = 'float32'  # of the weights; 'bfloat16', 'float16': half the size
+dataset: str = None  # whose tokenizer to write. None: the checkpoint's own; nanoGPT's have none
+data_dir: str = None  # None: data/ beside this file
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())
+config, given = configure(globals())
 
-import glob
 import importlib.util
 import os
 import shlex
 import tempfile
 
-from support.console import make_output_last
-
-make_output_last()
-
-if not to:
-    fail("nowhere to write. name a folder: --to=FOLDER, or a file: --to=NAME.gguf")
-is_gguf = to.endswith('.gguf')
-if os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
-    fail(f"{to} is there already, and not empty. name another one with --to, or remove it")
-if dtype == 'q8_0' and not is_gguf:
-    fail("a folder cannot hold dtype=q8_0. use --dtype=bfloat16, or --to=NAME.gguf")
-
 import torch
 
-from model import GPT
-from support import gguf, hf_export, huggingface, load
-from support.chat import chat_format
-from support.tokenizer import make_tokenizer
+import checkpoint
+import huggingface
+from chat import chat_format
+from tokenizer import make_tokenizer
 
-ckpt = load.read(load.find(out_dir if init_from == 'resume' else init_from, hub=init_from != 'resume'))
-model = load.build(GPT, ckpt, ckpt['model_args'].get('dropout', 0.0))
-config, weights = model.config, model.state_dict()
-tokenizer_state = load.tokenizer_state(ckpt, dataset, data_dir)
-answers = chat_format(make_tokenizer(tokenizer_state)) is not None  # a question, or a text to continue
-prompt = [{'role': 'user', 'content': 'Hello'}] if answers else 'The '
+if not to:
+    error("nowhere to write. name a folder: --to=FOLDER")
+if dtype not in ('float32', 'bfloat16', 'float16'):
+    error(f"no such dtype ({dtype}). use --dtype=float32, bfloat16 or float16")
+if os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
+    error(f"{to} is there already, and not empty. name another folder with --to, or remove it")
+
+try:
+    ckpt = checkpoint.read(checkpoint.find(out_dir if init_from == 'resume' else init_from))
+    tokenizer = make_tokenizer(checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
+except ValueError as e:
+    error(str(e))
+model = checkpoint.build_model(ckpt, dropout=ckpt['model_args']['dropout']).eval()
+weights = model.state_dict()
+chat = chat_format(tokenizer)  # None: it continues texts, and answers no questions
+prompt = 'The '
+if chat:
+    prompt = [{'role': 'user', 'content': 'Hello'}]
+elif tokenizer.state()['kind'] == 'char':  # these letters may be missing
+    prompt = tokenizer.decode([tokenizer.n_vocab - 1])
 parent, name = os.path.split(os.path.abspath(to))
-n_params = model.get_num_params(non_embedding=False)
+
+card = f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+A language model, not trained to avoid harm. License: not chosen yet; whoever publishes it chooses one.
+
+| | |
+|---|---|
+| parameters | {model.get_num_params(non_embedding=False):,} |
+| dataset | {ckpt['config'].get('dataset', 'unknown')} |
+| iterations | {ckpt['iter_num']:,} |
+| best validation loss | {ckpt['best_val_loss']:.4f} |
+
+```python
+from transformers import pipeline
+generate = pipeline('text-generation', '{name}')
+print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
+```
+"""
 
 
-def write_folder(path):
-    """Write a Hugging Face folder; returns its class in transformers."""
-    kind = hf_export.write(path, weights, config, tokenizer_state, dtype,
-                           hf_export.model_card(name, ckpt, n_params, prompt))
-    back = huggingface.read(path)  # what was written must be what was meant
+def check_weights(folder):
+    """What was written is what was meant."""
+    written = checkpoint.read(folder)['model']
     for key, p in weights.items():
         p = p.to(getattr(torch, dtype))
-        # biases that are all 0 are left out
-        if not torch.equal(back['model'].get(key, torch.zeros_like(p)), p):
+        found = written.get(key, torch.zeros_like(p))  # biases that are all 0 are left out
+        if not torch.equal(found, p):
             raise ValueError(f"{key} came out different. please report this")
-    if importlib.util.find_spec('transformers'):
-        check_logits(path, load.build(GPT, back).eval())
-    return kind
 
 
-def check_logits(path, model):
-    """model.py may be yours by now: transformers' network must give the same logits."""
+def check_logits(folder):
+    """model.py may have been edited: transformers' network must give the same logits."""
     import transformers
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        path, ignore_mismatched_sizes=True).float().eval()  # of another size: other logits
-    idx = torch.arange(min(1024, config.block_size))[None] % config.vocab_size
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, ignore_mismatched_sizes=True)
+    theirs = theirs.float().eval()
+    ours = checkpoint.build_model(checkpoint.read(folder)).eval()
+    idx = torch.arange(min(1024, ours.config.block_size))[None] % ours.config.vocab_size  # (1, T)
     with torch.no_grad():
-        logits = theirs(idx).logits
-        difference = ((model(idx, full_logits=True)[0] - logits).abs().max() / logits.abs().max()).item()
+        wanted = theirs(idx).logits
+        logits, _ = ours(idx, idx)
+    difference = ((logits - wanted).abs().max() / wanted.abs().max()).item()
     if not difference < 1e-3:
         raise ValueError(f"transformers' {type(theirs).__name__} computes something else than model.py: "
-                         f"logits differ by {difference:.1%}. has model.py been edited?")
+                         f"logits differ by {difference:.1%}. undo the edits of model.py")
 
 
 try:
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
-        path = os.path.join(temporary, name)  # complete before it gets its name
-        if is_gguf:
-            kind = gguf.write(path, weights, config, tokenizer_state, dtype, name.removesuffix('.gguf'))
-        else:
-            kind = write_folder(path)
-        size = sum(map(os.path.getsize, [path] if is_gguf else glob.glob(os.path.join(path, '*'))))
+        folder = os.path.join(temporary, name)  # complete before it gets its name
+        kind = huggingface.write_folder(folder, weights, model.config, tokenizer, dtype, chat, card)
+        check_weights(folder)
+        if importlib.util.find_spec('transformers'):
+            check_logits(folder)
+        size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
         if os.path.isdir(to):
-            os.rmdir(to)
-        os.replace(path, os.path.join(parent, name))
+            os.rmdir(to)  # it is empty
+        os.replace(folder, os.path.join(parent, name))
 except ValueError as e:
-    fail(f"{ckpt['path']} cannot be exported: {e}")
+    error(f"{ckpt['path']} cannot be exported: {e}")
 except ImportError as e:
-    fail(f"to export, a package is needed that is not installed ({e}). pip install tokenizers "
-         "safetensors huggingface_hub gguf")
+    error(f"a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub "
+          "tokenizers")
 except OSError as e:
-    fail(f"cannot write {to} ({e.strerror or e}). make room, or use --to=ANOTHER")
-print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB"
-      + ('' if is_gguf else "; read back, identical"))
+    error(f"{to} cannot be written ({e.strerror or e}). make room, or name another folder with --to")
+
+n_params = model.get_num_params(non_embedding=False)
+print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB; read back, identical")
+print(f"open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', {to!r})"
+      f"({prompt!r}, max_new_tokens=50)[0]['generated_text'])\"")
 path = shlex.quote(to)
-if is_gguf:
-    print(f"open it: llama-cli -m {path}" + ('' if answers else " -no-cnv -n 50 -p 'The '"))
-else:
-    print(f"open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', {to!r})"
-          f"({prompt!r}, max_new_tokens=50)[0]['generated_text'])\"")
-    print(f"train on: python train.py --init_from={path} --dataset=...; sample: python sample.py "
-          f"--init_from={path}{' --chat' if answers else ''}; publish: hf upload OWNER/NAME {path}")
+print(f"sample: python sample.py --init_from={path}{' --chat' if chat else ''}")
+print(f"train on: python train.py --init_from={path} --dataset=NAME; publish: hf upload OWNER/NAME {path}")
