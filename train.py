@@ -1,44 +1,39 @@
 """
-Train a GPT, on a laptop or on a cluster. The knobs below are the manual; python train.py --help prints them.
+Train a GPT. Everything that happens is in this file, from top to bottom: knobs, processes and device, where
+to start, data, model and optimizer, helpers, the loop.
 
-    $ python train.py config/quickstart.py                                    # a laptop, no GPU
-    $ python train.py config/train_gpt2.py                                    # one GPU
-    $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight GPUs of one machine
-
-A first run may want another dataset, out_dir, batch_size, block_size, n_layer, n_head, n_embd, learning_rate,
-max_iters. Several machines, Slurm, FSDP: docs/cluster.md.
-An estimate first: python plan.py config/train_gpt2.py
+    $ python train.py config/quickstart.py                                    # a laptop, three minutes
+    $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
+    $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight; more: docs/cluster.md
 """
 
-from typing import Literal
-
-from configurator import configure
+from configurator import configure, error, kinds_of
 
 # -----------------------------------------------------------------------------
-# The defaults train GPT-2 124M on OpenWebText. A knob that is None is derived or off, see its comment.
+# The defaults train GPT-2 (124M) on OpenWebText. None: derived, or off; the comment says which.
 # files
 out_dir = 'out'  # checkpoints, log.csv, run.json, report.md
-init_from = 'scratch'  # 'resume': continue the run in out_dir; 'auto': resume if there is one;
-# 'resume:PATH': continue that checkpoint in a new out_dir; PATH or a Hugging Face name: its weights only;
-# 'auto:PATH': resume if there is a run in out_dir, else start from these weights; with torchrun's
-# --max-restarts every word means its auto
-overwrite = False  # True: a new run deletes the one that is in out_dir; not under --max-restarts
-always_save_checkpoint = True  # False: only if the validation loss improves, at save_interval, at the end
-save_interval: int = None  # iterations between checkpoints. None: one at each evaluation; 0: at the end
+init_from = 'scratch'  # 'resume': continue the run in out_dir. Or the weights to start from: a run's folder,
+# a checkpoint, a Hugging Face folder or name ('gpt2')
+auto_resume = False  # if out_dir holds a run, continue it, whatever init_from says: for restarts
+resume_step = 0  # the checkpoint to resume from, by its iteration; 0: the newest
+overwrite = False  # if out_dir holds a run, delete it
+always_save_checkpoint = True  # False: at evaluations only those that improve the validation loss
+save_interval: int = None  # iterations between checkpoints. None: at each evaluation; 0: only at the end. The
+# best is one of them, so let it be a multiple of eval_interval
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all
 # data
-dataset = 'openwebtext'  # the folder data/<dataset>, made by prepare.py
+dataset = 'openwebtext'  # data/<dataset>, made by prepare.py
 data_dir: str = None  # None: data/ beside this file
 batch_size = 12  # sequences per micro-batch and process
 block_size = 1024  # context length, in tokens
-gradient_accumulation_steps = 5 * 8  # over all processes: 12 x 1024 x 40 = 491,520 tokens per iteration
-total_batch_size: int = None  # tokens per iteration; gradient_accumulation_steps follows, unless given later
-token_noise = 0.0  # this share of the input is replaced by tokens of the batch; for small data try 0.05
-teacher: str = None  # runs, as A,B, whose predictions are learned as well: distillation, for small data
-document_mask = False  # True: a document sees no other. Conversations: always
-seed = 1337  # for the initial weights, the order of the data, dropout and noise
+gradient_accumulation_steps = 5 * 8  # micro-batches per iteration, over all processes
+total_batch_size: int = None  # tokens per iteration; if given, gradient_accumulation_steps follows from it
+document_mask = False  # attention stays inside a document. Conversations: always
+overfit_batch = False  # train on the first batch only. If its loss stays far from 0, something is broken
+seed = 1337  # of the initial weights, the order of the data, dropout
 # model
-arch = 'gpt2'  # 'gpt2', 'llama', 'modern', 'local': see model.py
+arch = 'gpt2'  # 'gpt2', 'llama', 'modern': see model.py
 n_layer = 12
 n_head = 12
 n_embd = 768
@@ -46,50 +41,46 @@ n_kv_head: int = None  # key/value heads (grouped-query attention). None: n_head
 mlp_width: int = None  # hidden size of the MLP. None: 4 n_embd; for swiglu 8/3, up to a multiple of 64
 dropout = 0.0  # 0 for pretraining; for small data and finetuning try 0.1 or more
 bias = False  # in Linear and LayerNorm
-# parts of arch
-norm: str = None  # 'layernorm', 'rmsnorm', 'rmsnorm_plain' (no gains). None here and below: as arch
-mlp: str = None  # 'gelu', 'gelu_tanh', 'relu2', 'swiglu'
-positions: str = None  # 'learned', 'rope'
-rope_theta: float = None  # larger for longer contexts
-rope_scaling: str = None  # 'none', 'llama3:FACTOR:LOW:HIGH:ORIGINAL_BLOCK_SIZE'
-qk_norm: bool = None  # normalize queries and keys
-tie: bool = None  # one matrix for the embedding and the head
-softcap: float = None  # tanh bound on the logits; 0: none
 # optimizer
 learning_rate = 6e-4  # peak lr. The next three are for some of the parameters; None: this one
-matrix_lr: float = None  # for the matrices inside the blocks. None with muon: 0.02
-embedding_lr: float = None  # for the embeddings, including a tied head
-head_lr: float = None  # for an untied head
-matrix_optimizer: Literal['adamw', 'muon'] = 'adamw'  # for the matrices in the blocks
+matrix_lr: float = None  # matrices inside the blocks. None with muon: 0.02
+embedding_lr: float = None  # embeddings, including a tied head
+head_lr: float = None  # an untied head
+matrix_optimizer = 'adamw'  # or 'muon': for the matrices inside the blocks
 momentum = 0.95  # of muon; less for short runs with small batches
-weight_decay = 1e-1  # on matrices and embeddings only
+weight_decay = 1e-1  # on matrices and embeddings
 matrix_weight_decay: float = None  # on the matrices inside the blocks. None: weight_decay
 beta1 = 0.9
 beta2 = 0.95
-adam_eps = 1e-8  # the configs of 'modern' set 1e-10: its head starts at 0
+adam_eps = 1e-8
 grad_clip = 1.0  # clip the gradient norm to this; 0: off
 # schedule
-max_iters = 600000  # number of updates
-budget: str = None  # instead of max_iters: '1e9 tokens', '3 epochs', '20 tokens_per_param' (Chinchilla's)
-# wsd: constant, then linear at the end
-lr_schedule: Literal['cosine', 'linear', 'wsd', 'constant'] = 'cosine'
-decay_fraction = 0.5  # for wsd: over this last share of the run the lr falls
-decay_lr = True  # False: learning_rate throughout, whatever lr_schedule says, without warmup
-warmup_iters = 2000  # of linear warmup of the lr
+max_iters = 600000  # number of updates; fewer if one of the next two ends earlier
+max_tokens: float = None
+max_epochs: float = None
+lr_schedule = 'cosine'  # 'linear', 'constant'; 'wsd': constant, then linear at the end
+decay_fraction = 0.5  # wsd: the lr falls over this last share of lr_decay_iters
+decay_lr = True  # False: learning_rate throughout, without warmup
+warmup_iters = 2000
 lr_decay_iters: int = None  # iteration at which min_lr is reached. None: max_iters
 min_lr: float = None  # None: 0 for wsd, else learning_rate / 10
-# evaluation and logging
-eval_interval = 2000  # iterations between evaluations; 0: only at the end
-eval_iters = 200  # batches of each split, always the same ones; 0: all of val.bin, and as many of train
+# evaluation and samples; intervals are in iterations
+eval_interval = 2000  # 0: only at the end
+eval_iters = 200  # batches of each split, always the same ones; 0: all of val, and as many of train
 eval_only = False  # evaluate once and exit
-stop_val_loss: float = None  # end the run when the validation loss, if there is one, is this low
-tasks = ''  # benchmarks: 'hellaswag,core'; 'core:500': with 500 examples of each task
-tasks_interval = 0  # iterations between them; 0: only at the end
-sample_interval: int | str = 0  # iterations between samples; '100x1.5': gaps grow; 0: never
-sample_prompts: str = None  # file with a prompt per line. None: three empty ones
-sample_tokens: int | str = 200  # length of each; '64 temperature=1 top_p=0.8'
-overfit_batch = False  # True: one batch only. If its loss stays far from 0, something is broken
-log_interval = 1  # iterations between lines on the console and in log.csv
+stop_val_loss: float = None  # stop when the validation loss is this low
+tasks = ''  # benchmarks: 'hellaswag,core'
+tasks_interval = 0  # 0: only at the end
+max_per_task = 0  # examples of each task; 0: all
+sample_interval = 0  # 0: never
+sample_growth = 1.0  # each gap between samples is this times the one before
+sample_prompts: str = None  # file with a prompt per line. None: three short ones
+sample_tokens = 100
+temperature = 0.8  # 0: always the likeliest token
+top_k = 200
+top_p = 1.0
+# logging
+log_interval = 1  # iterations between lines on the console and in log.csv; each waits for the device
 wandb_log = False
 wandb_project = 'owt'
 wandb_run_name = 'gpt2'
@@ -97,214 +88,493 @@ wandb_run_name = 'gpt2'
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16' (with a GradScaler)
 compile: bool | str = 'auto'  # torch.compile; auto: on GPUs, if it works there
-backend = 'auto'  # 'nccl', 'gloo'
-ddp_timeout = 600  # seconds a process waits for the others
+backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'
+ddp_timeout = 600  # seconds that a process waits for the others
 shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them (FSDP); 8: hybrid
-activation_checkpointing = False  # recompute activations in backward: less memory, up to a third more compute
-peak_flops: float = None  # of this GPU, for MFU; None: by a table
-max_minutes: float = None  # save and stop before this much time has passed
+activation_checkpointing = False  # recompute activations in backward: less memory, a third more compute
+max_minutes: float = None  # save and stop after this much time
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals())  # config files and --key=value, which win
+config, given = configure(globals())  # all knobs as a dict; the names that a config file or a flag has set
 
-import math  # only now: --help and a mistyped knob are answered without waiting for torch
-import random
+import functools
+import gc
+import math
+import os
+import signal
 import sys
+import time
+import warnings
+from contextlib import nullcontext
+from datetime import timedelta
 
-import numpy as np
 import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-from dataset import DROPOUT, NOISE, Loader, hash_seed
-from model import GPT
-from optim import create_optimizer
-from support import checkpoint, cpu, devices, evaluate, load, log, parallel, resume, setup
-from support.compiling import compile_for_training
-from support.guard import Guard
-from support.samples import samples_in_loop
-from support.signals import Stop
-from support.tasks import tasks_in_loop
-
-# -----------------------------------------------------------------------------
-# what follows from the knobs: where to start, derived values, checks, the run plan
-
-dist = parallel.init(device, backend, ddp_timeout)
-run = setup.resolve(knobs, given, dist)
-globals().update(run.knobs)  # the last time that knobs are set: no more 'auto'
-
-data, config = run.data, run.config  # a Dataset, a GPTConfig
-ckpt, start_iter = run.ckpt, run.start_iter  # the checkpoint to start from, or None
-grad_accum_steps = run.grad_accum_steps  # of this process; gradient_accumulation_steps is over all of them
+import checkpoint
+from common import (
+    all_finite, all_reduce_any, append_row, attempt_store, autocast, check_same, choose_backend,
+    choose_compile, choose_device, choose_dtype, clip_grad_norm, environment, first_line, format_count,
+    format_duration, full_state_dict, loss_chunk_size, mean_over_processes, peak_flops_of, peak_memory,
+    print0, print_plan, shard_model, synchronize, warm_up, write_json)
+from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
+from evaluation import evaluate_tasks, is_sample_step, load_tasks, mean_loss, prompts_for_samples
+from model import GPT, GPTConfig, generate_text
+from optim import create_optimizer, load_moments
+from plot import write_report
 
 # -----------------------------------------------------------------------------
-# data
+# processes and device
+start_time = time.time()
+ddp = 'RANK' in os.environ  # launched by torchrun
+rank = int(os.environ.get('RANK', 0))
+local_rank = int(os.environ.get('LOCAL_RANK', 0))
+world_size = int(os.environ.get('WORLD_SIZE', 1))
+master_process = rank == 0  # prints, logs and saves
+config['device'] = device = choose_device(device, local_rank)  # 'cpu', 'cuda:0', 'mps'
+device_type = device.partition(':')[0]
+if ddp:
+    timeout = timedelta(seconds=ddp_timeout)
+    torch.distributed.init_process_group(choose_backend(backend, device), store=attempt_store(timeout),
+                                         rank=rank, world_size=world_size, timeout=timeout)
+
+# -----------------------------------------------------------------------------
+# where to start. On a resume, what the run was started with (its flags and configs) holds unless it is given
+# again now; what was left to this file is this file's; architecture and block_size are the checkpoint's
+has_run = all_reduce_any(master_process and checkpoint.exists(out_dir))  # as the first process sees it
+resuming = init_from == 'resume' or (auto_resume and has_run)
+if has_run and not (resuming or overwrite or eval_only):
+    error(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
+          "delete it: --overwrite=True")
+ckpt = None
+lock = None
+if resuming:
+    if has_run and master_process and not eval_only:
+        lock = checkpoint.lock_folder(out_dir)  # before it is read: another run may be writing
+    ckpt = checkpoint.load_for_resume(out_dir, resume_step)
+elif init_from != 'scratch':
+    ckpt = checkpoint.load_weights(init_from)
+if ckpt:
+    kinds = kinds_of(globals(), config)  # the types of the knobs, as a file may say anything
+    config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds)  # prints each difference
+    globals().update(config)
+start_iter = ckpt['iter_num'] if resuming else 0
+for name in ('batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer',
+             'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens'):
+    if config[name] is not None and config[name] < 1:
+        error(f"{name} is out of range ({config[name]}). use 1 or more")
+for name in ('max_iters', 'warmup_iters', 'learning_rate', 'weight_decay', 'grad_clip', 'eval_interval',
+             'eval_iters', 'log_interval', 'sample_interval', 'tasks_interval', 'max_per_task',
+             'keep_checkpoints', 'resume_step', 'seed', 'shard'):
+    if config[name] < 0:
+        error(f"{name} is out of range ({config[name]}). use 0 or more")
+if not 0 <= dropout < 1:
+    error(f"dropout is out of range ({dropout}). use 0 or more, below 1")
+if lr_schedule not in ('cosine', 'linear', 'constant', 'wsd'):
+    error(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
+if matrix_optimizer not in ('adamw', 'muon'):
+    error(f"no such matrix_optimizer ({matrix_optimizer}). use adamw or muon")
+check_same({name: config[name] for name in config if name not in ('device', 'data_dir', 'wandb_run_name')})
+
+# -----------------------------------------------------------------------------
+# data, and what follows from the knobs; config keeps them as they were given, with 'auto' and None
+data = Dataset(dataset, data_dir, block_size, seed, document_mask)
+check_same(data.fingerprint)
+dtype = choose_dtype(dtype, device)
+compile = choose_compile(compile, device)
+if shard == 0:
+    shard = world_size
+if world_size % shard:
+    error(f"shard={shard} does not divide the {world_size} processes. use a divisor of them, or 0: all")
+micro_batches = gradient_accumulation_steps  # per iteration, over all processes
+if total_batch_size:
+    micro_batches = total_batch_size / (batch_size * block_size)
+if micro_batches % world_size:
+    error(f"an iteration is {micro_batches:g} micro-batches of {batch_size} x {block_size} tokens, which do "
+          f"not divide among {world_size} processes. change batch_size, or the number of tokens")
+grad_accum_steps = int(micro_batches) // world_size  # of this process
+samples_per_iter = batch_size * grad_accum_steps * world_size
+tokens_per_iter = samples_per_iter * block_size
+tokens_per_epoch = data.train.n_targets(block_size)
+if max_tokens:
+    max_iters = min(max_iters, math.ceil(max_tokens / tokens_per_iter))
+if max_epochs:
+    max_iters = min(max_iters, math.ceil(max_epochs * tokens_per_epoch / tokens_per_iter))
+if lr_decay_iters is None:
+    lr_decay_iters = max_iters
+if min_lr is None:
+    min_lr = 0.0 if lr_schedule == 'wsd' else learning_rate / 10
+vocab_size = data.vocab_size
+if ckpt:  # same tokenizer; on a resume same data and batch, as samples would be repeated or left out
+    vocab_size = checkpoint.check_data(ckpt, data, tokens_per_iter, resuming and not eval_only)
+task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer, block_size) if tasks else []
+prompts = prompts_for_samples(sample_prompts, data.tokenizer) if sample_interval else []
 
 
-def batch_number(it, micro_step):
-    """Counted over all iterations and processes. With two processes and three micro-steps each: 0, 1, 2 are
-    the first process's, 3, 4, 5 the second one's, then comes the next iteration."""
-    return (it * dist.world_size + dist.rank) * grad_accum_steps + micro_step
+def micro_batch_number(it, micro_step):
+    """Counted over all iterations and processes. Samples and dropout follow from it: no state to save."""
+    return (it * world_size + rank) * grad_accum_steps + micro_step
+
+
+@functools.lru_cache(maxsize=2)  # asked for by each micro-batch
+def targets_of_iteration(it):
+    """How many targets of an iteration, over all processes, are not masked."""
+    numbers = range(it * samples_per_iter, (it + 1) * samples_per_iter)
+    return data.train.count_targets(seed, numbers, block_size)
 
 
 def get_batch(it, micro_step):
-    """A micro-batch of this process: x, y (batch_size, block_size), maybe doc_ids. It keeps no state, so no
-    resume, evaluation or further process changes which samples an iteration sees."""
-    number = batch_number(0 if overfit_batch else it, micro_step)
-    first = number * batch_size
-    x, *others = data.train.batch(seed, range(first, first + batch_size), block_size)
-    if token_noise:  # against learning by heart: https://arxiv.org/abs/1703.02573. The targets stay
-        rng = np.random.default_rng(hash_seed(seed, NOISE, number))
-        x = np.where(rng.random(x.shape) < token_noise, rng.permuted(x, axis=None), x)
-    return [torch.from_numpy(part) for part in (x, *others)]
-
-
-def loss_divisor(it, micro_step):
-    """What a micro-batch's mean loss is divided by, so that they add up to the mean over the iteration's
-    targets: grad_accum_steps, unless some targets are masked, as in conversations. Those that a get_batch of
-    yours masks (-1) have to be counted here too, or it is a mean of the micro-batches' means."""
+    """x, y (batch_size, block_size), document ids or None, and what the mean loss is divided by, so that an
+    iteration's add up to the mean over its targets (y is -1 where none counts, as in conversations)."""
     it = 0 if overfit_batch else it
-    first, size = batch_number(it, micro_step) * batch_size, batch_size * grad_accum_steps * dist.world_size
-    ours = data.train.count_targets(seed, range(first, first + batch_size), block_size)
-    all_of_it = data.train.count_targets(seed, range(it * size, (it + 1) * size), block_size)
-    return all_of_it / (ours * dist.world_size)
+    first = micro_batch_number(it, micro_step) * batch_size
+    x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)
+    divisor = grad_accum_steps
+    if data.train.masked:
+        divisor = targets_of_iteration(it) / (max(1, (y >= 0).sum()) * world_size)
+    return x, y, doc_ids, divisor
 
 
-batches = Loader(get_batch, start_iter, grad_accum_steps, dist.device)
+batches = Loader(get_batch, start_iter, grad_accum_steps, device)  # reads ahead; from pinned memory on a GPU
 
 # -----------------------------------------------------------------------------
 # model and optimizer
-
 torch.manual_seed(seed)
-np.random.seed(seed)  # these two for what you add
-random.seed(seed)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
-model = resume.model_of_checkpoint(run) if ckpt else GPT(config)
-cpu.faster(model)  # on a CPU: norms and attention by kernels of ours
-if teacher:  # learns from all logits at once
-    load.distill(model, teacher, run.data, dist.device)
-else:  # if they are too large for that, a part of the tokens at a time
-    devices.use_chunked_loss(model, batch_size * block_size, dist.device)
+if ckpt:
+    model = checkpoint.build_model(ckpt, block_size, dropout, vocab_size)
+else:
+    try:
+        model = GPT(GPTConfig(vocab_size=vocab_size, block_size=block_size, arch=arch, n_layer=n_layer,
+                              n_head=n_head, n_kv_head=n_kv_head, n_embd=n_embd, mlp_width=mlp_width,
+                              dropout=dropout, bias=bias))
+    except ValueError as e:  # sizes that do not fit together
+        error(str(e))
+if matrix_optimizer == 'muon' and model.config.fused_qkv:
+    error(f"muon wants query, key and value in matrices of their own, and arch={arch} has them in one. use "
+          "--arch=llama or modern, or --matrix_optimizer=adamw")
 model.set_activation_checkpointing(activation_checkpointing)
-model = dist.place(model, shard, dtype)  # onto the device: whole, or this process's shard
-autocast = devices.autocast(dist.device, dtype)
-peak_flops = peak_flops or devices.peak_flops_of(dist.device)
-scaler = torch.amp.GradScaler(dist.device.type, enabled=dtype == 'float16')
-muon_dtype = 'bfloat16' if dtype != 'float32' and devices.has_bfloat16(dist.device) else 'float32'
-optimizer = create_optimizer(model, learning_rate, weight_decay, (beta1, beta2), adam_eps, matrix_optimizer,
-                             matrix_lr, embedding_lr, head_lr, matrix_weight_decay, momentum, muon_dtype)
-if run.resuming:  # else only the weights are ckpt's, if there is one
-    resume.restore_optimizer(run, optimizer, scaler)
-stop = Stop(dist, max_minutes)  # from here on SIGTERM, Ctrl-C, ... are requests to save and stop
-ddp_model = dist.wrap(model)  # trains; `model`, inside it, is evaluated and saved
-if compile:  # tried on one step, gradients dropped; 'auto': off if it fails
-    ddp_model = compile_for_training(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
-dist.check_batches(ddp_model)  # no two processes may train on the same one
-log.tell_duration(model, ddp_model, get_batch(start_iter, 0), autocast, dist, run)
-guard = Guard(optimizer, scaler, stop, dist, run)  # skips updates that are not finite
+model.set_loss_chunk_size(loss_chunk_size(device, batch_size * block_size, model.config.vocab_size, compile))
+n_params = model.get_num_params(non_embedding=False)
+if shard > 1:
+    shard_model(model, shard, dtype, device)  # FSDP: before the optimizer, as parameters become DTensors
+model.to(device)
+optimizer = create_optimizer(
+    model, learning_rate=learning_rate, weight_decay=weight_decay, betas=(beta1, beta2), eps=adam_eps,
+    matrix_optimizer=matrix_optimizer, matrix_lr=matrix_lr, embedding_lr=embedding_lr, head_lr=head_lr,
+    matrix_weight_decay=matrix_weight_decay, momentum=momentum,
+    dtype='float32' if dtype == 'float32' else 'bfloat16', replicas=world_size if shard == 1 else 1)
+scaler = torch.amp.GradScaler(device_type, enabled=dtype == 'float16')
+if resuming:
+    try:
+        load_moments(optimizer, ckpt['optimizer'])  # by parameter; rates, betas and decay are this run's
+    except ValueError as e:
+        error(str(e))
+    if scaler.is_enabled() and ckpt.get('scaler'):
+        scaler.load_state_dict(ckpt['scaler'])
+ctx = autocast(device, dtype)
+if compile and (shard > 1 or device_type == 'cpu'):
+    # FSDP gathers a block before it computes; on a CPU the whole is no faster, and takes minutes to compile
+    for block in model.transformer.h:
+        block.compile()
+elif compile:
+    # CUDA graphs, where the host launches kernels more slowly than the GPU computes them. Not with
+    # accumulation (https://github.com/pytorch/pytorch/issues/169545)
+    graphs = not ddp and grad_accum_steps == 1 and not activation_checkpointing and n_params < 50e6
+    model.compile(mode='reduce-overhead' if graphs else None)
+
+
+def wrap_ddp():
+    """The model that trains; `model` itself, inside it, is evaluated and saved."""
+    if not ddp or shard > 1:
+        return model
+    # the heir of broadcast_buffers is not in torch 2.9 yet
+    warnings.filterwarnings('ignore', message='`broadcast_buffers` is deprecated')
+    return DDP(model, device_ids=[local_rank] if device_type == 'cuda' else None, broadcast_buffers=False,
+               gradient_as_bucket_view=True)
+
+
+ddp_model = wrap_ddp()
+if (compile or ddp or device_type == 'cuda') and not eval_only:
+    # A first step, whose gradients are dropped: compiling is not on the clock, too large a batch shows at
+    # once, and DDP orders its buckets, and so its sums, by its first backward pass, which a resume should not
+    # see
+    with_doc_ids = document_mask or data.train.masked
+    optional = compile and config['compile'] == 'auto'  # where the compiler fails, the run goes on
+    if not warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, device, optional):
+        ddp_model = wrap_ddp()  # the failed step may have left the old one in the middle of something
+        warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, device, optional=False)
 
 # -----------------------------------------------------------------------------
 # helpers
 
 
 def get_lr(it):
+    if not decay_lr:
+        return learning_rate
     # 1) linear warmup
     if it < warmup_iters:
         return learning_rate * (it + 1) / (warmup_iters + 1)
-    if lr_schedule == 'constant' or it < run.decay_start:  # decay_start: the warmup's end; wsd: later
+    decay_start = warmup_iters
+    if lr_schedule == 'wsd':
+        decay_start = max(warmup_iters, round(lr_decay_iters * (1 - decay_fraction)))
+    if lr_schedule == 'constant' or it < decay_start:
         return learning_rate
     # 2) past the end of the decay
     if it >= lr_decay_iters:
         return min_lr
     # 3) in between, from 1 down to 0
-    progress = (it - run.decay_start) / (lr_decay_iters - run.decay_start)
-    factor = 0.5 * (1 + math.cos(math.pi * progress)) if lr_schedule == 'cosine' else 1 - progress
-    return min_lr + factor * (learning_rate - min_lr)
+    coeff = 1 - (it - decay_start) / (lr_decay_iters - decay_start)
+    if lr_schedule == 'cosine':
+        coeff = 0.5 * (1 - math.cos(math.pi * coeff))
+    return min_lr + coeff * (learning_rate - min_lr)
 
 
-def estimate_loss(it):
-    """Mean loss over windows spread evenly over each split, the same ones each time, shared by processes."""
-    return evaluate.losses(model, data, run.eval_windows, batch_size, dist, autocast, stop, it)
+def estimate_loss():
+    """Loss and bits per byte of each split, {'train_loss': 3.1, ...}, over eval_iters x batch_size windows
+    spread evenly over it: always the same ones, shared by the processes."""
+    n_windows = eval_iters * batch_size or data.n_eval_windows(block_size)
+    metrics = {}
+    for split, tokens in data.splits.items():
+        metrics[f'{split}_loss'], metrics[f'{split}_bpb'] = mean_loss(
+            model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+    return metrics
 
 
-# What is measured now and then: name -> (interval, function of the iteration that returns {metric: number}).
-# Add yours here; each metric becomes a column of log.csv. All processes call it, with the model in train
-# mode and gradients on: use eval_mode in support/evaluate.py
-evaluated = {'loss': (eval_interval, estimate_loss)}
-if tasks:
-    evaluated['tasks'] = tasks_interval, tasks_in_loop(run, model, dist, autocast, stop)
-if sample_interval:
-    evaluated['sample'] = sample_interval, samples_in_loop(run, model, dist, autocast, stop)
+def log(it, metrics):
+    """A row of log.csv, and of Weights & Biases; metrics: {column: number}."""
+    tokens = it * tokens_per_iter
+    row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': train_seconds,
+           **metrics}
+    if master_process and not eval_only:
+        append_row(os.path.join(out_dir, 'log.csv'), row)
+        if wandb_log:
+            names = {'loss': 'iter/loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}
+            wandb.log({names.get(name, name): value for name, value in row.items() if value is not None})
 
 
-def state(it, best_val_loss):
-    """What a checkpoint holds: nanoGPT's six keys, and what an exact resume and an offline sample.py need."""
-    # keep_vars: a tied matrix is recognized and saved once. run.asked: knobs as given, with their 'auto'
-    return dist.full_state_dict({  # whole tensors, each a copy if training goes on while they are written
-        'model': model.state_dict(keep_vars=True), 'optimizer': optimizer.state_dict(),
-        'model_args': config.model_args(), 'iter_num': it, 'best_val_loss': best_val_loss,
-        'config': run.asked, 'optimizer_class': type(optimizer).__name__, 'scaler': scaler.state_dict(),
-        **guard.state(), **clock.state(), **evaluator.state(), **logger.state(), **run.state(it),
-    }, copy=saver.is_async)
+def save(it, best_val_loss, best_iter, improved):
+    """nanoGPT's six keys, and what an exact resume and an offline sample.py need. Whether it was written."""
+    state = full_state_dict({  # gathers what FSDP has divided: all processes take part
+        'model': model.state_dict(keep_vars=True),  # so that a tied matrix is recognized, and saved once
+        'optimizer': optimizer.state_dict(),
+        'model_args': model.config.model_args(),
+        'iter_num': it,
+        'best_val_loss': best_val_loss,
+        'config': config,
+        'given': sorted(given),
+        'scaler': scaler.state_dict(),
+        'tokenizer': data.tokenizer_state,
+        'data': data.fingerprint,
+        'tokens_per_iter': tokens_per_iter,
+        'tokens': tokens_before + it * tokens_per_iter,
+        'train_seconds': train_seconds,
+        'best_iter': best_iter,
+        'loss_ema': loss_ema,
+        'wandb_run_id': wandb_run_id,
+    })
+    # whole or not at all; a full disk is a warning, and the older ones stay
+    failed = master_process and not checkpoint.save(
+        out_dir, state, best=improved, only_best=not always_save_checkpoint, keep=keep_checkpoints)
+    return not all_reduce_any(failed)
 
 
-clock = log.Clock(run, dist)  # seconds of training
-evaluator = evaluate.Evaluator(evaluated, run, clock, stop, dist)  # knows what is due
-saver = checkpoint.Saver(state, run, clock, guard, stop, dist)  # knows when to save, and the best loss
-logger = log.Logger(run, clock, dist)  # console, log.csv, run.json, wandb
-ckpt = run.ckpt = None  # no longer needed: free its memory
+stop_signal = 0
+
+
+def request_stop(number, frame):
+    global stop_signal
+    if stop_signal and number == signal.SIGINT and not ddp:
+        raise KeyboardInterrupt  # a second Ctrl-C does not wait for the save. torchrun sends two by itself
+    stop_signal = number
+
+
+for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGTERM)):  # not on Windows
+    signal.signal(number, request_stop)
 
 # -----------------------------------------------------------------------------
-# the loop: iteration `it` starts with `it` updates made; the last one evaluates and saves but does not update
+# the plan, then the run's folder: touched only now, when all that can fail has succeeded
+print_plan(config, given, data, model, n_params, device, dtype, compile, grad_accum_steps, world_size,
+           max_iters, lr_decay_iters, min_lr)
+wandb_run_id = ckpt.get('wandb_run_id') if resuming else None
+if wandb_log and master_process and not eval_only:
+    import wandb
+    try:
+        wandb_run_id = wandb.init(project=wandb_project, name=wandb_run_name, config=config,
+                                  id=wandb_run_id, resume='allow').id
+    except Exception as e:  # no login, a name that it does not take, no network
+        error(f"Weights & Biases does not start ({first_line(e)}). wandb login, WANDB_MODE=offline or "
+              "--wandb_log=False")
+record = {
+    **environment(device), 'dtype': dtype, 'compile': compile, 'config': config, 'given': sorted(given),
+    'dataset': data.fingerprint, 'tokenizer': data.tokenizer_state.get('name', data.tokenizer_state['kind']),
+    'n_params': n_params, 'tokens_per_iter': tokens_per_iter, 'max_iters': max_iters, 'from_iter': start_iter,
+    'outcome': None}
+if master_process and not eval_only:
+    # the lock is held as long as the process lives: no other run writes here
+    lock = checkpoint.prepare_folder(out_dir, start_iter, overwrite and not resuming, lock)
+    write_json(os.path.join(out_dir, 'run.json'), record)
 
-clock.start()
+# -----------------------------------------------------------------------------
+# the loop: max_iters updates. The last pass makes none: it evaluates, samples and saves the final weights
+best_val_loss = ckpt['best_val_loss'] if resuming else math.inf
+best_iter = ckpt.get('best_iter') if resuming else None
+train_seconds = ckpt['train_seconds'] if resuming else 0.0  # without evaluating, sampling, saving
+tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # what the weights had seen when this run began
+if resuming:
+    tokens_before = max(0, tokens_before - start_iter * tokens_per_iter)
+loss_ema = ckpt.get('loss_ema') or [0.0, 0.0] if resuming else [0.0, 0.0]  # of the logged losses: sum, weight
+ckpt = None  # free its memory
+samples = ''
+written = True  # False: the newest checkpoint could not be written
+outcome = 'done'
+loss_sum = torch.zeros((), device=device)
+logged_iter, logged_seconds = start_iter, train_seconds  # at the last log line
+t0 = time.time()
 for it in range(start_iter, max(start_iter, max_iters) + 1):
     last = it >= max_iters
+    out_of_time = max_minutes is not None and time.time() - start_time > 60 * max_minutes
+    stop = all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
+    evaluating = not stop and (last or eval_only or (eval_interval > 0 and it % eval_interval == 0))
+    testing = not stop and tasks and (last or eval_only or (
+        tasks_interval > 0 and it > 0 and it % tasks_interval == 0))
+    sampling = not stop and it > 0 and sample_interval > 0 and (
+        last or is_sample_step(it, sample_interval, sample_growth))
+    saving = last or stop or (save_interval and it % save_interval == 0)
 
-    # once in a while: evaluate, sample, save. The clock stands still meanwhile
-    request = stop.poll()  # None, 'save' or 'stop', the same in every process
-    if evaluator.due(it, last) or saver.due(it, request):
-        with clock.paused():
-            guard.report()  # tells skipped updates; after ten in a row it stops the run, unsaved
-            metrics, last = evaluator.run(it, last)  # last: also if stop_val_loss is reached
-            saver.save(it, metrics, last)
-            logger.metrics(it, metrics)
-    if last or eval_only or stop.is_stopping():
+    # once in a while: evaluate, sample, save. The clock stands still
+    if evaluating or testing or sampling or saving:
+        synchronize(device)
+        train_seconds += time.time() - t0
+        model.eval()
+        val_loss = math.inf
+        if evaluating:
+            metrics = estimate_loss()
+            losses = {split: metrics[f'{split}_loss'] for split in data.splits}
+            print0(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in losses))
+            if not math.isfinite(sum(losses.values())):
+                outcome = 'diverged'
+                break
+            log(it, metrics)
+            val_loss = losses.get('val', math.inf)
+            if stop_val_loss is not None and val_loss <= stop_val_loss:
+                print0(f"the validation loss is as low as stop_val_loss={stop_val_loss:g}")
+                last = saving = True
+        if testing:
+            log(it, evaluate_tasks(model, task_list, ctx, rank, world_size))
+        if sampling:  # in all processes, as FSDP needs them
+            samples = f'samples after {it} iterations\n'
+            for i, prompt in enumerate(prompts):
+                sample_seed = hash_seed(seed, SAMPLES, it, i)
+                # blocks that are compiled by themselves would be compiled for each length
+                eager = torch.compiler.set_stance('force_eager') if compile else nullcontext()
+                with ctx, eager:
+                    text = generate_text(model, data.tokenizer, prompt, sample_tokens, temperature, top_k,
+                                         top_p, sample_seed)
+                samples += f'---\n{text}\n'
+            print0(samples)
+        model.train()
+        improved = it > 0 and val_loss < best_val_loss
+        if save_interval is None:
+            saving = saving or improved or (evaluating and always_save_checkpoint)
+        if saving and (it > start_iter or improved) and not eval_only:
+            if not all_finite([loss_sum, *model.parameters()]):  # a good checkpoint stays in its place
+                outcome = 'diverged'
+                break
+            best = (val_loss, it) if improved else (best_val_loss, best_iter)
+            written = save(it, *best, improved)
+            if written:
+                best_val_loss, best_iter = best
+        t0 = time.time()
+    if last or stop or eval_only:
         break
 
-    # the gradient, averaged over micro-batches and processes
-    loss_sum = torch.zeros((), device=dist.device)
+    # the gradient, over micro-batches and processes
+    loss_sum = torch.zeros((), device=device)
     for micro_step in range(grad_accum_steps):
-        # random numbers, of dropout above all, are seeded anew for each micro-batch: no state to save
-        torch.manual_seed(hash_seed(seed, DROPOUT, batch_number(it, micro_step)))
-        # DDP averages gradients at the last micro-step alone, FSDP at each; must be set before forward
-        ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
-        batch = next(batches)
-        with autocast:
-            batch_loss = ddp_model(*batch, return_logits=False)[1]  # of (None, mean loss)
-            micro_loss = batch_loss / loss_divisor(it, micro_step)
-        scaler.scale(micro_loss).backward()
-        loss_sum += micro_loss.detach()
-    loss = dist.mean(loss_sum)  # over the processes, the same in all of them
+        if dropout:
+            torch.manual_seed(hash_seed(seed, DROPOUT, micro_batch_number(it, micro_step)))
+        if ddp and shard == 1:
+            # average gradients at the last micro-step alone; to be set before forward, as no_sync() would
+            ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+        x, y, doc_ids, divisor = next(batches)
+        with ctx:
+            _, loss = ddp_model(x, y, doc_ids, return_logits=False)
+        loss = loss / divisor
+        scaler.scale(loss).backward()
+        loss_sum += loss.detach()
 
     # the update
-    lr = get_lr(it) if decay_lr else learning_rate  # a get_lr of yours need not ask
+    lr = get_lr(it)
     for group in optimizer.param_groups:
-        group['lr'] = lr * group.get('lr_scale', 1.0)  # a group's share
+        group['lr'] = lr * group['lr_scale']
     scaler.unscale_(optimizer)
-    grad_norm = dist.clip_grad_norm_(model, grad_clip)
-    guard.step(it, loss, grad_norm)  # optimizer.step(), unless loss or gradient are not finite
-    optimizer.zero_grad()
-    model.zero_grad()  # also of parameters that an optimizer of yours leaves out
-    clock.tick(it)
-    logger.add(loss)  # into the mean of the latest ones
+    grad_norm = clip_grad_norm(model, grad_clip)  # 0: the norm alone; FSDP's is made whole
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
 
-    # the log. It waits for the device: a larger log_interval waits less often
+    # the log: the only place where the host waits for the device
     if log_interval > 0 and it % log_interval == 0:
-        ms = clock.lap(batches)  # per iteration since the last line
-        mfu = model.estimate_mfu(batch_size * grad_accum_steps, ms / 1000, peak_flops)
-        # what you add becomes a column of log.csv
-        logger.iteration(it, dict(loss=loss.item(), lr=lr, grad_norm=grad_norm.item(), ms=ms, mfu=mfu))
-        guard.report()
+        lossf, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
+        train_seconds += time.time() - t0
+        t0 = time.time()
+        dt = (train_seconds - logged_seconds) / (it + 1 - logged_iter)
+        logged_iter, logged_seconds = it + 1, train_seconds
+        if not math.isfinite(lossf):
+            print0(f"iter {it}: loss {lossf}")
+            outcome = 'diverged'
+            break
+        mfu = model.estimate_mfu(batch_size * grad_accum_steps, dt, peak_flops_of(device))
+        epoch = it * tokens_per_iter / tokens_per_epoch
+        tokens_so_far = format_count(tokens_before + (it + 1) * tokens_per_iter)
+        loss_ema = [0.98 * loss_ema[0] + lossf, 0.98 * loss_ema[1] + 1]
+        perplexity = math.exp(min(lossf, 700.0))
+        mfu_text = f", mfu {mfu * 100:.2f}%" if mfu > 0 else ''  # nan: the device's peak is unknown
+        print0(f"iter {it}: loss {lossf:.4f}, time {dt * 1000:.2f}ms{mfu_text}, ppl {perplexity:.2f}, "
+               f"lr {lr:.2e}, norm {norm:.2f}, {tokens_per_iter / dt:,.0f} tok/s, {tokens_so_far} tokens, "
+               f"epoch {epoch:.2f}, {(it + 1) / max_iters:.1%}, "
+               f"eta {format_duration((max_iters - it - 1) * dt)}")
+        log(it, {'progress': (it + 1) / max_iters, 'epoch': epoch, 'loss': lossf,
+                 'loss_smooth': loss_ema[0] / loss_ema[1], 'perplexity': perplexity, 'lr': lr,
+                 'grad_norm': norm, 'ms': dt * 1000, 'tokens_per_second': tokens_per_iter / dt,
+                 'mfu': mfu if mfu > 0 else None, 'memory_gb': peak_memory(device),
+                 'data_wait': batches.waited})  # seconds, since the start
 
+# -----------------------------------------------------------------------------
+# the end: run.json, report.md, the last line
 batches.close()
-ddp_model = None  # DDP has to go before the process group does
-if status := logger.close(it, saver, stop):  # last line, report; ends the process group
-    sys.exit(status)
+if outcome == 'done' and stop:
+    outcome = 'stopped'
+if outcome != 'diverged' and not written:
+    outcome += ' without its last checkpoint'
+if master_process and not eval_only:
+    record.update(outcome=outcome, iterations=it, best_val_loss=best_val_loss, best_iter=best_iter,
+                  train_seconds=train_seconds)
+    if it > start_iter and train_seconds > 0:
+        record['tokens_per_second'] = it * tokens_per_iter / train_seconds
+    write_json(os.path.join(out_dir, 'run.json'), record)
+    write_report(out_dir, samples)
+    best_text = f"best validation loss {best_val_loss:.4f} at {best_iter}, " if best_iter else ''
+    print0(f"{outcome}: {it:,} iterations in {format_duration(train_seconds)}, {best_text}newest checkpoint: "
+           f"{checkpoint.newest(out_dir)}")
+    if outcome == 'diverged':
+        print(f"error: the loss or a weight is not finite after {it} iterations. go on from the newest "
+              "checkpoint with a lower rate: --init_from=resume --learning_rate=...", file=sys.stderr)
+    elif outcome == 'done':
+        chat_flag = ' --chat' if data.train.masked else ''
+        print0(f"what it writes: python sample.py --out_dir={out_dir}{chat_flag}")
+    else:
+        print0(f"to go on: --init_from=resume --out_dir={out_dir}")
+if ddp:
+    del ddp_model
+    gc.unfreeze()  # see warm_up
+    gc.collect()  # DDP is a cycle, and has to go before its process group: else a process may abort
+    torch.distributed.barrier()  # nobody leaves while another still talks
+    torch.distributed.destroy_process_group()
+if outcome == 'diverged':  # the loss or a weight is not finite
+    sys.exit(3)
+if stop_signal:
+    sys.exit(128 + stop_signal)  # as a shell expects it
+if not written:
+    sys.exit(1)
