@@ -1,6 +1,7 @@
-# Llama's network instead of GPT-2's. Put it behind the config of any run:
+# Llama's network in place of GPT-2's. Put it behind the config of any run:
 #   python train.py config/train_gpt2.py config/arch_llama.py
-# RMSNorm with gains, rotary positions, SwiGLU, untied head. An n_kv_head smaller than n_head makes it
+#
+# RMSNorm with gains, rotary positions, SwiGLU, an untied head. An n_kv_head smaller than n_head makes it
 # grouped-query attention.
 
 arch = 'llama'

@@ -1,24 +1,24 @@
 # Finetuning on conversations: a model that continues texts learns to answer.
 #
-#   data     python prepare.py mychat --chat --input=conversations.jsonl --tokenizer=data/DATASET_OF_THE_RUN
-#            (for SmolLM2: --tokenizer=hf:HuggingFaceTB/SmolLM2-135M; for GPT-2: --tokenizer=gpt2)
-#   launch   python train.py config/finetune_chat.py --dataset=mychat --init_from=out
-#            or --init_from=HuggingFaceTB/SmolLM2-135M, --init_from=gpt2
+#   data     python prepare.py chats.json --chat --tokenizer=data/DATASET_OF_THE_RUN
+#            (for GPT-2: --tokenizer=gpt2; for SmolLM2: --tokenizer=hf:HuggingFaceTB/SmolLM2-135M)
+#   launch   python train.py config/finetune_chat.py --dataset=chats --init_from=out
+#            or --init_from=gpt2, --init_from=HuggingFaceTB/SmolLM2-135M
 #   talk     python sample.py --out_dir=out-chat --chat
-#   batch    16 windows as long as the model's context, filled with whole conversations: of 1,024 tokens at
-#            most 16,384 tokens per iteration, of which those are learned that the assistant says
+#   batch    16 windows of whole conversations; of 1,024 tokens each at most 16,384 tokens per iteration, of
+#            which those count that the assistant writes
 #   cost     two epochs. A small model of one's own wants more, and larger steps: docs/chat.md
-#   loss     not measured for large models; a small one on a made task: dev/records/chat.md
+#   loss     not measured for large models; a small one on a made-up task: dev/results.md
 
 out_dir = 'out-chat'
-dataset = 'mychat'
+dataset = 'chats'
 init_from = 'out'
 
 # block_size: the model's
 batch_size = 16
 gradient_accumulation_steps = 1
 
-budget = '2 epochs'
+max_epochs = 2
 learning_rate = 3e-5
 weight_decay = 0.0
 warmup_iters = 0

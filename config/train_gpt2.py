@@ -1,17 +1,21 @@
-# GPT-2 124M on OpenWebText, nanoGPT's reproduction.
+# GPT-2 124M on OpenWebText: nanoGPT's reproduction.
 #
-#   data     python prepare.py openwebtext         (or nanoGPT's files as data/openwebtext/)
+#   data     python prepare.py openwebtext   (or nanoGPT's files as data/openwebtext/)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py
+#   one GPU  python train.py config/train_gpt2.py --batch_size=32 --total_batch_size=491520
 #   batch    12 sequences x 1,024 tokens x 5 micro-batches x 8 GPUs = 491,520 tokens per iteration
 #   budget   600,000 iterations = 295 billion tokens
-#   cost     about 4 days on 8 A100 40GB (nanoGPT's README); not measured by us
-#   loss     about 2.85 for validation. OpenAI's GPT-2 of this size, trained on other text, has 3.12
-#            (nanoGPT's README)
+#   cost     about 4 days on 8 A100 40GB (nanoGPT's README). One H100 trains 515,600 tokens/s at micro-batches
+#            of 64, 491,000 at 32 (dev/results.md): 6.6 days by that. The whole run was not measured by us
+#   loss     about 2.85 for validation (nanoGPT's README); not measured by us. OpenAI's GPT-2 of this size,
+#            trained on other text, has 3.12
 
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-124M'
 
-n_layer, n_head, n_embd = 12, 12, 768  # 124.4M parameters
+n_layer = 12
+n_head = 12
+n_embd = 768  # 124.4M parameters
 batch_size = 12
 block_size = 1024
 gradient_accumulation_steps = 5 * 8  # over all GPUs: with fewer, each does more of them

@@ -1,17 +1,19 @@
 # GPT-2 774M (large) on OpenWebText.
 #
-#   data     python prepare.py openwebtext         (or nanoGPT's files as data/openwebtext/)
+#   data     python prepare.py openwebtext   (or nanoGPT's files as data/openwebtext/)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_large.py
 #   batch    4 sequences x 1,024 tokens x 16 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   600,000 iterations = 315 billion tokens
 #   cost     not measured by us
-#   loss     not measured by us. OpenAI's GPT-2 of this size, trained on other text, has 2.67
-#            (nanoGPT's README)
+#   loss     not measured by us. OpenAI's GPT-2 of this size, trained on other text, has 2.67 (nanoGPT's
+#            README)
 
 wandb_project = 'owt'
 wandb_run_name = 'gpt2-774M'
 
-n_layer, n_head, n_embd = 36, 20, 1280  # 774M parameters
+n_layer = 36
+n_head = 20
+n_embd = 1280  # 773.6M parameters
 batch_size = 4
 block_size = 1024
 gradient_accumulation_steps = 16 * 8  # over all GPUs: with fewer, each does more of them

@@ -1,19 +1,18 @@
-# A miniature character-level GPT on Shakespeare, nanoGPT's configuration: good for debugging, and for a first
-# look on a GPU.
+# A character-level GPT on Shakespeare, nanoGPT's configuration: for debugging, and for a first look on a GPU.
 #
-#   data     python prepare.py shakespeare_char            (1.1 MB, a download; or --input=FILE)
+#   data     python prepare.py shakespeare_char   (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
-#   cost     60 seconds on one H100, 32 more to compile (dev/records/gpu.md); 3 minutes on one A100 (nanoGPT's
-#            README)
-#   loss     1.4564 for validation at its best there, 1.4480 in another run; then it overfits. 1.4697 in
-#            nanoGPT's README
+#   cost     60 seconds on one H100 and 32 more to compile at commit a170a90, without CUDA graphs (MEASURE);
+#            3 minutes on one A100 (nanoGPT's README)
+#   loss     1.4564 for validation at its best there, 1.4480 in another run (dev/results.md), then it
+#            overfits; 1.4697 in nanoGPT's README
 #
-# On a laptop's CPU make it smaller, as nanoGPT's README does: 1.90 over all of val.bin after 2,000 iterations
-# (dev/records/nanogpt_cpu.md)
+# On a CPU nanoGPT's README makes it smaller: 1.90 over all of val.bin after 2,000 iterations.
 #   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 \
 #     --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 \
 #     --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
+# config/train_shakespeare_char_cpu.py learns more in that time.
 
 out_dir = 'out-shakespeare-char'
 dataset = 'shakespeare_char'

@@ -1,49 +1,54 @@
 """
 How fast it is on this machine, beside nanoGPT or another version of itself.
 
-    $ python dev/bench.py --peer=PATH_TO_NANOGPT                # training steps of two small networks
-    $ python dev/bench.py --ours=PATH_TO_ANOTHER_FLATGPT        # did a change cost speed?
-    $ python dev/bench.py --what=start --ours=PATH              # --help, and the first iteration
-    $ python dev/bench.py config/train_gpt2.py --batch_size=8   # of that configuration
-    $ python dev/bench.py --sizes=124M --batch_sizes=8,16,32    # on a GPU: the best micro-batch
-    $ python dev/bench.py --what=profile --sizes=124M           # where the time of a step is spent
-    $ python dev/bench.py --what=sample --peer=PATH_TO_NANOGPT  # tokens per second of generate()
+    $ python dev/bench.py --peer=NANOGPT                # training steps of two small networks
+    $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?
+    $ python dev/bench.py --sizes=124M --batch_size=32  # on a GPU
+    $ python dev/bench.py --what=loop                   # train.py against a bare loop around model.py
+    $ python dev/bench.py --what=sample --peer=NANOGPT  # tokens per second of generate()
+    $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare to a loss of 1.88
+    $ python dev/bench.py --what=race --peer=NANOGPT    # on a GPU: 124M on the dataset gutenberg, 90 s each
 
-Each contestant is a train.py as it is, in a process of its own, on the same made-up tokens; the times are
-those that it prints. The processes take turns of a few seconds in which the others are stopped, so that a
-slow minute of the machine is slow for all. An iteration that began before its turn is left out. Large
-networks on a GPU do not fit beside each other: there each turn is a new process. On a CPU nanoGPT computes
-in float32, ours in bfloat16 where the CPU has it. A ratio is that of two medians over the rounds, beside the
-same network of the other contestant; its 95% interval is by drawing rounds anew (bootstrap).
+NANOGPT and CHECKOUT are folders. A contestant is a train.py as it is, in a process of its own, on the same
+data; the times are those that it prints. In `train` and `loop` the processes take turns of a few seconds in
+which the others are stopped, so that a slow minute of the machine is slow for all. A ratio is the median of
+the ratios of the turns; its 95% interval is by drawing turns anew (bootstrap). On a CPU nanoGPT computes in
+float32, ours in bfloat16 where the CPU has it: --dtype=float32 compares like with like.
 """
 
 import os
 import sys
-from typing import Literal
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from configurator import configure, fail, out_of_range, plain
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, REPO)
+from configurator import configure, error
 
 # -----------------------------------------------------------------------------
-what: Literal['train', 'start', 'profile', 'sample'] = 'train'
+what = 'train'  # 'loop', 'sample', 'race', 'race_cpu', 'draw': a race's picture from its json file
 peer: str = None  # a checkout of nanoGPT to compare with
-ours: str = None  # another checkout of flatgpt to compare with
-sizes: str = None  # from SIZES. None: 'toy,baby', or the config file's; 'baby,baby8' for 'sample'
-archs = 'gpt2,modern'  # of this flatgpt; --arch=llama, or a config file's, is that one alone
-batch_sizes: str = None  # micro-batches to try, as '8,16,32'. None: the size's own
-rounds = 10  # turns of each contestant
+ours: str = None  # another checkout of this project to compare with
+sizes: str = None  # names from SIZES, or from SAMPLED for 'sample'. None: the first two
+archs = 'gpt2,modern'  # modern trains with Muon, the others with AdamW
+batch_size: int = None  # sequences per micro-batch. None: the size's own
+rounds = 8  # turns of each contestant
 turn = 2.0  # seconds of each, at least
-iters = 3  # whole iterations in each, at least
 warm_up = 5  # iterations before
-tokens: int = None  # of 'sample': how many to write. None: the size's own
-traces = 'out-traces'  # of 'profile': the folder for traces, to be opened at https://ui.perfetto.dev
-json_file: str = None  # where the numbers go. None: nowhere
+tokens = 250  # of 'sample': how many to write
+seconds = 90.0  # of 'race': training of each contestant
+max_iters: int = None  # of the races. None: as many as fit into the seconds; race_cpu: the config's
+text: str = None  # of 'race_cpu': the file of tinyshakespeare. None: prepare.py downloads it
+dataset = 'gutenberg'  # of 'race': GPT-2's tokens
+data_dir: str = None  # where that dataset is. None: data/
+out_dir = 'out-bench'  # where the races leave a picture and the curves
+device = 'auto'
+dtype = 'auto'
+compile: bool | str = 'auto'
 # -----------------------------------------------------------------------------
-knobs, given = configure(globals(), like=os.path.join(os.path.dirname(__file__), '..', 'train.py'))
+config, given = configure(globals())
 
-import copy
 import importlib.util
 import json
+import pickle
 import queue
 import re
 import signal
@@ -56,378 +61,520 @@ import time
 import numpy as np
 import torch
 
-from common import (
-    REPO, after_each_update, check_peer, flags_of, machine, make_tokens, median_and_range, table)
+from common import autocast, choose_compile, choose_device, choose_dtype, environment, synchronize
 from model import GPT, GPTConfig
-from support.compiling import compile_model
-from support.cpu import to_inference
-from support.devices import choose_compile, choose_device, choose_dtype
-from support.devices import peak_flops_of
+from optim import create_optimizer
 
-SMALL = dict(vocab_size=65, learning_rate=1e-3)
-LARGE = dict(vocab_size=50304, block_size=1024, batch_size=8)
-SIZES = {  # beside the defaults of train.py; toy and baby are nanoGPT's for Shakespeare
-    'toy': dict(SMALL, n_layer=4, n_head=4, n_embd=128, batch_size=12, block_size=64),
-    'baby': dict(SMALL, n_layer=6, n_head=6, n_embd=384, batch_size=16, block_size=256),
-    '124M': dict(LARGE, n_layer=12, n_head=12, n_embd=768, batch_size=1),  # seconds on a CPU
-    '350M': dict(LARGE, n_layer=24, n_head=16, n_embd=1024),
-    '774M': dict(LARGE, n_layer=36, n_head=20, n_embd=1280),
-    '1.5B': dict(LARGE, n_layer=48, n_head=25, n_embd=1600),
-    'config': dict(vocab_size=50304),  # the config file's, or the flags'
+TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)
+BABY = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65, learning_rate=1e-3)
+GPT2 = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, learning_rate=6e-4)
+SIZES = {  # toy and baby are nanoGPT's for Shakespeare, on a CPU and a GPU
+    'toy': TOY,
+    'baby': BABY,
+    'baby64': dict(BABY, batch_size=64),
+    '124M': dict(GPT2, batch_size=1),  # seconds an iteration on a CPU. On a GPU: --batch_size=32
+    '350M': dict(GPT2, n_layer=24, n_head=16, n_embd=1024, batch_size=1),
 }
-BABY = dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False)
-SAMPLED = {  # name: (texts at once, tokens, the network)
-    'baby': (1, 250, BABY), 'baby8': (8, 250, BABY),
-    'modern': (1, 250, dict(BABY, arch='modern')),
-    '124M': (1, 1000, dict(vocab_size=50304)),
-    '1.5B': (1, 1000, dict(vocab_size=50304, n_layer=48, n_head=25, n_embd=1600)),  # for a GPU
+SAMPLED = {  # the network, and how many texts at once
+    'baby': (BABY, 1),
+    'baby8': (BABY, 8),
+    'baby32': (BABY, 32),
+    '124M': (GPT2, 1),
+    '124M32': (GPT2, 32),
 }
-THEIRS = (  # knobs that nanoGPT has too
-    'n_layer n_head n_embd block_size batch_size gradient_accumulation_steps dropout bias dtype '
-    'learning_rate weight_decay beta1 beta2 grad_clip warmup_iters').split()
-# knobs of a config file that would end the run or interrupt it
-INTERRUPTS = re.compile('.*_interval|budget|max_minutes|stop_val_loss|tasks')
-ITERATION = re.compile(r'iter \d+: loss .*?time ([\d.]+)ms')
-NO_MEMORY = ("can't allocate memory", 'not enough memory', 'out of memory')
+# knobs that nanoGPT has as well
+NANOGPT_KNOBS = ['n_layer', 'n_head', 'n_embd', 'block_size', 'batch_size', 'gradient_accumulation_steps',
+                 'dropout', 'learning_rate', 'beta2', 'warmup_iters', 'max_iters', 'lr_decay_iters', 'min_lr',
+                 'eval_interval', 'eval_iters', 'log_interval', 'device', 'compile', 'dataset', 'out_dir',
+                 'always_save_checkpoint', 'decay_lr']
+ITERATION = re.compile(r'iter (\d+): loss ([\d.]+|nan).*?time ([\d.]+)ms')
+EVALUATION = re.compile(r'step (\d+): .*val loss ([\d.]+)')
 
 
-class OutOfMemory(Exception):
-    pass
+# -----------------------------------------------------------------------------
+# the contestants: {name: (command, the folder that it runs in)}
+
+
+def flags_of(knobs):
+    return [f'--{name}={value}' for name, value in knobs.items()]
+
+
+def our_command(checkout, knobs, *config_files):
+    command = [sys.executable, '-u', os.path.join(os.path.abspath(checkout), 'train.py'), *config_files]
+    return [*command, *flags_of(knobs)], checkout
+
+
+def nanogpt_command(work, knobs):
+    """nanoGPT reads configurator.py and data/ in the folder where it is started: that is `work`, so that
+    nothing is written into its checkout."""
+    link = os.path.join(work, 'configurator.py')
+    if not os.path.exists(link):
+        os.symlink(os.path.join(os.path.abspath(peer), 'configurator.py'), link)
+    theirs = {name: knobs[name] for name in knobs if name in NANOGPT_KNOBS}
+    command = [sys.executable, '-u', os.path.join(os.path.abspath(peer), 'train.py'), *flags_of(theirs)]
+    return command, work
+
+
+def knobs_of(size):
+    """The knobs of train.py for a size, without those that name its data."""
+    knobs = {**SIZES[size], 'gradient_accumulation_steps': 1, 'device': device, 'compile': compiling,
+             'log_interval': 1, 'eval_iters': 1, 'decay_lr': False, 'max_iters': 10**6}
+    if batch_size:
+        knobs['batch_size'] = batch_size
+    return knobs
+
+
+def contestants_of(size, work):
+    knobs = knobs_of(size)
+    knobs['dataset'] = make_tokens(os.path.join(work, 'data'), knobs.pop('vocab_size'))
+    contestants = {}
+    if peer:
+        theirs = {**knobs, 'out_dir': 'out-nanogpt', 'eval_interval': 10**9}
+        contestants['nanoGPT'] = nanogpt_command(work, theirs)
+    knobs.update(data_dir=os.path.join(work, 'data'), eval_interval=0, overwrite=True, dtype=dtype)
+    for arch in archs.split(','):
+        knobs['arch'] = arch
+        knobs['matrix_optimizer'] = 'muon' if arch == 'modern' else 'adamw'
+        if ours:
+            knobs['out_dir'] = os.path.join(work, f'out-other-{arch}')
+            contestants[f'other, {arch}'] = our_command(ours, knobs)
+        knobs['out_dir'] = os.path.join(work, f'out-ours-{arch}')
+        contestants[f'ours, {arch}'] = our_command(REPO, knobs)
+    return contestants
+
+
+def make_tokens(folder, vocab_size, n=2**21):
+    """Write a dataset of made-up tokens that every version of ours and nanoGPT read; returns its name. The
+    tokens are a walk over the vocabulary whose next step is one of four: no loss stays below ln 4."""
+    name = f'made_up_{vocab_size}'
+    path = os.path.join(folder, name)
+    os.makedirs(path, exist_ok=True)
+    steps = np.random.default_rng(1).integers(4, size=n)
+    ids = (steps.cumsum() % vocab_size).astype('<u2')
+    ids.tofile(os.path.join(path, 'train.bin'))
+    ids[:n // 8].tofile(os.path.join(path, 'val.bin'))
+    chars = [chr(ord('0') + i) for i in range(vocab_size)]
+    meta = {'vocab_size': vocab_size, 'itos': dict(enumerate(chars)),
+            'stoi': {char: i for i, char in enumerate(chars)}}
+    with open(os.path.join(path, 'meta.pkl'), 'wb') as f:
+        pickle.dump(meta, f)
+    return name
+
+
+# -----------------------------------------------------------------------------
+# turns
 
 
 class Contestant:
-    """A train.py in a process that runs only in its turns."""
+    """A script that prints its iterations, in a process that runs only in its turns."""
 
     def __init__(self, command, cwd):
-        self.iterations, self.errors = queue.Queue(), tempfile.TemporaryFile('w+')
-        self.command, self.started = command, time.monotonic()
-        self.process = subprocess.Popen(
-            command, cwd=cwd, stdout=subprocess.PIPE, stderr=self.errors, text=True, start_new_session=True)
+        self.command = command
+        self.errors = tempfile.TemporaryFile('w+')
+        self.iterations = queue.Queue()
+        self.process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=self.errors,
+                                        text=True, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
-        """Put (when, seconds) of each iteration that is printed into the queue; None at the end."""
+        """Put (when, seconds per iteration) of each line into the queue; None at the end."""
         for line in self.process.stdout:
-            if found := ITERATION.match(line):
-                self.iterations.put((time.monotonic(), float(found[1]) / 1000))
+            found = ITERATION.match(line)
+            if found:
+                self.iterations.put((time.monotonic(), float(found[3]) / 1000))
         self.iterations.put(None)
 
     def next(self):
-        """(when, seconds) of the next iteration."""
         found = self.iterations.get()
         if found is None:
             status = self.process.wait()
             self.errors.seek(0)
-            words = self.errors.read().strip() or 'it printed no error'
-            # the kernel kills what takes too much of main memory
-            if status == -signal.SIGKILL or any(sign in words for sign in NO_MEMORY):
-                raise OutOfMemory
-            last = words.splitlines()[-1]
-            fail(f"train.py ended with status {status} ({last}). the command: {' '.join(self.command)}")
+            sys.exit(f"{' '.join(self.command)}\nended with status {status}\n{self.errors.read()}")
         return found
 
-    def run(self, seconds, iterations):
-        """Run for so many seconds and iterations, and stop. Returns the seconds of each iteration."""
-        since, times = time.monotonic(), []
+    def run(self, seconds, lines):
+        """Go on for so many seconds and lines, and stop. Returns the seconds per iteration of each line."""
+        since = time.monotonic()
+        times = []
         self.send(signal.SIGCONT)
-        while len(times) < iterations or time.monotonic() < since + seconds:
+        previous = 0.0
+        while len(times) < lines or time.monotonic() < since + seconds:
             when, took = self.next()
-            if when - took >= since:  # else the time in which it was stopped is part of it
+            if previous >= since:  # else the time in which it was stopped is part of this line
                 times.append(took)
+            previous = when
         self.send(signal.SIGSTOP)
         return times
 
-    def send(self, signal_number):
-        try:
-            os.killpg(self.process.pid, signal_number)
-        except ProcessLookupError:  # it has ended; next() tells why
-            pass
+    def send(self, number):
+        os.killpg(self.process.pid, number)
 
     def kill(self):
-        self.send(signal.SIGKILL)
+        if self.process.poll() is None:
+            self.send(signal.SIGKILL)
         self.process.wait()
-        self.errors.close()
 
 
-def take_turns(commands, alone):
-    """{name: the seconds of the iterations, for each round; None if memory was too small} of {name:
-    (command, folder)}. alone: a process per turn."""
-    running, times = {}, {name: [] for name in commands}
+def take_turns(contestants):
+    """{name: the median seconds per iteration of each turn}"""
+    running = {}
+    medians = {name: [] for name in contestants}
     try:
-        for n in range(rounds):
-            for name in sorted(commands, reverse=n % 2):
-                if times[name] is None:
-                    continue
-                try:
-                    if name not in running:
-                        running[name] = Contestant(*commands[name])
-                        running[name].run(0, warm_up)
-                    times[name].append(running[name].run(turn, iters))
-                except OutOfMemory:
-                    times[name] = None
-                if alone or times[name] is None:
-                    running.pop(name).kill()
+        for name, (command, cwd) in contestants.items():
+            running[name] = Contestant(command, cwd)
+            running[name].run(0, warm_up)
+        for i in range(rounds):
+            order = list(contestants)
+            if i % 2:
+                order.reverse()
+            for name in order:
+                medians[name].append(statistics.median(running[name].run(turn, 3)))
     finally:
         for contestant in running.values():
             contestant.kill()
-    return times
+    return medians
 
 
-def compare(times):
-    """{name: (ratio of its median to its rival's, low, high, the ratio of each round)} of {name: a number for
-    each round, or None}. The rival of 'ours, ARCH' is 'other, ARCH' or else nanoGPT, which is all others'."""
-    found = {}
-    for name, b in times.items():
-        rivals = [f"other{name.removeprefix('ours')}", 'nanoGPT'] if name.startswith('ours') else ['nanoGPT']
-        a = next((times[rival] for rival in rivals if times.get(rival) and rival != name), None)
-        if a and b:
-            a, b = np.array(a), np.array(b)
-            drawn = np.random.default_rng(1).integers(len(a), size=(10_000, len(a)))
-            ratios = np.median(b[drawn], axis=1) / np.median(a[drawn], axis=1)
-            interval = np.percentile(ratios, [2.5, 97.5]).tolist()
-            found[name] = float(np.median(b) / np.median(a)), *interval, (b / a).tolist()
-    return found
-
-
-def ratio_cell(compared):
-    return '{:.3f} ({:.3f} to {:.3f})'.format(*compared[:3]) if compared else ''
-
-
-# -----------------------------------------------------------------------------
-# who takes part
-
-
-def settings(name, batch):
-    """The knobs of a size and those given, as a dict; with the micro-batch `batch` unless it is 0."""
-    k = {**knobs, 'gradient_accumulation_steps': 1, **SIZES[name]}
-    for key, value in given.items():
-        if key in train_knobs and not INTERRUPTS.fullmatch(key):
-            k[key] = value
-    if batch:
-        k['batch_size'] = batch
-    per_micro = k['batch_size'] * k['block_size']
-    if k['total_batch_size']:
-        k['gradient_accumulation_steps'], rest = divmod(k.pop('total_batch_size'), per_micro)
-        if rest:
-            fail(f"total_batch_size is not a multiple of batch_size x block_size ({per_micro})")
-    k['tokens'] = per_micro * k['gradient_accumulation_steps']
-    # the weights of the matrices of GPT-2, which is nearly all
-    k['parameters'] = 12 * k['n_layer'] * k['n_embd']**2 + k['vocab_size'] * k['n_embd']
-    return k
-
-
-def commands_of(k, work):
-    """{name of the contestant: (command, the folder it runs in)} with the settings k."""
-    data_dir = os.path.join(work, 'data')
-    name = make_tokens(data_dir, k['vocab_size'])
-    k = {key: value for key, value in k.items() if key in train_knobs and value != train_knobs[key]}
-    # no evaluation and no checkpoint, whatever a config file says: the process is killed before
-    fixed = dict(device=device, compile=compiling, dataset=name, init_from='scratch', wandb_log=False,
-                 decay_lr=False, max_iters=10**6, eval_iters=1, log_interval=1)
-    commands = {}
-
-    def add(who, folder, cwd, **flags):
-        script = os.path.join(os.path.abspath(folder), 'train.py')
-        flags = flags_of({**flags, **fixed, 'out_dir': os.path.join(work, f'out{len(commands)}')})
-        commands[who] = [sys.executable, '-u', script, *flags], cwd
-
-    if peer:  # it reads configurator.py and data/ where it is started: nothing is written into the checkout
-        link = os.path.join(work, 'configurator.py')
-        os.symlink(os.path.join(os.path.abspath(peer), 'configurator.py'), link)
-        theirs = {key: value for key, value in k.items() if key in THEIRS and value != 'auto'}
-        add('nanoGPT', peer, work, **theirs, eval_interval=10**9)
-    own = {**k, 'eval_interval': 0, 'data_dir': data_dir, 'overwrite': True}
-    asked = [given['arch']] if 'arch' in given else archs.split(',')
-    for where, folder in {'other': ours, 'ours': REPO}.items():
-        for arch in asked if folder else ():
-            add(f'{where}, {arch}', folder, folder, **{**own, 'arch': arch})
-    return commands
-
-
-def each_setting():
-    """Yield (size, settings) of all sizes and micro-batches that are asked for."""
-    from_config = any(arg.endswith('.py') for arg in sys.argv[1:])
-    names = 'config' if from_config else 'toy,baby'
-    for name in (sizes or names).split(','):
-        for batch in (batch_sizes or '0').split(','):
-            yield name, settings(name, int(batch))
-
-
-# -----------------------------------------------------------------------------
-# what can be measured: each prints a table and returns its rows, for the JSON
+def compare(medians, name, rival):
+    """The time of `name` as a multiple of its rival's, with its 95% interval, as words."""
+    if rival not in medians or rival == name:
+        return ''
+    ratios = np.array(medians[name]) / np.array(medians[rival])
+    drawn = np.random.default_rng(1).choice(ratios, size=(10_000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return f'{np.median(ratios):.3f} ({low:.3f} to {high:.3f})'
 
 
 def train():
-    """Times of training steps."""
-    rows, cells = [], []
-    for name, k in each_setting():
+    rows = []
+    for size in (sizes or 'toy,baby').split(','):
+        knobs = knobs_of(size)
+        tokens_per_iter = knobs['batch_size'] * knobs['block_size']
         with tempfile.TemporaryDirectory() as work:
-            # on a GPU several large networks do not fit beside each other
-            alone = device.type == 'cuda' and k['parameters'] > 3e8
-            times = take_turns(commands_of(k, work), alone)
-        medians = {who: found and list(map(statistics.median, found)) for who, found in times.items()}
-        compared = compare(medians)
-        for who, found in times.items():
-            row = {'size': name, 'contestant': who, 'batch_size': k['batch_size'], 'seconds': found}
-            cell = [name, f"{k['batch_size']} x {k['block_size']}", who]
-            if found is None:
-                cell += ['out of memory', '', '', '']
+            medians = take_turns(contestants_of(size, work))
+        for name, times in medians.items():
+            seconds_per_iter = statistics.median(times)
+            cells = [size, f"{knobs['batch_size']} x {knobs['block_size']}", name,
+                     f'{tokens_per_iter / seconds_per_iter:,.0f}', milliseconds(times)]
+            if name.startswith('ours') and ours:
+                cells.append(compare(medians, name, name.replace('ours', 'other')))
             else:
-                # forward and backward: PaLM, arXiv 2204.02311, appendix B, as nanoGPT counts them
-                flops = 6 * k['parameters'] + 12 * k['n_layer'] * k['n_embd'] * k['block_size']
-                speed = k['tokens'] / statistics.median(medians[who])
-                sheet = k['peak_flops'] or peak_flops_of(device)
-                share = flops * speed / sheet if sheet else None
-                row |= dict(tokens_per_second=speed, of_data_sheet=share, ratio=compared.get(who))
-                cell += [f'{speed:,.0f}', median_and_range([1000 * s for s in medians[who]], 2),
-                         f'{share:.1%}' if sheet else '', ratio_cell(row['ratio'])]
-            rows.append(row)
-            cells.append(cell)
-    print('\n'.join(table(('size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration',
-                           'of the data sheet', 'time, ratio (95% interval)'), *cells)))
-    return rows
+                cells.append(compare(medians, name, 'nanoGPT'))
+            rows.append(cells)
+    rival = 'the other checkout' if ours else 'nanoGPT'
+    print_table(['size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration (range)',
+                 f'times the time of {rival} (95% interval)'], rows)
 
 
-def start():
-    """Seconds from the command until torch is imported, --help is printed, the first step is logged."""
-    scripts = {'ours, --help': os.path.join(REPO, 'train.py')}
-    if ours:
-        scripts['other, --help'] = os.path.join(os.path.abspath(ours), 'train.py')
-    commands = {name: [sys.executable, script, '--help'] for name, script in scripts.items()}
-    commands['import torch'] = [sys.executable, '-c', 'import torch']
-    seconds = {}
-    with tempfile.TemporaryDirectory() as work:
-        steps = commands_of(settings('baby', 0), work)
-        for n in range(rounds):
-            for name in sorted(commands, reverse=n % 2):
-                t0 = time.monotonic()
-                subprocess.run(commands[name], check=True, stdout=subprocess.DEVNULL)
-                seconds.setdefault(name, []).append(time.monotonic() - t0)
-            for name in sorted(steps, reverse=n % 2):
-                contestant = Contestant(*steps[name])
-                when, _ = contestant.next()
-                contestant.kill()
-                seconds.setdefault(f'{name}, the first step', []).append(when - contestant.started)
-    compared = compare(seconds)
-    cells = [(name, median_and_range(found, 2), ratio_cell(compared.get(name)))
-             for name, found in seconds.items()]
-    print('\n'.join(table(('from the command to', 'seconds', 'ratio (95% interval)'), *cells)))
-    return {'seconds': seconds, 'ratios': compared}
+def milliseconds(times):
+    times = [1000 * t for t in times]
+    return f'{statistics.median(times):,.2f} ({min(times):,.2f} to {max(times):,.2f})'
 
 
-def profile():
-    """Run our train.py under torch.profiler: a trace of five steps, and the operators that take most time."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == 'cuda':
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    os.makedirs(traces, exist_ok=True)
+def print_table(head, rows):
+    print('| ' + ' | '.join(head) + ' |')
+    print('|' + '---|' * len(head))
+    for row in rows:
+        print('| ' + ' | '.join(str(cell) for cell in row) + ' |', flush=True)
 
-    def write(trace):
-        trace.export_chrome_trace(path)
-        operators = trace.key_averages().table(sort_by=f'self_{device.type}_time_total', row_limit=15)
-        print(f'\n{path}, 5 steps\n{operators}')
 
-    for name, k in each_setting():
+# -----------------------------------------------------------------------------
+# train.py against a bare loop: what its loading, logging and checks cost
+
+
+def loop():
+    rows = []
+    for size in (sizes or 'toy,baby').split(','):
         with tempfile.TemporaryDirectory() as work:
-            for who, (command, _) in commands_of(k, work).items():
-                if not who.startswith('ours'):
-                    continue
-                path = f"{traces}/{name}-{who.removeprefix('ours, ')}-batch{k['batch_size']}.json"
-                steps = torch.profiler.schedule(wait=warm_up, warmup=1, active=5, repeat=1)
-                with torch.profiler.profile(activities=kinds, schedule=steps, on_trace_ready=write) as trace:
-                    def step(n):
-                        trace.step()
-                        return n == warm_up + 6
-                    after_each_update(step, *command[2:])
-    return traces
+            contestants = {}
+            for name, (command, cwd) in contestants_of(size, work).items():
+                if name.startswith('ours'):
+                    # on a GPU a line waits for the device: as the configs do, once in ten iterations
+                    contestants[f'train.py, {name[6:]}'] = [*command, '--log_interval=10'], cwd
+            for arch in archs.split(','):
+                bare = {'what': 'bare', 'sizes': size, 'archs': arch, 'device': device, 'dtype': dtype,
+                        'compile': compiling}
+                if batch_size:
+                    bare['batch_size'] = batch_size
+                command = [sys.executable, '-u', os.path.abspath(__file__), *flags_of(bare)]
+                contestants[f'bare, {arch}'] = command, REPO
+            medians = take_turns(contestants)
+        for name, times in medians.items():
+            rival = name.replace('train.py', 'bare')
+            rows.append([size, name, milliseconds(times), compare(medians, name, rival)])
+    print_table(['size', 'loop', 'ms per iteration (range)', 'times the bare loop'], rows)
+
+
+def bare():
+    """The bare loop: one batch over and over, a line for ten iterations."""
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision('highest' if dtype_name == 'float32' else 'high')
+    knobs = knobs_of(sizes)
+    B, T = knobs['batch_size'], knobs['block_size']
+    model = GPT(GPTConfig(arch=archs, vocab_size=knobs['vocab_size'], block_size=T, n_layer=knobs['n_layer'],
+                          n_head=knobs['n_head'], n_embd=knobs['n_embd'], bias=False)).to(device)
+    optimizer = create_optimizer(
+        model, learning_rate=knobs['learning_rate'], weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8,
+        matrix_optimizer='muon' if archs == 'modern' else 'adamw',
+        dtype='float32' if dtype_name == 'float32' else 'bfloat16')
+    if compiling:
+        graphs = device.startswith('cuda') and model.get_num_params(non_embedding=False) < 50e6
+        model.compile(mode='reduce-overhead' if graphs else None)
+    x = torch.randint(knobs['vocab_size'], (B, T), device=device)
+    y = torch.randint(knobs['vocab_size'], (B, T), device=device)
+    for it in range(0, 10**7, 10):
+        t0 = time.perf_counter()
+        for _ in range(10):
+            with autocast(device, dtype_name):
+                _, loss = model(x, y, return_logits=False)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        synchronize(device)
+        print(f'iter {it}: loss {loss.item():.4f}, time {100 * (time.perf_counter() - t0):.2f}ms', flush=True)
+
+
+# -----------------------------------------------------------------------------
+# sampling: in turns in one process, as the values of the weights change no time
 
 
 def sample():
-    """Tokens per second of generate(), in turns in one process; the values of the weights change no time."""
-    rows, dtype = [], choose_dtype(knobs['dtype'], device)[0]
-    wait = torch.cuda.synchronize if device.type == 'cuda' else lambda: None
-    for name in (sizes or 'baby,baby8').split(','):
-        B, n, args = SAMPLED[name]
-        n = tokens or n
-        torch.manual_seed(1)
-        ways = samplers(GPT(GPTConfig(**args)).eval().to(device), B, dtype)
-        times = {way: [] for way in ways}
+    rows = []
+    for size in (sizes or 'baby,baby8').split(','):
+        network, B = SAMPLED[size]
+        args = {name: network[name] for name in ['n_layer', 'n_head', 'n_embd', 'block_size', 'vocab_size']}
+        ways = samplers(args)
+        times = {name: [] for name in ways}
+        idx = torch.zeros(B, 1, dtype=torch.long, device=device)
         for i in range(-1, rounds):  # the first one warms up
-            for way, (generate, whole) in ways.items():
-                # without a cache 1,000 tokens take minutes: two are made at each of eight lengths
-                lengths = [1] if whole or n <= 300 else [(2 * j + 1) * n // 16 for j in range(8)]
-                number = 2 if len(lengths) > 1 else n if i >= 0 else 8
+            for name, generate in ways.items():
+                synchronize(device)
                 t0 = time.perf_counter()
-                for length in lengths:
-                    generate(torch.zeros(B, length, dtype=torch.long, device=device), number)
-                wait()
+                generate(idx, tokens)
+                synchronize(device)
                 if i >= 0:
-                    times[way].append((time.perf_counter() - t0) / (number * len(lengths)))
+                    times[name].append(time.perf_counter() - t0)
         first = statistics.median(next(iter(times.values())))
-        rows += [{'size': name, 'contestant': way, 'batch': B, 'tokens': n, 'seconds_per_step': found,
-                  'ratio': first / statistics.median(found)} for way, found in times.items()]
-    cells = [(row['size'], row['contestant'],
-              median_and_range([row['batch'] / s for s in row['seconds_per_step']]),
-              f"{row['ratio']:.1f}") for row in rows]
-    print('\n'.join(table(('size', 'contestant', 'tokens/s', 'times the first'), *cells)))
-    return rows
+        for name, found in times.items():
+            speeds = [B * tokens / t for t in found]
+            rows.append([size, name, f'{statistics.median(speeds):,.0f}',
+                         f'{min(speeds):,.0f} to {max(speeds):,.0f}',
+                         f'{first / statistics.median(found):.1f}'])
+    print_table(['size', 'contestant', 'tokens/s', 'range', 'times the first'], rows)
 
 
-def samplers(net, B, dtype):
-    """{name: (generate(idx, number), whether it is fast enough for whole texts)}."""
-    generator, ways = torch.Generator(device).manual_seed(1), {}
-    # as in nanoGPT's sample.py
-    cast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda')
-    if peer and net.config.arch == 'gpt2':
-        spec = importlib.util.spec_from_file_location('peer_model', os.path.join(peer, 'model.py'))
-        sys.modules['peer_model'] = module = importlib.util.module_from_spec(spec)
+def samplers(args):
+    """{name: generate(idx, number of tokens)} of networks with random weights."""
+    ways = {}
+    all_threads = torch.get_num_threads()
+    if peer:
+        spec = importlib.util.spec_from_file_location('nanogpt_model', os.path.join(peer, 'model.py'))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules['nanogpt_model'] = module
         spec.loader.exec_module(module)
-        theirs = module.GPT(module.GPTConfig(**net.config.model_args())).eval().to(device)
+        theirs = module.GPT(module.GPTConfig(**args, dropout=0.0, bias=False)).eval().to(device)
 
-        def nanogpt(idx, number):
-            with cast, torch.no_grad():
-                theirs.generate(idx, number, temperature=0.8, top_k=200)
-        ways['nanoGPT'] = nanogpt, False
+        def nanogpt(idx, n):
+            torch.set_num_threads(all_threads)
+            # as in its sample.py: bfloat16 by autocast on a GPU, float32 on a CPU
+            with torch.autocast('cuda', torch.bfloat16, enabled=device.startswith('cuda')):
+                theirs.generate(idx, n, temperature=0.8, top_k=200)
+        ways['nanoGPT'] = nanogpt
 
-    def no_cache(idx, number):
-        with cast:
-            net.generate(idx, number, 0.8, 200, use_cache=False, generator=generator)
-    ways['ours, no cache'] = no_cache, False
-    small = to_inference(copy.deepcopy(net), device, dtype, compiling)
-    static = compiling and compile_model(
-        small, lambda: small.generate(torch.zeros(B, 1, dtype=torch.long, device=device), 4, static=True),
-        knobs['compile'], mode='reduce-overhead', dynamic=False) is None
+    def add(name, in_dtype, **options):
+        model = GPT(GPTConfig(**args, bias=False)).eval().to(device)
+        for p in model.parameters():
+            p.data = p.data.to(getattr(torch, in_dtype))
+        few_threads = device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6
 
-    def cached(idx, number):
-        small.generate(idx, number, 0.8, 200, generator=generator, static=static)
-    ways[f"ours, {dtype}{', compiled' if static else ''}"] = cached, True
+        def generate(idx, n):
+            torch.set_num_threads(1 if few_threads else all_threads)  # as sample.py does
+            model.generate(idx, n, temperature=0.8, top_k=200, **options)
+        ways[name] = generate
+
+    add('ours, float32', 'float32')
+    if dtype_name != 'float32':
+        add(f'ours, {dtype_name}', dtype_name)
+        if device.startswith('cuda'):
+            add(f'ours, {dtype_name}, compiled', dtype_name, compile=True)
     return ways
 
 
-PARTS = {f.__name__: f for f in (train, start, profile, sample)}
+# -----------------------------------------------------------------------------
+# races: validation loss over seconds of training
 
 
-def problems():
-    """The mistakes in what was asked, a line each."""
-    found = out_of_range(knobs, above_zero='tokens rounds turn iters warm_up')
-    there = SAMPLED if what == 'sample' else SIZES
-    found += [f"no such size ({name}). use {', '.join(there)}"
-              for name in (sizes or '').split(',') if name and name not in there]
-    return found + check_peer(peer) + check_peer(ours, 'ours', 'flatgpt')
+def run_race(title, contestants, line=None):
+    """Run the contestants one after the other; print a table, leave curves and a picture in out_dir."""
+    os.makedirs(out_dir, exist_ok=True)
+    curves = {}
+    for name, (command, cwd) in contestants.items():
+        curves[name] = curve_of(command, cwd)
+        print(f'{name}: {curves[name]}', flush=True)
+    with open(os.path.join(out_dir, f'{what}.json'), 'w') as f:
+        json.dump({'title': title, 'line': line, 'curves': curves, **environment(device)}, f, indent=1)
+    rows = []
+    for name, curve in curves.items():
+        iteration, last, loss = curve[-1]
+        reached = ''
+        if line:
+            there = [seconds for _, seconds, loss in curve if loss <= line]
+            reached = f'{there[0]:.1f}' if there else 'never'
+        rows.append([name, f'{iteration:,}', f'{last:.1f}', f'{loss:.4f}', f'{min(c[2] for c in curve):.4f}',
+                     reached])
+    print(f'\n{title}')
+    print_table(['contestant', 'iterations', 'seconds', 'validation loss', 'lowest',
+                 f'seconds to {line}' if line else ''], rows)
+    draw(curves, title, line)
 
 
-if __name__ == '__main__':
-    if found := problems():
-        fail(*found)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
-    from support.help import names_at_top
-    train_knobs = plain(names_at_top(os.path.join(REPO, 'train.py')))
-    device, _ = choose_device(knobs['device'])
-    compiling, _ = choose_compile(knobs['compile'], device)
-    print(f"{machine()}; compile {compiling}\n", flush=True)
-    result = {'command': ' '.join(['python', *sys.argv]), 'machine': machine(), 'knobs': given}
-    result[what] = PARTS[what]()
-    if json_file:
-        with open(json_file, 'w') as f:
-            json.dump(result, f, indent=1)
-            f.write('\n')
+def curve_of(command, cwd):
+    """[(iteration, seconds of training, validation loss)] of a train.py that prints every iteration."""
+    output = run(command, cwd)
+    times = iteration_times(output)
+    losses = {}
+    for output_line in output.splitlines():
+        found = EVALUATION.match(output_line)
+        if found:
+            losses[int(found[1])] = float(found[2])
+    # nanoGPT's time of an iteration that evaluates has the evaluation in it, and the first one the compiling
+    typical = statistics.median(times.values())
+    curve = []
+    seconds_so_far = 0.0
+    for iteration in range(max(losses) + 1):
+        if iteration in losses:
+            curve.append((iteration, round(seconds_so_far, 3), losses[iteration]))
+        seconds_so_far += typical if iteration in losses else times[iteration]
+    return curve
+
+
+def iteration_times(output):
+    """{iteration: seconds} of what a train.py has printed."""
+    times = {}
+    for output_line in output.splitlines():
+        found = ITERATION.match(output_line)
+        if found:
+            times[int(found[1])] = float(found[3]) / 1000
+    return times
+
+
+def run(command, cwd):
+    """What a script prints."""
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"{' '.join(command)}\nended with status {result.returncode}\n{result.stderr[-3000:]}")
+    return result.stdout
+
+
+def race_cpu():
+    """Shakespeare by characters: our config for a CPU against the line for a CPU in nanoGPT's README."""
+    with tempfile.TemporaryDirectory() as work:
+        flags = [f'--input={os.path.abspath(text)}'] if text else []
+        data = os.path.join(work, 'data')
+        run([sys.executable, 'prepare.py', 'shakespeare_char', f'--data_dir={data}', *flags], REPO)
+        contestants = {}
+        if peer:
+            knobs = {**TOY, 'dataset': 'shakespeare_char', 'gradient_accumulation_steps': 1, 'device': 'cpu',
+                     'compile': False, 'max_iters': 2000, 'lr_decay_iters': 2000, 'min_lr': 1e-4,
+                     'beta2': 0.99, 'warmup_iters': 100, 'eval_interval': 200, 'eval_iters': 200,
+                     'log_interval': 1, 'always_save_checkpoint': False, 'out_dir': 'out-nanogpt'}
+            if max_iters:
+                knobs.update(max_iters=max_iters, eval_interval=max_iters)
+            contestants['nanoGPT'] = nanogpt_command(work, knobs)
+        knobs = {'device': 'cpu', 'data_dir': data, 'eval_iters': 0, 'log_interval': 1, 'save_interval': 0}
+        hurry = {**knobs, 'max_iters': 180, 'eval_interval': 20, 'out_dir': os.path.join(work, 'out-hurry')}
+        knobs.update(eval_interval=100, out_dir=os.path.join(work, 'out-cpu'))
+        if max_iters:
+            knobs['max_iters'] = max_iters
+            hurry['max_iters'] = max_iters
+        file = 'config/train_shakespeare_char_cpu.py'
+        contestants['modern with Muon'] = our_command(REPO, knobs, file)
+        contestants['modern with Muon, in a hurry'] = our_command(REPO, hurry, file)
+        run_race('Shakespeare by characters', contestants, line=1.88)
+
+
+def race():
+    """124M on the same tokens, each with a schedule over as many iterations as fit into the seconds."""
+    with tempfile.TemporaryDirectory() as work:
+        data = os.path.abspath(data_dir or os.path.join(REPO, 'data'))
+        os.symlink(data, os.path.join(work, 'data'))
+        common = {'dataset': dataset, 'device': device, 'compile': compiling, 'block_size': 1024,
+                  'batch_size': 64, 'gradient_accumulation_steps': 1, 'eval_interval': 50, 'log_interval': 1}
+        if device == 'cpu':  # only to see that it runs
+            common.update(n_layer=1, n_head=2, n_embd=64, block_size=64, batch_size=4)
+        adamw = {**common, 'learning_rate': 6e-4, 'min_lr': 6e-5, 'warmup_iters': 50}
+        # nanoGPT draws its windows: 13 batches are about as many tokens as all of val, which ours reads
+        theirs = {**adamw, 'batch_size': common['batch_size'] // 2, 'gradient_accumulation_steps': 2,
+                  'eval_iters': 13, 'always_save_checkpoint': False, 'out_dir': 'out-nanogpt'}
+        ours_only = {'data_dir': data, 'eval_iters': 0, 'save_interval': 0, 'overwrite': True, 'dtype': dtype}
+        gpt2 = {**adamw, **ours_only, 'out_dir': os.path.join(work, 'out-gpt2')}
+        modern = {**common, **ours_only, 'out_dir': os.path.join(work, 'out-modern')}
+        commands = {}  # functions of what says how long
+        if peer:
+            commands['nanoGPT'] = lambda length: nanogpt_command(work, {**theirs, **length})
+        commands['ours, gpt2'] = lambda length: our_command(REPO, {**gpt2, **length})
+        commands['ours, modern with Muon'] = lambda length: our_command(
+            REPO, {**modern, **length}, 'config/arch_modern.py')
+        contestants = {}
+        for name, command_for in commands.items():
+            n = max_iters
+            if n is None:  # by the pace of a short run, which also fills the compiler's cache
+                short = {'max_iters': 30, 'lr_decay_iters': 30, 'eval_interval': 10**6, 'eval_iters': 1}
+                pace = statistics.median(list(iteration_times(run(*command_for(short))).values())[5:])
+                n = max(1, int(seconds / pace) // 50) * 50
+            contestants[name] = command_for({'max_iters': n, 'lr_decay_iters': n})
+            print(f'{name}: {n} iterations', flush=True)
+        run_race(f'124M on {dataset}, 65,536 tokens per iteration', contestants)
+
+
+def draw(curves, title, line):
+    """A picture of the curves, where there is matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f'no picture: matplotlib is not installed here. elsewhere: --what=draw --out_dir={out_dir}')
+        return
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
+    for name, curve in curves.items():
+        later = curve[1:]  # without the first point, which would flatten all the others
+        ax.plot([c[1] for c in later], [c[2] for c in later], marker='o', markersize=3, label=name)
+    if line:
+        ax.axhline(line, color='gray', linestyle=':')
+    ax.set(xlabel='seconds of training', ylabel='validation loss', title=title)
+    ax.grid(alpha=0.25)
+    ax.legend()
+    fig.tight_layout()
+    fig.savefig(os.path.join(out_dir, 'race.png'))
+
+
+def draw_again():
+    for name in ['race.json', 'race_cpu.json']:
+        path = os.path.join(out_dir, name)
+        if os.path.exists(path):
+            with open(path) as f:
+                found = json.load(f)
+            draw(found['curves'], found['title'], found['line'])
+
+
+PARTS = {'train': train, 'loop': loop, 'bare': bare, 'sample': sample, 'race': race, 'race_cpu': race_cpu,
+         'draw': draw_again}
+if what not in PARTS:
+    error(f"nothing is called that (what={what}). use {', '.join(PARTS)}")
+for knob, folder in [('peer', peer), ('ours', ours)]:
+    if folder and not os.path.isfile(os.path.join(folder, 'train.py')):
+        error(f"no train.py in this folder ({knob}={folder}). name a checkout")
+for name in (sizes or '').split(','):
+    if name and name not in (SAMPLED if what == 'sample' else SIZES):
+        error(f"no such size ({name}). use {', '.join(SAMPLED if what == 'sample' else SIZES)}")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
+device = choose_device(device)
+compiling = choose_compile(compile, device)
+dtype_name = choose_dtype(dtype, device)
+if what not in ('bare', 'draw'):
+    here = environment(device)
+    print(f"commit {here['commit']}, torch {here['torch']}, {here['device']}, {os.cpu_count()} CPUs, "
+          f"{dtype_name}, compile {compiling}, {time.strftime('%Y-%m-%d')}\n", flush=True)
+PARTS[what]()

@@ -1,161 +1,196 @@
 """
-Whether two trees of this project train to the same bits, on small made-up data, in less than three minutes:
+Whether two versions of this project train alike, on small made-up data, in a few minutes.
 
-    $ python dev/same_bits.py --old=CHECKOUT_OR_COMMIT
-    $ python dev/same_bits.py --old=bcd6dc1 --new=HEAD --only=llama --updates   # whatever it evaluates
+    $ python dev/same_bits.py --old=CHECKOUT           # a folder, beside the one that this file is in
+    $ python dev/same_bits.py --old=a170a90 --only=llama,modern  # or a commit of this repository
 
-A tree is a folder or a commit of this repository; the new one is by default the one this script is in.
-Compared: the lines `iter N: loss` and `step N:` without their times, and a hash of all tensors, weights and
-optimizer, in the last checkpoint. Prints a table; ends with status 1 if anything differs.
+Each case is a run of train.py of both versions, as they are, with flags that both know. gpt2 with AdamW in
+float32 in one process is to be the same to the bit in every weight; the others within 1e-4, as sums may go in
+another order. Prints a table; ends with status 1 if a case differs by more than that.
 """
 
-import argparse
-import hashlib
-import itertools
-import json
 import os
+import sys
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, REPO)
+from configurator import configure, error
+
+# -----------------------------------------------------------------------------
+old = ''  # a checkout or a commit
+new = REPO  # likewise
+only = ''  # names of cases, as 'gpt2,llama'. Empty: all
+# -----------------------------------------------------------------------------
+config, given = configure(globals())
+
+import csv
+import json
 import random
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
-os.environ['OMP_NUM_THREADS'] = '1'  # before torch is imported
 import numpy as np
 import torch
 
-from common import run_script
-
-HERE = Path(__file__).resolve().parent.parent
-N, HALF = 12, 6  # iterations; evaluated every 3
+ITERATIONS = 12
 COMMON = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=32', '--batch_size=4',
           '--gradient_accumulation_steps=2', '--n_layer=2', '--n_head=2', '--n_embd=32', '--warmup_iters=3',
-          f'--lr_decay_iters={N}', '--learning_rate=1e-2', '--eval_interval=3', '--eval_iters=2']
-MUON = '--matrix_optimizer=muon'
-CASES = {
-    'gpt2': ['--arch=gpt2'],
-    'llama': ['--arch=llama', '--n_kv_head=1', '--lr_schedule=wsd'],
-    'modern': ['--arch=modern', MUON],
-    'local': ['--arch=local', MUON, '--matrix_weight_decay=0.3'],
-    'dropout': ['--dropout=0.2'],
-    'accumulation': ['--arch=modern', MUON, '--gradient_accumulation_steps=6', '--batch_size=2'],
-    'bfloat16': ['--arch=modern', MUON, '--dtype=bfloat16'],
-    'document_mask': ['--arch=llama', '--document_mask'],
-    'two_processes': ['--arch=modern', MUON, '--dropout=0.1'],
-    'fsdp': ['--arch=modern', MUON, '--shard=0'],
-    'conversations': ['--arch=modern', '--block_size=64', '--dropout=0.1', '--dataset=talks'],
-    'resumed': ['--arch=modern', MUON, '--dropout=0.1']}
-PROCESSES = {'two_processes': 2, 'fsdp': 2}
+          f'--lr_decay_iters={ITERATIONS}', f'--max_iters={ITERATIONS}', '--learning_rate=1e-2',
+          '--eval_interval=3', '--eval_iters=2', '--log_interval=1']
+MUON = ['--arch=modern', '--matrix_optimizer=muon']
+CASES = {  # name: flags, number of processes, largest difference of a weight or a loss
+    'gpt2': ([], 1, 0.0),
+    'bias, dropout': (['--bias=True', '--dropout=0.2'], 1, 0.0),
+    'accumulation': (['--gradient_accumulation_steps=6', '--batch_size=2'], 1, 0.0),
+    'no clipping': (['--grad_clip=0', '--lr_schedule=wsd'], 1, 0.0),
+    'resumed': (['--dropout=0.1'], 1, 0.0),
+    'llama': (['--arch=llama', '--n_kv_head=1', '--lr_schedule=linear'], 1, 1e-4),
+    'documents': (['--arch=llama', '--document_mask=True'], 1, 1e-4),
+    'modern': (MUON, 1, 1e-4),
+    'recomputed': ([*MUON, '--activation_checkpointing=True'], 1, 1e-4),
+    'conversations': (['--arch=modern', '--block_size=64', '--dropout=0.1', '--dataset=talks'], 1, 1e-4),
+    'two processes': (['--dropout=0.1'], 2, 1e-4),
+    'two, Muon': ([*MUON, '--dropout=0.1'], 2, 1e-4),
+    'FSDP': ([*MUON, '--shard=0'], 2, 1e-4),
+}
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--old', required=True, help='a checkout or a commit')
-    parser.add_argument('--new', default=HERE, help='by default the tree that this script is in')
-    parser.add_argument('--only', choices=CASES)
-    parser.add_argument('--updates', action='store_true', help='not the lines of evaluations')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix='same-bits-') as scratch:
-        scratch = Path(scratch)
-        trees = {name: tree_of(getattr(args, name), scratch / f'tree_{name}') for name in ('old', 'new')}
-        same = [compare(case, trees, scratch) for case in ([args.only] if args.only else CASES)]
-    print('Everything is the same.' if all(same) else 'NOT the same.')
-    sys.exit(not all(same))
+    with tempfile.TemporaryDirectory(prefix='same-bits-') as work:
+        trees = {'old': checkout(old, os.path.join(work, 'old')),
+                 'new': checkout(new, os.path.join(work, 'new'))}
+        data_dir = os.path.join(work, 'data')
+        make_documents(data_dir)
+        make_conversations(trees['old'], data_dir)
+        print(f"{'case':16} {'losses':>10} {'weights':>10}   largest difference")
+        all_well = True
+        for name, (flags, processes, allowed) in CASES.items():
+            if only and name not in only.split(','):
+                continue
+            folder = os.path.join(work, name.replace(' ', '-'))
+            if name == 'resumed':
+                runs = run_resumed(trees, folder, data_dir, flags)
+            else:
+                runs = run_both(trees, folder, data_dir, flags, processes)
+            losses, weights = differences(runs['old'], runs['new'])
+            well = max(losses, weights) <= allowed
+            verdict = 'the same bits' if max(losses, weights) == 0 else 'well' if well else 'DIFFERS'
+            print(f'{name:16} {losses:10.2g} {weights:10.2g}   {verdict}', flush=True)
+            all_well = all_well and well
+    sys.exit(not all_well)
 
 
-def tree_of(place, folder):
-    """The folder that a checkout is in; a commit is unpacked first."""
+def checkout(place, folder):
+    """The folder of a checkout; a commit is unpacked into `folder`."""
     if os.path.isdir(place):
-        return Path(place).resolve()
-    folder.mkdir()
-    archive = subprocess.run(['git', '-C', HERE, 'archive', place], stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(['tar', '-x', '-C', folder], input=archive, check=True)
+        return os.path.abspath(place)
+    archive = subprocess.run(['git', '-C', REPO, 'archive', place], stdout=subprocess.PIPE)
+    if archive.returncode:
+        error(f"neither a folder nor a commit ({place}). name one: --old=CHECKOUT")
+    os.mkdir(folder)
+    subprocess.run(['tar', '-x', '-C', folder], input=archive.stdout, check=True)
     return folder
 
 
-def compare(case, trees, scratch):
-    """Run a case in both trees, and print a row for it; whether all is the same."""
-    flags, where = CASES[case], {name: scratch / case / name for name in trees}
-    for name, tree in trees.items():
-        make_data(tree, where[name], conversations=case == 'conversations')
-    if case != 'resumed':
-        found = [train(tree, where[name], PROCESSES.get(case, 1), *flags, f'--max_iters={N}')
-                 for name, tree in trees.items()]
-        return row(case, *found)
-    for name, tree in trees.items():
-        train(tree, where[name], 1, *flags, f'--max_iters={HALF}')
-    shutil.copytree(where['old'], where['old'].with_name('both'))
-    rest = [*flags, f'--max_iters={N}', '--init_from=resume']
-    found = [train(trees[tree], scratch / case / folder, 1, *rest)
-             for tree, folder in (('old', 'old'), ('new', 'new'), ('new', 'both'))]
-    return all([row('resumed', *found[:2]), row("the new tree resumes the old one's", found[0], found[2])])
+def start(tree, out, data_dir, flags, processes=1):
+    """A train.py that has begun."""
+    command = [sys.executable, 'train.py']
+    if processes > 1:
+        command = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                   f'--nproc_per_node={processes}', 'train.py']
+    command += [f'--data_dir={data_dir}', '--dataset=bytes', f'--out_dir={out}', *COMMON, *flags]
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
+    return subprocess.Popen(command, cwd=tree, env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
 
 
-def train(tree, folder, processes, *flags):
-    """What a tree's train.py leaves: its lines and a hash of the last checkpoint; or how it failed, None."""
-    place = [f'--data_dir={folder}/data', '--dataset=bytes', f'--out_dir={folder}/out']
-    how = {'fork': True} if processes == 1 else {
-        'launcher': ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']}
-    try:
-        output = run_script('train.py', *COMMON, *place, *flags, cwd=tree, **how)
-    except SystemExit as e:
-        return [str(e)], None
-    lines = re.findall(r'^(iter \d+: loss [^,\n]*|step \d+: [^\n]*)', output, re.M)
-    lines = [line for line in lines if not ('--updates' in sys.argv and line.startswith('step'))]
-    ckpt = torch.load(max(folder.glob('out/ckpt_0*.pt')), map_location='cpu', weights_only=True)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors([ckpt['model'], ckpt['optimizer']]), key=lambda item: item[0]):
-        digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return lines, digest.hexdigest()[:12]
+def wait(process):
+    output, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"{' '.join(process.args)}\nended with status {process.returncode}\n{output[-3000:]}")
 
 
-def tensors(tree, path=''):
-    """Every tensor in nested dicts and lists, with its path."""
-    if isinstance(tree, torch.Tensor):
-        return [(path, tree)]
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [found for name, value in items for found in tensors(value, f'{path}.{name}')]
+def run_both(trees, folder, data_dir, flags, processes):
+    """{'old': out_dir, 'new': out_dir} of a run by each."""
+    runs = {name: os.path.join(folder, name) for name in trees}
+    started = [start(trees[name], runs[name], data_dir, flags, processes) for name in trees]
+    for process in started:
+        wait(process)
+    return runs
 
 
-def row(what, old, new):
-    """Print a line for a case, and what differs first; whether both are the same."""
-    same = old == new and None not in old  # None: it failed
-    print(f"{what:36} {str(old[1]):13} {str(new[1]):13} {'same' if same else 'DIFFERS'}", flush=True)
-    for a, b in itertools.zip_longest(old[0], new[0]):
-        if a != b or None in old:
-            print(f'    old: {a}\n    new: {b}')
-            break
-    return same
+def run_resumed(trees, folder, data_dir, flags):
+    """The old version's first half, which both go on from."""
+    half = os.path.join(folder, 'half')
+    wait(start(trees['old'], half, data_dir, [*flags, f'--max_iters={ITERATIONS // 2}']))
+    for name in trees:
+        shutil.copytree(half, os.path.join(folder, name), symlinks=True)
+    return run_both(trees, folder, data_dir, [*flags, '--init_from=resume'], 1)
 
 
-def make_data(tree, folder, conversations=False):
-    """A dataset of bytes with documents, the same for all trees; conversations by their own prepare.py."""
+def differences(a, b):
+    """(largest difference of the losses in log.csv, of the weights in ckpt.pt) of two runs."""
+    losses = [losses_of(folder) for folder in (a, b)]
+    weights = [torch.load(os.path.join(folder, 'ckpt.pt'), map_location='cpu', weights_only=True)['model']
+               for folder in (a, b)]
+    if losses[0].keys() != losses[1].keys() or weights[0].keys() != weights[1].keys():
+        return float('inf'), float('inf')
+    loss_difference = max(abs(losses[0][key] - losses[1][key]) for key in losses[0])
+    weight_difference = max((weights[0][key] - weights[1][key]).abs().max().item() for key in weights[0])
+    return loss_difference, weight_difference
+
+
+def losses_of(folder):
+    """{(iteration, column): loss} of log.csv, to seven digits."""
+    found = {}
+    with open(os.path.join(folder, 'log.csv'), newline='') as f:
+        for row in csv.DictReader(f):
+            for column in ('loss', 'train_loss', 'val_loss'):
+                if row.get(column):
+                    found[int(row['iter']), column] = float(f'{float(row[column]):.7g}')
+    return found
+
+
+def random_words():
     draw = random.Random(1)
-    words = [''.join(draw.choices('abcdefghij', k=draw.randint(2, 6))) for _ in range(300)]
-    if conversations:
-        folder.mkdir(parents=True)
-        talks = [{'messages': [{'role': role, 'content': ' '.join(draw.choices(words, k=draw.randint(1, 12)))}
-                               for role in ('user', 'assistant') * draw.randint(1, 2)]} for _ in range(300)]
-        (folder / 'talks.jsonl').write_text(''.join(json.dumps(talk) + '\n' for talk in talks))
-        run_script('prepare.py', 'talks', '--chat', f'--input={folder}/talks.jsonl', '--tokenizer=byte',
-                   f'--data_dir={folder}/data', '--workers=1', cwd=tree, fork=True)
-        return
-    data = folder / 'data' / 'bytes'
-    data.mkdir(parents=True)
+    return draw, [''.join(draw.choices('abcdefghij', k=draw.randint(2, 6))) for _ in range(300)]
+
+
+def make_documents(data_dir):
+    """The dataset `bytes`: documents of a few words."""
+    draw, words = random_words()
+    folder = os.path.join(data_dir, 'bytes')
+    os.makedirs(folder)
     splits = {}
     for split, n_documents in (('train', 400), ('val', 60)):
         ids = []
         for _ in range(n_documents):
-            ids += [256, *' '.join(draw.choices(words, k=draw.randint(2, 30))).encode()]
-        np.array(ids, dtype='<u2').tofile(data / f'{split}.bin')
+            text = ' '.join(draw.choices(words, k=draw.randint(2, 30)))
+            ids += [256, *text.encode()]
+        np.array(ids, dtype='<u2').tofile(os.path.join(folder, f'{split}.bin'))
         splits[split] = {'tokens': len(ids)}
-    (data / 'meta.json').write_text(json.dumps({
-        'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256,
-        'splits': splits, 'dtype': 'uint16'}))
+    with open(os.path.join(folder, 'meta.json'), 'w') as f:
+        json.dump({'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'end_of_text': 256, 'dtype': 'uint16',
+                   'splits': splits}, f)
 
 
-if __name__ == '__main__':
-    main()
+def make_conversations(tree, data_dir):
+    """The dataset `talks`, by the old version's prepare.py."""
+    draw, words = random_words()
+    path = os.path.join(data_dir, 'talks.jsonl')
+    with open(path, 'w') as f:
+        for _ in range(300):
+            messages = []
+            for role in ['user', 'assistant'] * draw.randint(1, 2):
+                text = ' '.join(draw.choices(words, k=draw.randint(1, 12)))
+                messages.append({'role': role, 'content': text})
+            f.write(json.dumps({'messages': messages}) + '\n')
+    command = [sys.executable, 'prepare.py', 'talks', '--chat=True', f'--input={path}', '--tokenizer=byte',
+               f'--data_dir={data_dir}']
+    wait(subprocess.Popen(command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+
+if not old:
+    error("nothing to compare with. name a checkout or a commit: --old=a170a90")
+main()

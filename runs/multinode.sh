@@ -1,57 +1,42 @@
 #!/usr/bin/env bash
-# Several machines: run the same line on each, with one process per GPU. See docs/cluster.md.
+# Several machines: run the same line on each of them, with one process per GPU. See docs/cluster.md.
 #   bash runs/multinode.sh HEAD NODES [train.py's flags]
 #   NPROC=2 bash runs/multinode.sh 10.0.0.1 2 config/train_gpt2.py
 # HEAD: the address of one of the machines, as all of them reach it. NODES: how many machines; 1:2 waits for
 # one, takes two, and continues with one. Environment: NPROC (processes per machine), PORT, RESTARTS (of all
 # processes when one is lost; 3), WAIT (seconds until the head has to answer; 600). A restart continues the
-# run; weights to start from, --init_from=PATH, are for the first start alone.
+# run in out_dir, and so does the same line on another day: --auto_resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -z "${VIRTUAL_ENV:-}" ] && [ -d .venv ]; then PATH="$PWD/.venv/bin:$PATH"; fi
-
-fail() {
-  echo "error: $1" >&2
-  exit 2
-}
-
-nodes=${2:?"bash runs/multinode.sh HEAD NODES [train.py flags]"}
-head=$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}') ||
-  fail "no address is known for the head ($1). give the one that the machines share, like 10.0.0.1"
-port=${PORT:-29500}
-if [ -z "${NPROC:-}" ]; then
-  python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
-    fail "no GPU here to count the processes by. say how many: NPROC=2 bash runs/multinode.sh ..."
-fi
-wait=${WAIT:-600}
+if [ -z "${VIRTUAL_ENV:-}" ] && [ -d .venv ]; then source .venv/bin/activate; fi
+head=$1
+nodes=$2
 shift 2
+port=${PORT:-29500}
 
-# The address from which this machine talks to the head; on the head that is the head's own address.
-# torchrun would compare with what the machine's own name stands for, often 127.0.1.1; so would gloo.
-here=$(ip -o route get "$head" | sed 's/.* src \([^ ]*\).*/\1/')
+# The address from which this machine talks to the head: on the head it is the head's own. torchrun would
+# compare with what the machine's own name stands for, which is often 127.0.1.1; so would gloo.
+head_address=$(getent ahostsv4 "$head" | awk 'NR == 1 {print $1}')
+here=$(ip -o route get "$head_address" | sed 's/.* src \([^ ]*\).*/\1/')
 is_host=0
-if [ "$here" = "$head" ]; then
-  is_host=1
-  if (: > "/dev/tcp/$head/$port") 2> /dev/null; then
-    fail "port $port is in use here, by another run? take another on all machines: PORT=29501 bash\
- runs/multinode.sh ..."
-  fi
-fi
+if [ "$here" = "$head_address" ]; then is_host=1; fi
+echo "this is $here; it starts when $nodes machines run this line with the head $head_address:$port" >&2
 
-if [ "$nodes" != 1 ]; then
-  echo "this is $here; it starts when $nodes machines run this line with the head $head:$port" >&2
-fi
-
-# Wait for the head here: torchrun would give up after a minute or two, in eighty lines
+# Wait for the head: torchrun gives up after a minute or two
 if [ $is_host = 0 ]; then
-  timeout "$wait" bash -c "until (: > '/dev/tcp/$head/$port') 2> /dev/null; do sleep 1; done" ||
-    fail "nobody answers at the head ($head:$port) within $wait s. run this line there as well, with the same\
- HEAD and PORT; is there a firewall between?"
+  look="until (: > /dev/tcp/$head_address/$port) 2> /dev/null; do sleep 1; done"
+  timeout "${WAIT:-600}" bash -c "$look" || {
+    echo "error: nobody answers at the head ($head_address:$port). run this line there as well, with the" \
+      "same HEAD and PORT; is there a firewall between?" >&2
+    exit 2
+  }
 fi
 
-export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$(ip -o addr show to "$here" | awk 'NR == 1 {print $2}')}
-# machines count their restarts separately: see support/parallel.py
+interface=$(ip -o addr show to "$here" | awk 'NR == 1 {print $2}')
+export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
+# the processes meet at a store of their own: torchrun's outlives a restart, and the machines count their
+# restarts apart, so a new process would read the address of a dead one
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes="$nodes" --nproc_per_node="${NPROC:-gpu}" --max-restarts="${RESTARTS:-3}" \
-  --local-addr="$here" --rdzv-backend=c10d --rdzv-endpoint="$head:$port" --rdzv-id=flatgpt \
-  --rdzv-conf="is_host=$is_host" train.py "$@"
+  --local-addr="$here" --rdzv-backend=c10d --rdzv-endpoint="$head_address:$port" --rdzv-id=flatgpt \
+  --rdzv-conf="is_host=$is_host" train.py --auto_resume=True "$@"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # From a fresh clone to a model that writes Python, on any machine: installs into .venv, makes the default
-# dataset, trains for two to six minutes on two CPU cores, and prints samples. Run again, it continues.
+# dataset, trains for two to six minutes on two CPU cores, samples and evaluates. Run again, it continues.
 #   bash runs/quickstart.sh [train.py's flags but --out_dir]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source runs/venv.sh
 python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-[ -f data/pystdlib/meta.json ] || python prepare.py
-python train.py config/quickstart.py --init_from=auto "$@"
+if [ ! -f data/pystdlib/meta.json ]; then python prepare.py; fi
+python train.py config/quickstart.py --auto_resume=True "$@"
 python sample.py --out_dir=out-quickstart --start='class ' --num_samples=3 --max_new_tokens=400 \
   --temperature=0.6
 python eval.py --out_dir=out-quickstart

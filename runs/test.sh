@@ -8,17 +8,10 @@ cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then source runs/venv.sh; fi
 export OMP_NUM_THREADS=1  # tiny networks: a second thread only waits. Two tests run at a time instead
 
-groups=(plot test hf)
+tests=(tests)
 if [ "${1:-}" = --quick ]; then
   shift
-  # the rules of the house, knobs, data, network, optimizer, a run and its resume, samples; of those not the
-  # ones that start processes, compile, or try every size
-  tests=(tests/test_{house,configurator,dataset,model,optim,train,sample}.py)
-  slow="every_size or any_length or kill or ctrl_c or terminal or pipe or any_folder or compile or wandb"
-  tests+=(-k "not ($slow or out_of_memory)")
-else
-  groups+=(data gguf eval notebook)
-  tests=(tests)
+  tests=(tests/test_{configurator,dataset,model,optim,sample,train}.py -m 'not slow')
 fi
-python -m pip install --quiet --disable-pip-version-check $(python dev/packages.py "${groups[@]}")
+python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 python -m pytest -q -n 2 "${tests[@]}" "$@"

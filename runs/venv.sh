@@ -1,16 +1,15 @@
-# For the other scripts here, which source it: makes and activates .venv, of a Python that is new enough.
+# For the other scripts here, which source it: makes .venv, of a Python that is new enough, and activates it.
 new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
 if ! .venv/bin/python -c "$new_enough" 2>/dev/null; then
-  for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11 ''; do
-    if [ -n "$python" ] && "$python" -c "$new_enough" 2>/dev/null; then break; fi
+  found=''
+  for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
+    if [ -z "$found" ] && "$python" -c "$new_enough" 2>/dev/null; then found=$python; fi
   done
-  if [ -z "$python" ]; then
-    found=$("${PYTHON:-python3}" --version 2>&1 || true)
-    echo "error: no Python that is new enough ($found). install 3.11 or newer, or name it:" \
-      "PYTHON=/path/to/python3.12 bash $0" >&2
+  if [ -z "$found" ]; then
+    echo "error: no Python is new enough. install 3.11 or newer, or name one: PYTHON=/path/to/python3.12" >&2
     exit 2
   fi
-  if [ -d .venv ]; then echo "note: .venv has another Python and is made anew"; fi
-  "$python" -m venv --clear .venv
+  if [ -d .venv ]; then echo "note: .venv has no usable Python and is made anew"; fi
+  "$found" -m venv --clear .venv
 fi
 source .venv/bin/activate

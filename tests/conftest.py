@@ -1,215 +1,159 @@
-"""What the tests share: the scripts run in this process (importing torch takes seconds) or, where that matters, in their own."""
+"""What the tests share: a tiny dataset, tiny flags, the scripts run as a person runs them."""
 
 import csv
-import functools
-import json
+import gc
 import os
+import pickle
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [f'{REPO}', f'{REPO}/dev', f'{REPO}/tests/faults']
-os.environ.setdefault('HF_HUB_OFFLINE', '1')  # no test waits for the network; those of the Hub bring a server
-# no GPU, whose autograd threads no fork survives; tiny nets make a second thread wait, so two tests run at a time
-os.environ |= dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
+sys.path.insert(0, str(REPO))
+os.environ['CUDA_VISIBLE_DEVICES'] = ''  # the same tests on every machine; a GPU's are in runs/gpu_check.sh
+os.environ['OMP_NUM_THREADS'] = '1'  # tiny networks: a second thread only waits
+os.environ['HF_HUB_OFFLINE'] = '1'  # no test waits for the network
+os.environ['WANDB_MODE'] = 'offline'
 
-import torch
+import torch  # only now: it looks at the environment
 
-from support import errors, load
+TEXT = ''.join(f'{a} times {b} is {a * b}.\n' for a in range(60) for b in range(60))
 
-TINY = ('--device=cpu --dtype=float32 --compile=False --block_size=16 --batch_size=4 --gradient_accumulation_steps=1 '
-        '--n_layer=2 --n_head=2 --n_embd=32 --max_iters=6 --warmup_iters=2 --eval_interval=3 --eval_iters=2 '
-        '--learning_rate=1e-2').split()
-NO_PICTURES = str(REPO / 'tests' / 'no_matplotlib')  # reports without a picture: drawing takes a second
-TEXT = ''.join(f"{a} times {b} is {a * b}.\n" for a in range(60) for b in range(60))
-captured = functools.partial(subprocess.run, capture_output=True, text=True)  # .stdout and .stderr are what it said
-HANDLED = [getattr(signal, name) for name in 'SIGINT SIGTERM SIGUSR1 SIGUSR2 SIGHUP SIGQUIT'.split()]
-
-
-class Evil:
-    """Unpickled by the ordinary reader, it makes the file `canary`."""
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return Path.touch, (self.canary,)
+# a run of train.py that takes a second or two
+TINY = [
+    '--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4',
+    '--gradient_accumulation_steps=1', '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6',
+    '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2', '--learning_rate=1e-2',
+]
 
 
-class Result:
-    def __init__(self, status, out, err, script=None):
-        self.status, self.out, self.err, self.globals = status, out, err, script or {}
-
-    def losses(self):
-        """{iteration: loss} as printed."""
-        return {int(line.split(':')[0][5:]): float(line.split('loss ')[1].split(',')[0])
-                for line in self.out.splitlines() if line.startswith('iter ')}
+def run_script(name, *args, env=None, cwd=None, timeout=300):
+    """Run a script of the project in a process of its own: .returncode, .stdout, .stderr."""
+    command = [sys.executable, str(REPO / name), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env={**os.environ, **(env or {})})
 
 
-def explained(*error):
-    """The status with which a hook of support/errors.py ends the process, or None."""
-    end, os._exit = os._exit, sys.exit
-    try:
-        sys.excepthook(*error)
-    except SystemExit as e:
-        return e.code
-    finally:
-        os._exit = end
+def run_processes(n, name, *args, timeout=300):
+    """The same in n processes that train together, as torchrun starts them: the first one's result."""
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    env = {**os.environ, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(n),
+           'LOCAL_WORLD_SIZE': str(n)}
+    command = [sys.executable, str(REPO / name), *map(str, args)]
+    processes = []
+    for rank in range(n):
+        processes.append(subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**env, 'RANK': str(rank), 'LOCAL_RANK': str(rank)}))
+    outputs = [process.communicate(timeout=timeout) for process in processes]
+    return subprocess.CompletedProcess(command, max(process.returncode for process in processes), *outputs[0])
+
+
+def char_dataset(folder, name='toy', text=TEXT):
+    """A dataset of characters in folder/name, as nanoGPT's prepare.py writes it. Returns `folder`."""
+    path = Path(folder) / name
+    path.mkdir(parents=True)
+    chars = sorted(set(text))
+    stoi = {c: i for i, c in enumerate(chars)}
+    itos = {i: c for i, c in enumerate(chars)}
+    ids = np.array([stoi[c] for c in text], dtype=np.uint16)
+    n = int(0.9 * len(ids))
+    ids[:n].tofile(path / 'train.bin')
+    ids[n:].tofile(path / 'val.bin')
+    (path / 'meta.pkl').write_bytes(pickle.dumps({'vocab_size': len(chars), 'stoi': stoi, 'itos': itos}))
+    return Path(folder)
+
+
+@pytest.fixture(scope='session')
+def data_dir(tmp_path_factory):
+    """A folder with the dataset `toy`."""
+    return char_dataset(tmp_path_factory.mktemp('data'))
+
+
+def data_file(name):
+    """The path of a real text or cache, in the folder that FLATGPT_TEST_DATA names; the test is skipped
+    without."""
+    path = Path(os.environ.get('FLATGPT_TEST_DATA', 'nowhere')) / name
+    if not path.exists():
+        pytest.skip(f'FLATGPT_TEST_DATA has no {name}')
+    return path
 
 
 @pytest.fixture
-def script(capsys, monkeypatch):
-    """script('train.py', '--max_iters=3') -> Result: runs in this process. The report of a training run has no
-    picture, unless pictures=True."""
-    def run(name, *args, pictures=False):
-        monkeypatch.setattr(errors, 'EXPLAINED', {})  # no script explains another's
-        monkeypatch.setattr(sys, 'argv', [str(REPO / name), *map(str, args)])
-        excepthook = sys.excepthook
-        handlers = {n: signal.getsignal(n) for n in HANDLED}
+def script(monkeypatch, capsys):
+    """script('train.py', '--max_iters=3') runs a script in this process, as importing torch takes seconds:
+    .status, .out, .err, .globals (of a script that ended by itself)."""
+    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+
+    def run(path, *args):
+        monkeypatch.setattr(sys, 'argv', [str(REPO / path), *map(str, args)])
+        handlers = {number: signal.getsignal(number) for number in signals}
+        n_threads = torch.get_num_threads()
         capsys.readouterr()
-        status, found = 0, None
+        status = 0
+        found = {}
         try:
-            with monkeypatch.context() as patch:
-                if name == 'train.py' and not pictures:
-                    patch.setitem(sys.modules, 'matplotlib', None)
-                found = runpy.run_path(str(REPO / name), run_name='__main__')
+            found = runpy.run_path(str(REPO / path), run_name='__main__')
         except SystemExit as e:
             status = e.code or 0
-        except Exception:
-            status = explained(*sys.exc_info())
-            if status is None:
-                raise
         finally:
-            sys.excepthook = excepthook
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err, found)
+            torch.set_num_threads(n_threads)
+            gc.unfreeze()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(status=status, out=out, err=err, globals=found)
+
     return run
 
 
 @pytest.fixture
 def works(script):
-    """works('train.py', '--max_iters=3') -> Result of a script that has to end well."""
-    def run(*args, **kwargs):
-        result = script(*args, **kwargs)
-        assert result.status == 0, result.out[-2000:] + result.err[-2000:]
+    """The same, of a script that has to end with status 0."""
+    def run(path, *args):
+        result = script(path, *args)
+        assert result.status == 0, result.err
         return result
     return run
 
 
-@pytest.fixture
-def prepare(script, tmp_path):
-    """prepare('mine', '--input=a.txt', ...) -> Result; the dataset is in tmp_path/data, of bytes if nothing else
-    is said."""
-    def run(name, *args):
-        args = [f'--input={arg}' if isinstance(arg, os.PathLike) else arg for arg in args]
-        if not any(str(arg).startswith(('--tokenizer', '--show', '--chat')) for arg in args):
-            args.append('--tokenizer=byte')
-        return script('prepare.py', name, *args, f"--data_dir={tmp_path / 'data'}")
-    return run
+def load_checkpoint(folder, name='ckpt.pt'):
+    return torch.load(Path(folder) / name, weights_only=True)
 
 
-def bytes_in(data):
-    """As prepare.py has counted them, in all splits of a Dataset."""
-    return sum(split['bytes'] for split in data.meta['splits'].values())
-
-
-def is_refused(result, *words, lines=1):
-    """One line on standard error with these words, and status 2."""
-    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == lines, result.err
-    assert all(word in result.err for word in words), result.err
-
-
-def own_process(name, *args, cwd=REPO, env=None, timeout=300, launcher=None):
-    """The same in a process of its own, or under a launcher such as torchrun; returns a Result."""
-    done = captured([*(launcher or [sys.executable]), str(REPO / name), *map(str, args)], cwd=cwd, timeout=timeout,
-                    env={**os.environ, 'PYTHONPATH': NO_PICTURES, **(env or {})})
-    return Result(done.returncode, done.stdout, done.stderr)
-
-
-def torchrun(n, name, *args, restarts=0, **kwargs):
-    launcher = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}',
-                f'--max-restarts={restarts}']
-    return own_process(name, *args, launcher=launcher, env={'OMP_NUM_THREADS': '1'}, **kwargs)
-
-
-def make_dataset(data_dir, name='tiny', text=TEXT, val=True):
-    """A character dataset, written by hand."""
-    folder = Path(data_dir) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    chars = sorted(set(text))
-    ids = np.array(list(map(chars.index, text)), dtype='<u2')
-    cut = len(ids) * 9 // 10 if val else len(ids)
-    splits = {'train': ids[:cut], **({'val': ids[cut:]} if val else {})}
-    for split, part in splits.items():
-        part.tofile(folder / f'{split}.bin')
-    (folder / 'meta.json').write_text(json.dumps({
-        'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': len(chars), 'end_of_text': None, 'dtype': 'uint16',
-        'splits': {split: {'tokens': len(part)} for split, part in splits.items()}}))
-    return folder
-
-
-def nanogpt_meta(chars):
-    """What nanoGPT's prepare.py writes into meta.pkl."""
-    return {'vocab_size': len(chars), 'itos': dict(enumerate(chars)), 'stoi': {c: i for i, c in enumerate(chars)}}
-
-
-@pytest.fixture
-def out(tmp_path):
-    """The folder of a run with the flags `tiny`."""
-    return tmp_path / 'out'
-
-
-@pytest.fixture
-def tiny(tmp_path, out):
-    """The flags of a run of a second or two, on a dataset of its own."""
-    make_dataset(tmp_path / 'data')
-    return [*TINY, f"--data_dir={tmp_path / 'data'}", '--dataset=tiny', f'--out_dir={out}']
-
-
-def saved(folder, name='ckpt.pt'):
-    """A checkpoint of a run."""
-    return load.read(str(Path(folder) / name))
-
-
-def rows(folder):
-    """Those of a run's log.csv, as dicts of strings."""
+def read_log(folder):
+    """The rows of log.csv as dicts of texts."""
     with open(Path(folder) / 'log.csv', newline='') as f:
         return list(csv.DictReader(f))
 
 
-def same(a, b):
-    """Whether two states, of nested dicts and lists, are equal to the bit."""
+def losses_of(folder):
+    """[(iteration, loss, learning rate, gradient norm)] of log.csv, as it has them."""
+    rows = [row for row in read_log(folder) if row['loss']]
+    return [(row['iter'], row['loss'], row['lr'], row['grad_norm']) for row in rows]
+
+
+def assert_equal(a, b):
+    """Two states are the same to the bit."""
+    assert type(a) is type(b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if torch.is_tensor(a) else a == b
-
-
-@pytest.fixture
-def test_data():
-    """The folder with real texts that FLATGPT_TEST_DATA names."""
-    folder = os.environ.get('FLATGPT_TEST_DATA')
-    if not folder or not os.path.isdir(folder):
-        pytest.skip('real texts: FLATGPT_TEST_DATA names no folder')
-    return Path(folder)
-
-
-@pytest.fixture
-def gpt2(monkeypatch):
-    """tiktoken's GPT-2 encoding, from the cache that came with the test data or is on this machine."""
-    folder = os.environ.get('FLATGPT_TEST_DATA')
-    if folder and 'TIKTOKEN_CACHE_DIR' not in os.environ and os.path.isdir(os.path.join(folder, 'tiktoken_cache')):
-        monkeypatch.setenv('TIKTOKEN_CACHE_DIR', os.path.join(folder, 'tiktoken_cache'))
-    import tiktoken
-    try:
-        return tiktoken.get_encoding('gpt2')
-    except OSError:
-        pytest.skip("GPT-2's vocabulary: neither in TIKTOKEN_CACHE_DIR nor to be fetched")
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for one, other in zip(a, b):
+            assert_equal(one, other)
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b

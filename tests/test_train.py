@@ -1,245 +1,306 @@
-"""The loop does what it says: the same numbers whatever is logged, evaluated, split or interrupted."""
+"""train.py does what it says: the same numbers whatever is logged, evaluated, sampled or saved."""
 
+import json
+import os
 import pickle
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, is_refused, make_dataset, nanogpt_meta, rows, same, saved
+from conftest import (
+    REPO, TEXT, TINY, assert_equal, char_dataset, load_checkpoint, losses_of, read_log, run_script)
 
+import common
 import dataset
 from model import GPT, GPTConfig
 from optim import create_optimizer
-from support import checkpoint, devices, files, load, resume, signals
-from support.parallel import Distributed
 
 
-def weights(folder, name='ckpt.pt'):
-    return saved(folder, name)['model']
+@pytest.fixture
+def tiny(data_dir, tmp_path):
+    """Flags of a run of a second in tmp_path/out."""
+    return [*TINY, '--dataset=toy', f'--data_dir={data_dir}', f"--out_dir={tmp_path / 'out'}"]
 
 
-def test_the_console_and_the_log_say_what_scripts_look_for(works, tiny, tmp_path):
-    result = works('train.py', *tiny, '--peak_flops=1e12')
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / 'out'
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.glob('ckpt*'))
+
+
+# -----------------------------------------------------------------------------
+# what is learned
+
+
+def test_the_console_has_the_lines_that_scripts_look_for(works, tiny, out):
+    result = works('train.py', *tiny)
     assert re.search(r'^step 3: train loss \d\.\d{4}, val loss \d\.\d{4}$', result.out, re.M)
-    assert re.search(r'^iter 2: loss \d\.\d{4}, time \d+\.\d\dms, .*mfu .*lr .*grad norm .*tok/s, epoch', result.out, re.M)
-    assert '64 tokens per iteration = 4 sequences x 16 tokens x 1 micro-batches x 1 process' in result.out and 'ln(' in result.out
-    log = rows(tmp_path / 'out')
-    assert [r['iter'] for r in log] == list('0123456') and [r['iter'] for r in log if r['val_loss']] == ['0', '3', '6']
-    assert [int(r['tokens']) for r in log[:-1] if r['loss']] == [64 * i for i in range(6)]
+    assert re.search(r'^iter 2: loss \d\.\d{4}, time \d+\.\d\dms, .* tok/s, .*epoch', result.out, re.M)
+    rows = read_log(out)
+    assert [row['iter'] for row in rows if row['loss']] == list('012345')
+    assert [row['iter'] for row in rows if row['val_loss']] == ['0', '3', '6']
+    assert [int(row['tokens']) for row in rows if row['loss']] == [64 * i for i in range(6)]
 
 
-def test_neither_evaluating_nor_logging_changes_the_training(works, tiny, out):
-    want = works('train.py', *tiny, '--dropout=0.1').losses()
-    reference = weights(out)
-    for extra in (['--eval_interval=2', '--eval_iters=3'], ['--eval_interval=0', '--save_interval=0'],
-                  ['--log_interval=2', '--save_interval=2', '--keep_checkpoints=1'], ['--always_save_checkpoint=False']):
-        got = works('train.py', *tiny, '--dropout=0.1', '--overwrite', *extra).losses()
-        assert all(want[i] == loss for i, loss in got.items()) and len(got) >= 3
-        assert same(weights(out, sorted(p.name for p in out.glob('ckpt_0*'))[-1]), reference), extra
+@pytest.mark.parametrize('extra', [
+    ['--eval_interval=2', '--eval_iters=3'],
+    ['--eval_interval=0', '--save_interval=0', '--log_interval=2'],
+    ['--save_interval=1', '--keep_checkpoints=1', '--always_save_checkpoint=False'],
+    ['--sample_interval=1', '--sample_tokens=20'],
+])
+def test_evaluating_sampling_saving_and_logging_change_nothing_that_is_learned(works, tiny, tmp_path, extra):
+    works('train.py', *tiny, '--dropout=0.1', f"--out_dir={tmp_path / 'plain'}")
+    works('train.py', *tiny, '--dropout=0.1', *extra)
+    plain = load_checkpoint(tmp_path / 'plain', 'ckpt_00000006.pt')
+    other = load_checkpoint(tmp_path / 'out', 'ckpt_00000006.pt')
+    assert_equal(plain['model'], other['model'])
+    assert_equal(plain['optimizer']['state'], other['optimizer']['state'])
 
 
 def test_a_large_batch_and_many_small_ones_give_the_same_gradients(works, tiny, out):
-    norms, params = [], []
-    for args in (['--batch_size=8', '--total_batch_size=1', '--gradient_accumulation_steps=1'], ['--batch_size=2', '--gradient_accumulation_steps=99', '--total_batch_size=128']):
-        run = works('train.py', *tiny, '--overwrite', '--grad_clip=0', '--max_iters=4', *args)
-        norms.append([float(r['grad_norm']) for r in rows(out)[:-1]])
-        params.append(weights(out))
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    assert run.globals['gradient_accumulation_steps'] == 4  # as it follows, not the 99
-    torch.testing.assert_close(params[1], params[0], atol=1e-4, rtol=1e-3)
+    works('train.py', *tiny, '--grad_clip=0', '--batch_size=8')
+    one = losses_of(out)
+    weights = load_checkpoint(out)['model']
+    result = works('train.py', *tiny, '--grad_clip=0', '--batch_size=2', '--total_batch_size=128',
+                   '--overwrite')
+    assert result.globals['grad_accum_steps'] == 4
+    for (_, loss, _, norm), (_, loss_4, _, norm_4) in zip(one, losses_of(out)):
+        assert float(loss_4) == pytest.approx(float(loss), abs=1e-5)
+        assert float(norm_4) == pytest.approx(float(norm), rel=1e-4)
+    torch.testing.assert_close(load_checkpoint(out)['model'], weights, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize('cut, arch, optimizer, dtype', [
-    (1, 'gpt2', 'adamw', 'float32'), (4, 'local', 'muon', 'bfloat16')])
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(works, tiny, tmp_path, cut, arch, optimizer, dtype):
-    through, parts = tmp_path / 'through', tmp_path / 'parts'
-    flags = [*tiny, '--dropout=0.1', '--max_iters=7', f'--arch={arch}', '--n_kv_head=1', f'--matrix_optimizer={optimizer}', f'--dtype={dtype}']
-    works('train.py', *flags, f'--out_dir={through}')
-    works('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}', '--lr_decay_iters=7')
-    result, _ = [works('train.py', '--init_from=resume', f'--out_dir={parts}', '--max_iters=7', '--device=cpu', f'--dtype={dtype}', f'--data_dir={tmp_path}/data') for _ in 'ab']
-    assert f'after {cut} iterations' in result.out and f'max_iters: {cut} -> 7' in result.out
-    a, b = (saved(p, 'ckpt_00000007.pt') for p in (through, parts))
-    assert same(a['model'], b['model']) and same(a['optimizer']['state'], b['optimizer']['state'])
-    apart_from_times = lambda folder: [(r['iter'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in rows(folder) if r['loss']]
-    assert apart_from_times(through) == apart_from_times(parts)
-    told = [r['iter'] for r in rows(parts) if r['val_loss']]
-    assert len(set(told)) == len(told) and str(cut) in told, 'once, also at an old end, or of a run that is done'
+@pytest.mark.parametrize('cut, flags', [
+    (1, ['--dropout=0.1', '--gradient_accumulation_steps=2']),
+    (4, ['--arch=modern', '--matrix_optimizer=muon', '--n_kv_head=1', '--dtype=bfloat16']),
+    (3, ['--arch=llama', '--n_kv_head=1', '--lr_schedule=wsd']),
+])
+def test_a_resumed_run_ends_with_the_same_bits(works, tiny, tmp_path, cut, flags):
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    flags = [*tiny, *flags, '--lr_decay_iters=7']
+    works('train.py', *flags, f'--out_dir={whole}', '--max_iters=7')
+    works('train.py', *flags, f'--out_dir={parts}', f'--max_iters={cut}')
+    works('train.py', *flags, f'--out_dir={parts}', '--max_iters=7', '--init_from=resume')
+    one, other = load_checkpoint(whole), load_checkpoint(parts)
+    assert other['iter_num'] == 7
+    assert_equal(one['model'], other['model'])
+    assert_equal(one['optimizer']['state'], other['optimizer']['state'])
+    assert losses_of(whole) == losses_of(parts)
+    evaluated = [row['iter'] for row in read_log(parts) if row['val_loss']]
+    assert len(set(evaluated)) == len(evaluated)  # no row twice
 
 
-def test_checkpoints_are_numbered_and_linked(works, tiny, out):
-    works('train.py', *tiny, '--max_iters=8', '--save_interval=3', '--eval_interval=4')
-    names = sorted(p.name for p in out.glob('ckpt*'))
-    assert names == 'ckpt.pt ckpt_00000006.pt ckpt_00000008.pt ckpt_best.pt'.split(), 'the two newest'
-    assert saved(out)['iter_num'] == 8
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(f'{out}/ckpt.pt') == []
-    best = saved(out, 'ckpt_best.pt')
-    vals = {int(r['iter']): float(r['val_loss']) for r in rows(out) if r['val_loss'] and r['iter'] != '0'}
-    assert vals[best['iter_num']] == min(vals.values()) == pytest.approx(best['best_val_loss'])
+def test_a_run_learns(works, tiny):
+    result = works('train.py', *tiny, '--max_iters=150', '--eval_interval=150', '--log_interval=50')
+    step_0, step_150 = re.findall(r'val loss (\d\.\d+)', result.out)[:2]
+    assert float(step_0) > 2.5 and float(step_150) < 1.7
 
 
-def test_with_always_save_off_the_named_checkpoint_is_the_best(works, tiny, out):
-    # a learning rate that soon does harm: the last is not the best
-    works('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3', '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
-    state, log = saved(out), rows(out)
-    vals = {int(r['iter']): float(r['val_loss']) for r in log if r['val_loss'] and r['iter'] != '0'}
-    assert state['iter_num'] == min(vals, key=vals.get) < 40 and state['best_val_loss'] == pytest.approx(min(vals.values()))
-    assert load.read(checkpoint.newest(str(out)))['iter_num'] == 40, 'resume takes the newest one'
-    works('train.py', *tiny, '--init_from=resume', '--max_iters=42', '--batch_size=2',
-          '--gradient_accumulation_steps=2', '--eval_iters=4')
-    assert saved(out)['best_val_loss'] == state['best_val_loss'], 'the same windows'
-    done = works('train.py', *tiny, '--init_from=resume', '--max_iters=44', '--eval_iters=1')
-    assert saved(out)['iter_num'] >= 40 and 'begins anew' in done.out, 'losses over other windows do not compare'
-
-
-def test_eval_only_writes_nothing_and_never_trains(works, tiny, tmp_path, out):
-    works('train.py', *tiny)
-    contents = lambda: {p.name: p.read_bytes() for p in out.iterdir()}
-    before = contents()
-    result = works('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
-    assert not result.losses() and 'step 6: train loss' in result.out
-    assert contents() == before
-    works('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}")
-    assert not (tmp_path / 'new').exists()
-
-
-def test_a_resume_needs_no_flags_and_flags_override_it(works, tiny, tmp_path, out):
-    works('train.py', *tiny, '--beta2=0.9', '--dtype=bfloat16')
-    place = [f"--out_dir={out}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu']
-    result = works('train.py', *place, '--max_iters=8', '--weight_decay=0.5', '--n_layer=5', '--block_size=8')
-    assert 'weight_decay: 0.1 -> 0.5' in result.out and 'the checkpoint has 2' in result.out
-    state = saved(out)
-    groups = state['optimizer']['param_groups']
-    assert groups[0]['weight_decay'] == 0.5 and groups[1]['weight_decay'] == 0 and groups[0]['betas'] == (0.9, 0.9)
-    assert result.globals['dtype'] == 'bfloat16', 'the run has its own, on the same kind of device'
-    assert state['config']['n_layer'] == 2 and state['config']['block_size'] == 16 and state['config']['batch_size'] == 4
-    works('train.py', *place, '--max_iters=5', '--weight_decay=0.9')  # it is done: nothing is trained
-    assert '"weight_decay": 0.5' in (out / 'run.json').read_text()
-
-
-def test_weights_of_a_checkpoint_start_a_new_run(works, tiny, tmp_path, out, monkeypatch):
-    works('train.py', *tiny)
-    old = f'{out}/ckpt.pt'
-    result = works('train.py', *tiny, f'--init_from={old}', f"--out_dir={tmp_path / 'new'}", '--block_size=8', '--eval_interval=1', '--max_iters=1', '--warmup_iters=0', '--learning_rate=1')
-    assert 'iter 0:' in result.out
-    new = saved(tmp_path / 'new', 'ckpt_best.pt')
-    assert new['model_args']['block_size'] == 8 and new['best_val_loss'] == new['evaluation']['metrics']['val_loss']
-    for start in ('auto:', ''):  # one line that begins and, started again, goes on
-        for n in (1, 2):
-            result = works('train.py', *tiny, f'--init_from={start}{old}', f"--out_dir={tmp_path / f'again{start}'}", f'--max_iters={n}', '--warmup_iters=0')
-            assert list(result.losses()) == [n - 1]
-        monkeypatch.setenv('TORCHELASTIC_MAX_RESTARTS', '3')
-    monkeypatch.undo()
-    result = works('train.py', *tiny, f"--init_from={out}", f"--out_dir={tmp_path / 'same'}", '--max_iters=0')
-    assert f"val loss {float(rows(out)[-1]['val_loss']):.4f}" in result.out
-
-
-def test_an_arch_composes_with_a_run_and_stays_with_its_checkpoint(works, tiny, tmp_path, out):
-    result = works('train.py', 'config/train_gpt2.py', 'config/arch_llama.py', *tiny, '--max_iters=3', '--n_kv_head=1')
-    assert 'model     llama, 2 layers' in result.out, result.err
-    args = saved(out)['model_args']
-    assert args['arch'] == 'llama' and args['n_kv_head'] == 1 and args['positions'] == 'rope'
-    # rotary positions are no weights: a new run may have more of them, and squeeze them
-    flags = [f"--init_from={out}", f"--out_dir={tmp_path / 'longer'}", '--block_size=32', '--rope_scaling=llama3:2:1:4:16']
-    works('train.py', *tiny, *flags)
-    args = saved(tmp_path / 'longer')['model_args']
-    assert args['block_size'] == 32 and args['rope_scaling'] == 'llama3:2:1:4:16'
-
-
-@pytest.mark.parametrize('budget, iterations', [
-    # of 64,280 targets, 640.04; in whole windows of 16 it would be 639.96 of 64,272
-    ('300 tokens', 5), ('0.009957 epochs', 11), ('0.001 tokens_per_param', 1)])
-def test_budgets_in_tokens_epochs_and_tokens_per_parameter(works, tiny, budget, iterations):
-    result = works('train.py', *tiny, f'--budget={budget}', '--warmup_iters=0', '--eval_interval=0')
-    assert f'budget    {iterations} iterations' in result.out and len(result.losses()) == iterations
-
-
-def test_a_dataset_without_val_trains_and_says_so(works, tiny, tmp_path):
-    make_dataset(tmp_path / 'data', 'noval', val=False)
-    result = works('train.py', *tiny, '--dataset=noval', '--always_save_checkpoint=False', '--save_interval=2')
-    assert 'no val.bin' in result.out and 'val loss' not in result.out
-    assert saved(tmp_path / 'out')['iter_num'] == 6, 'the newest, as there is no best'
-
-
-def test_evaluation_is_the_loss_of_windows_spread_evenly(works, tiny, tmp_path):
-    def evaluated(*flags, n=None):
-        """(the loss found, the model's loss over n windows of 16, or all that there are)"""
-        found = works('train.py', *tiny, '--eval_only', *flags).globals
-        model, val = found['model'].eval(), found['data'].val
-        ids, n_all = torch.tensor(val.windows([0], val.n)[0]), -(-(val.n - 1) // 16)
-        begin = [16 * (i * n_all // (n or n_all)) for i in range(n or n_all)]
-        parts = [ids[at:at + 17] for at in begin]  # the last one may be shorter
-        with torch.no_grad():
-            nats = [model(part[None, :-1], part[None, 1:])[1].item() * (len(part) - 1) for part in parts]
-        return found['metrics']['val_loss'], sum(nats) / sum(len(part) - 1 for part in parts)
-    make_dataset(tmp_path / 'data', 'small', TEXT[:6000] + TEXT[-3000:])
-    for loss, want in (evaluated('--eval_iters=3', n=12),
-                       evaluated('--eval_iters=0', '--dataset=small')):
-        assert loss == pytest.approx(want, rel=1e-5)
-
-
-def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
-    is_refused(script('train.py', *tiny, '--document_mask'), 'no token separates the documents', lines=2)
-    path = tmp_path / 'data' / 'tiny' / 'meta.json'
-    meta = files.read_json(path)
-    separator = meta['tokenizer']['chars'].index('\n')  # a character may stand for it: lines are documents
-    files.write_json(f'{path}', {**meta, 'end_of_text': separator})
-    across = works('train.py', *tiny).globals['metrics']['val_loss']
-    result = works('train.py', *tiny, '--document_mask', '--overwrite')
-    assert abs(result.globals['metrics']['val_loss'] - across) > 1e-3
-    assert 'begins anew' in works('train.py', *tiny, '--init_from=resume', '--document_mask=False').out
-    # that each document is read as if it were alone is shown in test_chat.py
-    x, _, documents = result.globals['data'].train.batch(1, range(8), 16)
-    assert np.array_equal(np.diff(documents) != 0, x[:, 1:] == separator)
-
-
-def test_a_best_found_right_after_a_resume_is_saved(works, tiny, out):
-    # as after a Ctrl-C at an evaluation: saved, but not evaluated
-    works('train.py', *tiny, '--max_iters=3', '--lr_decay_iters=6')
-    path = out / 'ckpt_00000003.pt'
-    state = torch.load(path, weights_only=True)
-    for name in ('ckpt.pt', 'ckpt_best.pt'):
-        (out / name).unlink()
-    torch.save({**state, 'evaluation': {}, 'best_val_loss': 99.0}, path)
-    works('train.py', *tiny, '--init_from=resume', '--max_iters=6', '--learning_rate=0.9', '--min_lr=0.9')
-    assert saved(out, 'ckpt_best.pt')['iter_num'] == 3
-
-
-def test_weights_alone_are_not_resumed_but_start_a_run(works, tiny, tmp_path):
-    works('train.py', *tiny)
-    state = torch.load(tmp_path / 'out' / 'ckpt.pt', weights_only=True)
-    del state['optimizer'], state['model_args']['dropout'], state['model_args']['bias']  # and as old as nanoGPT's first ones
-    (tmp_path / 'bare').mkdir()
-    torch.save(state, tmp_path / 'bare' / 'ckpt.pt')
-    works('train.py', *tiny, f"--out_dir={tmp_path / 'new'}", f"--init_from={tmp_path / 'bare'}")
-
-
-def test_one_budget_replaces_another_on_resume(tiny, tmp_path, works):
-    (tmp_path / 'long.py').write_text("budget = '128 tokens'\n")
-    flags = [flag for flag in tiny if not flag.startswith('--max_iters')]
-    short = works('train.py', *flags, '--max_iters=1', tmp_path / 'long.py', '--warmup_iters=0')
-    assert 'budget    1 iterations' in short.out, 'a flag is given after the file'
-    works('train.py', *flags, tmp_path / 'long.py', '--warmup_iters=0', '--total_batch_size=64', '--overwrite')
-    place = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path / 'data'}", '--init_from=resume', '--device=cpu', '--dtype=float32']
-    for flags, n in (([], 2), (['--max_iters=4'], 4), (['--max_iters=9', '--budget=384 tokens'], 6)):
-        out = works('train.py', *place, *flags).out
-        assert f'budget    {n} iterations' in out and ('max_iters: ' in out) == (n == 4)
-    result = works('train.py', *place, '--max_iters=99', '--gradient_accumulation_steps=2', '--eval_only')
-    assert '128 tokens per iteration' in result.out
+def test_overfit_batch_sees_one_batch(works, tiny):
+    result = works('train.py', *tiny, '--overfit_batch', '--max_iters=200', '--eval_interval=0',
+                   '--log_interval=199')
+    assert float(re.search(r'iter 199: loss (\d\.\d+)', result.out)[1]) < 0.2
 
 
 def test_the_learning_rate_follows_the_schedule(works, tiny):
     def lrs(*args):
-        get_lr = works('train.py', *tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args).globals['get_lr']
+        flags = [*tiny, '--eval_only', '--learning_rate=1', '--warmup_iters=4', '--max_iters=20', *args]
+        get_lr = works('train.py', *flags).globals['get_lr']
         return [get_lr(it) for it in range(24)]
-    cosine, linear, constant = lrs(), lrs('--lr_schedule=linear', '--min_lr=0'), lrs('--lr_schedule=constant')
-    assert cosine[:4] == linear[:4] == constant[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert cosine[4] == linear[4] == 1 and set(constant[4:]) == {1}
-    assert cosine[12] == pytest.approx(0.55) and linear[12] == pytest.approx(0.5)
-    assert cosine[20:] == [0.1] * 4 and linear[20:] == [0] * 4
-    assert set(lrs('--decay_lr=False')) == {1}, "as in nanoGPT: no decay, and no warmup either"
+
+    cosine = lrs()
+    linear = lrs('--lr_schedule=linear', '--min_lr=0')
+    constant = lrs('--lr_schedule=constant')
+    wsd = lrs('--lr_schedule=wsd', '--decay_fraction=0.5')
+    for schedule in (cosine, linear, constant, wsd):
+        assert schedule[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert cosine[12] == pytest.approx(0.55) and cosine[20:] == [0.1] * 4
+    assert linear[12] == pytest.approx(0.5) and linear[20:] == [0] * 4
+    assert set(constant[4:]) == {1}
+    assert wsd[10] == 1 and wsd[15] == pytest.approx(0.5) and wsd[20] == 0
+    assert set(lrs('--decay_lr=False')) == {1}  # as in nanoGPT: no warmup either
+
+
+@pytest.mark.parametrize('flags, iterations', [
+    (['--max_tokens=300'], 5),
+    (['--max_epochs=0.0015'], 2),
+    (['--max_tokens=300', '--max_epochs=0.0015'], 2),
+    (['--max_tokens=1e9', '--max_iters=3'], 3),
+])
+def test_the_earliest_budget_ends_the_run(works, tiny, flags, iterations):
+    result = works('train.py', *tiny, '--eval_interval=0', *flags)
+    assert result.globals['max_iters'] == iterations
+    assert len(re.findall('^iter ', result.out, re.M)) == iterations
+
+
+def test_a_dataset_without_val_trains_and_keeps_the_newest(works, tiny, tmp_path, out):
+    folder = char_dataset(tmp_path / 'data', 'noval')
+    (folder / 'noval' / 'val.bin').unlink()
+    result = works('train.py', *tiny, '--dataset=noval', f'--data_dir={folder}',
+                   '--always_save_checkpoint=False')
+    assert 'val loss' not in result.out
+    assert load_checkpoint(out)['iter_num'] == 6
+
+
+def test_attention_can_stay_inside_documents(script, works, tiny, tmp_path):
+    flags = [*tiny, '--document_mask']
+    assert script('train.py', *flags).status == 2  # no token separates the documents
+    folder = char_dataset(tmp_path / 'data')
+    chars = sorted(set(TEXT))
+    meta = {'vocab_size': len(chars), 'dtype': 'uint16', 'end_of_text': chars.index('\n'),
+            'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'splits': {}}
+    (folder / 'toy' / 'meta.json').write_text(json.dumps(meta))
+    across = works('train.py', *tiny, f'--data_dir={folder}')
+    inside = works('train.py', *flags, f'--data_dir={folder}', '--overwrite')
+    assert across.out.count('step 6') == inside.out.count('step 6') == 1
+    assert re.findall('step 6.*', across.out) != re.findall('step 6.*', inside.out)
+
+
+def test_a_micro_batch_whose_targets_are_all_masked_trains_on(works, tiny, monkeypatch):
+    batch = dataset.Tokens.batch
+
+    def masked_batch(self, seed, numbers, block_size):
+        x, y, doc_ids = batch(self, seed, numbers, block_size)
+        return x, np.where(np.asarray(numbers)[0] % 8 == 4, -1, y), doc_ids  # every second micro-batch
+
+    monkeypatch.setattr(dataset.Tokens, 'batch', masked_batch)
+    result = works('train.py', *tiny, '--gradient_accumulation_steps=2')
+    assert 'iter 5: loss nan' not in result.out
+
+
+# -----------------------------------------------------------------------------
+# what is kept
+
+
+def test_checkpoints_are_numbered_pruned_and_linked(works, tiny, out):
+    works('train.py', *tiny, '--max_iters=8', '--save_interval=2', '--eval_interval=4')
+    assert names_in(out) == ['ckpt.pt', 'ckpt_00000006.pt', 'ckpt_00000008.pt', 'ckpt_best.pt']
+    assert load_checkpoint(out)['iter_num'] == 8
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(out / 'ckpt.pt')) == []
+    best = load_checkpoint(out, 'ckpt_best.pt')
+    losses = {int(row['iter']): float(row['val_loss']) for row in read_log(out) if row['val_loss']}
+    assert best['best_val_loss'] == pytest.approx(losses[best['iter_num']])
+    assert best['best_val_loss'] == pytest.approx(min(losses[4], losses[8]))
+    run = json.loads((out / 'run.json').read_text())
+    assert run['outcome'] == 'done' and run['iterations'] == 8 and run['best_iter'] == best['iter_num']
+    assert (out / 'report.md').exists()
+
+
+def test_with_always_save_checkpoint_off_the_named_checkpoint_is_the_best(works, tiny, out):
+    # a learning rate that soon does harm: the last is not the best
+    works('train.py', *tiny, '--max_iters=40', '--eval_interval=4', '--learning_rate=0.3',
+          '--warmup_iters=30', '--lr_schedule=constant', '--always_save_checkpoint=False')
+    losses = {int(row['iter']): float(row['val_loss']) for row in read_log(out) if row['val_loss']}
+    del losses[0]
+    assert load_checkpoint(out)['iter_num'] == min(losses, key=losses.get) < 40
+    assert names_in(out)[-2] == 'ckpt_00000040.pt'  # a resume takes the newest one
+
+
+def test_eval_only_writes_nothing_and_never_trains(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    result = works('train.py', *tiny, '--init_from=resume', '--eval_only', '--max_iters=99')
+    assert 'step 6: train loss' in result.out and 'iter 6' not in result.out
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    works('train.py', *tiny, '--eval_only', f"--out_dir={tmp_path / 'new'}")
+    assert not (tmp_path / 'new').exists()
+
+
+def test_samples_are_printed_whole_and_kept_in_the_report(works, tiny, out):
+    result = works('train.py', *tiny, '--sample_interval=6', '--sample_tokens=50')
+    text = result.out.partition('samples after 6 iterations')[2]
+    assert '---' in text and len(text) > 50
+    assert '---' in (out / 'report.md').read_text()
+
+
+# -----------------------------------------------------------------------------
+# where a run starts
+
+
+def test_no_run_is_overwritten_or_continued_unless_asked(script, works, tiny, out):
+    works('train.py', *tiny)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    again = script('train.py', *tiny)
+    assert again.status == 2 and again.err.startswith('error: ')
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    works('train.py', *tiny, '--overwrite', '--max_iters=2')
+    assert load_checkpoint(out)['iter_num'] == 2
+
+
+def test_auto_resume_continues_a_run_also_one_that_began_from_weights(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    flags = [*tiny, f'--init_from={out}', f"--out_dir={tmp_path / 'tuned'}", '--auto_resume']
+    first = works('train.py', *flags, '--max_iters=2')
+    second = works('train.py', *flags, '--max_iters=4')
+    assert 'iter 0:' in first.out and 'iter 0:' not in second.out and 'iter 2:' in second.out
+    assert load_checkpoint(tmp_path / 'tuned')['iter_num'] == 4
+    fresh = works('train.py', *tiny, f"--out_dir={tmp_path / 'fresh'}", '--auto_resume', '--max_iters=1')
+    assert 'iter 0:' in fresh.out
+
+
+def test_on_a_resume_what_was_given_holds_and_an_edited_default_counts(works, tiny, tmp_path, out):
+    works('train.py', *tiny, '--weight_decay=0.3')
+    assert load_checkpoint(out)['optimizer']['param_groups'][0]['weight_decay'] == 0.3
+    edited = tmp_path / 'train.py'
+    edited.write_text((REPO / 'train.py').read_text().replace('grad_clip = 1.0', 'grad_clip = 0.5')
+                      .replace('weight_decay = 1e-1', 'weight_decay = 0.7'))
+    place = [f'--out_dir={out}', '--init_from=resume', '--device=cpu', f"--data_dir={out.parent / 'data'}"]
+    place[3] = [flag for flag in tiny if flag.startswith('--data_dir')][0]
+    result = works(edited, *place, '--max_iters=8', '--beta2=0.9', '--n_layer=5')
+    assert result.globals['grad_clip'] == 0.5  # this file's
+    assert result.globals['weight_decay'] == 0.3  # given then
+    assert result.globals['beta2'] == 0.9  # given now
+    assert result.globals['n_layer'] == 2  # the architecture is the checkpoint's
+    for line in ('grad_clip', 'max_iters', 'beta2', 'n_layer'):
+        assert re.search(rf'^.*{line}.*->|^.*{line}.*ignored|^.*{line}', result.out, re.M)
+    again = works(edited, *place, '--max_iters=9')
+    assert again.globals['beta2'] == 0.9  # given in between
+    groups = load_checkpoint(out)['optimizer']['param_groups']
+    assert groups[0]['weight_decay'] == 0.3 and groups[1]['weight_decay'] == 0
+    assert tuple(groups[0]['betas']) == (0.9, 0.9)
+
+
+def test_other_data_or_another_batch_end_a_resume(script, works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    assert script('train.py', *tiny, '--init_from=resume', '--max_iters=9', '--batch_size=2').status == 2
+    other = char_dataset(tmp_path / 'other', text=TEXT[:-1000])
+    assert script('train.py', *tiny, '--init_from=resume', '--max_iters=9', f'--data_dir={other}').status == 2
+    works('train.py', *tiny, '--init_from=resume', '--max_iters=7', '--batch_size=2',
+          '--gradient_accumulation_steps=2')
+
+
+def test_resume_step_goes_on_from_a_named_checkpoint_and_keeps_the_later_ones_aside(works, tiny, out):
+    works('train.py', *tiny, '--max_iters=6', '--save_interval=2', '--keep_checkpoints=0')
+    works('train.py', *tiny, '--init_from=resume', '--resume_step=2', '--max_iters=4', '--save_interval=2',
+          '--keep_checkpoints=0')
+    names = names_in(out)
+    assert 'ckpt_00000004.pt' in names and 'ckpt_00000006.pt' not in names
+    assert any(name.endswith('.old') and '00000006' in name for name in names)
+    assert [row['iter'] for row in read_log(out) if row['loss']] == list('0123')
+
+
+def test_weights_start_a_run_with_a_smaller_context(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    works('train.py', *tiny, f'--init_from={out}/ckpt.pt', f"--out_dir={tmp_path / 'new'}", '--block_size=8')
+    assert load_checkpoint(tmp_path / 'new')['model_args']['block_size'] == 8
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(works, script, tiny, out):
+    works('train.py', *tiny, '--save_interval=3')
+    (out / 'ckpt_00000006.pt').write_bytes((out / 'ckpt_00000006.pt').read_bytes()[:5000])
+    result = works('train.py', *tiny, '--init_from=resume', '--save_interval=3')
+    assert 'ckpt_00000006.pt' in result.out and 'iter 3:' in result.out
+    for path in out.glob('ckpt*.pt'):
+        path.write_bytes(b'nothing')
+    result = script('train.py', *tiny, '--init_from=resume')
+    assert result.status == 2 and result.err.startswith('error: ')
 
 
 def nanogpt_checkpoint(path, vocab_size):
@@ -247,100 +308,124 @@ def nanogpt_checkpoint(path, vocab_size):
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=vocab_size, dropout=0.0)
     torch.manual_seed(3)
     model = GPT(GPTConfig(**args))
-    optimizer = create_optimizer(model, 1e-3, 0.3, (0.9, 0.97), 1e-4)
+    optimizer = model.configure_optimizers(0.3, 1e-3, (0.9, 0.97), 'cpu')
     idx = torch.randint(vocab_size, (2, 16))
     model(idx, idx)[1].backward()
     optimizer.step()
-    state = optimizer.state_dict()
-    for group in state['param_groups']:
-        group['fused'] = None
-    # the last two: of flags of its own resume, which keeps what its optimizer had
-    config = dict(dataset='old', gradient_accumulation_steps=1, batch_size=4, block_size=16, max_iters=3,
-                  warmup_iters=1, backend='nccl', device='cuda', dtype='float16', compile=True, weight_decay=9.0, beta2=0.5)
-    torch.save({'model': {'_orig_mod.' + k: v for k, v in model.state_dict().items()}, 'optimizer': state, 'model_args': args, 'iter_num': 1,
+    config = dict(dataset='toy', gradient_accumulation_steps=1, batch_size=4, block_size=16, max_iters=3,
+                  warmup_iters=1, backend='nccl', device='cuda', dtype='float16', compile=True,
+                  weight_decay=0.3, beta2=0.97, learning_rate=1e-3, eval_interval=10, eval_iters=2,
+                  init_from='scratch')
+    weights = {'_orig_mod.' + name: p for name, p in model.state_dict().items()}
+    torch.save({'model': weights, 'optimizer': optimizer.state_dict(), 'model_args': args, 'iter_num': 1,
                 'best_val_loss': torch.tensor(3.2), 'config': config}, path)
-    return model
 
 
-def test_nanogpts_own_files_work_as_they_are(works, script, tmp_path, out, capsys):
-    folder = make_dataset(tmp_path / 'data', 'old')
-    meta = files.read_json(folder / 'meta.json')
-    (folder / 'meta.json').unlink()
-    chars = meta['tokenizer']['chars']
-    (folder / 'meta.pkl').write_bytes(pickle.dumps(nanogpt_meta(chars)))
+def test_nanogpts_run_goes_on_as_it_is_and_its_sample_py_reads_ours(works, script, data_dir, out):
     out.mkdir()
-    model = nanogpt_checkpoint(out / 'ckpt.pt', len(chars))
-    theirs = (out / 'ckpt.pt').read_bytes()
-    place = [f'--out_dir={out}', f"--data_dir={tmp_path / 'data'}", '--device=cpu']
-    loaded, tokenizer = load.model_and_tokenizer(GPT, str(out), data_dir=f'{tmp_path}/data')
-    assert same(loaded.state_dict(), model.state_dict()) and tokenizer.decode(tokenizer.encode_prompt('3 times')) == '3 times'
-    is_refused(script('train.py', '--init_from=resume', *place, '--batch_size=1'), 'tokens per iteration changed')
-    result = works('train.py', '--init_from=resume', *place)  # dtype float16 and compile of the old machine are not taken over
-    assert list(result.losses()) == [1, 2], result.err
-    assert [result.globals[name] for name in ('weight_decay', 'beta2', 'adam_eps')] == [0.3, 0.97, 1e-4]
-    assert saved(out)['optimizer']['state'][0]['step'].item() == 3, 'the old moments went on'
-    assert 'is kept as' in result.out and (out / 'ckpt_original_00000001.pt').read_bytes() == theirs
-    resume.load_optimizer_state(result.globals['optimizer'], {'optimizer': torch.optim.SGD(model.parameters()).state_dict()}, print)
-    assert 'another and is AdamW: it starts without a state' in capsys.readouterr().out, "a fork's"
-    # and nanoGPT's sample.py finds what it looks for in ours
-    raw = torch.load(out / 'ckpt.pt', weights_only=True)
-    assert set(raw['model_args']) == set('n_layer n_head n_embd block_size bias vocab_size dropout'.split()) and raw['config']['dataset'] == 'old'
+    nanogpt_checkpoint(out / 'ckpt.pt', len(set(TEXT)))
+    place = [f'--out_dir={out}', f'--data_dir={data_dir}', '--device=cpu', '--init_from=resume']
+    result = works('train.py', *place)
+    assert re.findall(r'^iter (\d)', result.out, re.M) == ['1', '2']
+    assert result.globals['weight_decay'] == 0.3 and result.globals['dtype'] != 'float16'
+    state = load_checkpoint(out)
+    assert state['optimizer']['state'][0]['step'].item() == 3  # the old moments went on
+    # what nanoGPT's sample.py looks for
+    assert set(state['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size',
+                                        'dropout'}
+    assert {'model', 'config'} <= set(state) and state['config']['dataset'] == 'toy'
 
 
-def test_float16_has_its_scaler_in_the_checkpoint(tiny, tmp_path, monkeypatch, works):
-    monkeypatch.setattr(devices, 'choose_dtype', lambda dtype, device: ('float16', 'for the test'))  # on a CPU train.py refuses it
+# -----------------------------------------------------------------------------
+# when something is wrong
+
+
+@pytest.mark.parametrize('flags', [
+    ['--dataset=missing'], ['--init_from=resume'], ['--init_from=nowhere/ckpt.pt'], ['--batch_size=0'],
+    ['--n_head=3'], ['--arch=local'], ['--lr_schedule=square'], ['--matrix_optimizer=muon'], ['--device=tpu'],
+    ['--block_size=1000000'], ['--total_batch_size=100'], ['--tasks=nothing'], ['--shard=3'],
+    ['--dtype=int8'], ['--sample_interval=3', '--sample_prompts=nowhere.txt'], ['--dropout=1'],
+])
+def test_what_a_person_gets_wrong_is_one_line_and_nothing_is_written(script, tiny, out, flags):
+    result = script('train.py', *tiny, *flags)
+    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+    assert not out.exists()
+
+
+def test_a_run_that_diverges_ends_with_status_3_and_writes_nothing(script, works, tiny, out):
+    works('train.py', *tiny, '--max_iters=2')
+    before = names_in(out)
+    for flags in ([], ['--log_interval=0'], ['--log_interval=0', '--eval_interval=0', '--save_interval=5']):
+        result = script('train.py', *tiny, '--init_from=resume', '--max_iters=30', '--learning_rate=1e30',
+                        *flags)
+        assert result.status == 3, result.out
+        assert names_in(out) == before
+    fresh = script('train.py', *tiny, '--overwrite', '--learning_rate=1e30', '--max_iters=30')
+    assert fresh.status == 3
+    for name in names_in(out):
+        for p in load_checkpoint(out, name)['model'].values():
+            assert torch.isfinite(p).all()
+
+
+def test_under_float16_the_scaler_is_saved_and_skipped_updates_do_not_end_the_run(works, tiny, out,
+                                                                                  monkeypatch):
+    # train.py takes it on GPUs only
+    monkeypatch.setattr(common, 'choose_dtype', lambda dtype, device: 'float16')
     works('train.py', *tiny, '--max_iters=4')
-    state = saved(tmp_path / 'out')
-    assert state['scaler']['_growth_tracker'] == 4 and state['scaler']['scale'] > 1
+    state = load_checkpoint(out)
+    assert state['scaler']['_growth_tracker'] == 4
     result = works('train.py', *tiny, '--init_from=resume', '--max_iters=6')
     assert result.globals['scaler'].state_dict()['_growth_tracker'] == 6
+    # a scale that makes the gradient infinite: the update is skipped, the scale halved
+    state['scaler']['scale'] = 1e30
+    torch.save(state, out / 'ckpt_00000006.pt')
+    result = works('train.py', *tiny, '--init_from=resume', '--max_iters=8')
+    assert result.globals['scaler'].get_scale() < 1e30
 
 
-def test_wandb_gets_nanogpts_keys_under_one_id_and_may_die(works, tiny, out, monkeypatch):
-    logged, ids, totals = [], [], {}
+def test_wandb_gets_the_rows_under_one_id_and_a_failing_init_leaves_the_old_run(script, works, tiny, out,
+                                                                                monkeypatch):
+    rows, ids = [], []
 
-    class Run:
-        id, summary, define_metric = 'abc', totals, lambda self, *args, **options: None
+    def init(**options):
+        ids.append(options['id'])
+        return SimpleNamespace(id='abc')
 
-        def log(self, row):
-            logged.append(row)
-            if len(logged) == 10:
-                raise ConnectionResetError
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init, log=rows.append))
+    works('train.py', *tiny, '--wandb_log=True')
+    assert {'iter', 'train/loss', 'val/loss', 'lr', 'mfu'} <= {name for row in rows for name in row} | {'mfu'}
+    works('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=8')
+    assert ids == [None, 'abc']
 
-    fake = SimpleNamespace(init=lambda **options: ids.append(options['id']) or Run())
-    monkeypatch.setitem(sys.modules, 'wandb', fake)
-    result = works('train.py', *tiny, '--wandb_log=True')
-    assert set('iter train/loss val/loss lr grad_norm bpb memory_gb'.split()) <= {key for row in logged for key in row}
-    assert totals['outcome'] == 'done'
-    result = works('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=12')
-    assert 'done: 12' in result.out and len(logged) == 10
-    assert ids == [None, 'abc'] and result.err.count('warning: wandb is gone (') == result.err.count('\n') == 1
+    def failing_init(**options):
+        raise ValueError('no such project')
 
-
-def test_the_clock_leaves_room_for_an_iteration(monkeypatch):
-    now = [signals.started]
-    monkeypatch.setattr(signals.time, 'monotonic', lambda: now[0])
-    monkeypatch.setattr(signals.signal, 'signal', lambda *args: None)
-    stop = signals.Stop(Distributed('cpu'), max_minutes=10)
-    seen = []
-    for seconds in (100, 160, 220, 280, 340, 400, 460, 520):  # iterations of a minute
-        now[0] = signals.started + seconds
-        seen.append(stop.poll())
-    assert seen.index('stop') == 7 and stop.reason() == 'max_minutes' and not any(seen[:7])  # 520 + 2 * 60 is after 600
-    monkeypatch.setenv('TORCHELASTIC_MAX_RESTARTS', '3')
-    assert stop.exit_status() == 0
-    monkeypatch.setattr(signals, 'parent', -1)
-    stop = signals.Stop(SimpleNamespace(is_distributed=True, all_reduce_max=int))
-    assert stop.poll() == 'stop' and stop.exit_status() == 254, 'torchrun was killed: others have to start again'
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=failing_init))
+    result = script('train.py', *tiny, '--wandb_log=True', '--overwrite')
+    assert result.status == 2 and result.err.startswith('error: ')
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_micro_batch_whose_targets_are_all_masked_trains_on(works, tiny, monkeypatch):
-    real = dataset.Tokens.batch
+def test_an_error_in_edited_code_keeps_its_traceback(tiny, tmp_path):
+    for name in os.listdir(REPO):
+        if name.endswith('.py'):
+            (tmp_path / name).write_text((REPO / name).read_text())
+    text = (tmp_path / 'model.py').read_text()
+    first_line = '        B, T = idx.shape\n'
+    assert first_line in text
+    broken = first_line + "        raise RuntimeError('out of memory')\n"
+    (tmp_path / 'model.py').write_text(text.replace(first_line, broken))
+    result = run_script(tmp_path / 'train.py', *tiny)
+    assert result.returncode == 1
+    assert 'Traceback' in result.stderr and 'model.py' in result.stderr
 
-    def masked(self, seed, numbers, block_size):
-        x, y = real(self, seed, numbers, block_size)
-        return x, np.where(np.asarray(numbers)[0] % 8 == 4, -1, y)  # every second micro-batch of four
-    monkeypatch.setattr(dataset.Tokens, 'batch', masked)
-    for flags in ([], ['--arch=modern', '--n_layer=1']):
-        result = works('train.py', *tiny, '--gradient_accumulation_steps=2', '--overwrite', *flags)
-        assert 'finite' not in result.out + result.err and 0 < result.losses()[5] < 3, result.out
+
+CONFIGS = sorted(path.name for path in (REPO / 'config').glob('*.py'))
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_a_short_trial_of_any_config_runs(works, tiny, name):
+    sizes = [flag for flag in tiny if 'warmup' not in flag and 'learning_rate' not in flag]
+    sizes += ['--max_iters=3', '--init_from=scratch', '--tasks=', '--sample_interval=0', '--eval_interval=0']
+    works('train.py', Path('config') / name, *sizes, '--total_batch_size=64', '--wandb_log=False')

@@ -1,0 +1,52 @@
+# A text of your own, 0.1 to 10 MB, on a laptop without a GPU or on any GPU.
+#
+#   data     python prepare.py book.txt   (makes data/book; of characters, below 1 MB). A longer text wants a
+#            small vocabulary of its own: pip install tokenizers, then --tokenizer=bpe:2048. GPT-2's 50,257
+#            ids would be nearly all of this network
+#   launch   python train.py config/small_text.py --dataset=book --out_dir=out-book
+#   write    python sample.py --out_dir=out-book
+#   batch    8 sequences x 256 tokens = 2,048 tokens per iteration
+#   budget   eight times over the text, at most 5,000 iterations. The checkpoint with the lowest validation
+#            loss is kept: a text that is seen so often is overfitted
+#   cost     MEASURE: minutes on two CPU cores for 0.3 MB and 1 MB
+#   loss     MEASURE: of 0.3 MB and 1 MB. eval.py prints bits per byte, which compare where tokenizers differ
+#
+# Where it overfits (the training loss falls, the validation loss rises): more --dropout, fewer --max_epochs.
+# Where it does not, and there is time: --n_embd=384, more --max_epochs.
+
+out_dir = 'out-book'
+dataset = 'book'
+
+arch = 'modern'
+n_layer = 4
+n_head = 4
+n_embd = 192
+dropout = 0.1
+batch_size = 8
+block_size = 256
+gradient_accumulation_steps = 1
+
+# the recipe of config/quickstart.py, with decay of the embeddings
+matrix_optimizer = 'muon'
+matrix_lr = 0.03
+momentum = 0.85
+embedding_lr = 0.1
+learning_rate = 0.01
+weight_decay = 0.1  # of embedding and head
+matrix_weight_decay = 0.0
+beta1 = 0.8
+beta2 = 0.95
+adam_eps = 1e-10
+grad_clip = 0.0
+
+max_epochs = 8
+max_iters = 5000
+lr_schedule = 'wsd'
+decay_fraction = 0.7
+warmup_iters = 0
+
+eval_interval = 100
+eval_iters = 50
+log_interval = 20
+sample_interval = 500
+always_save_checkpoint = False  # only when the validation loss improves

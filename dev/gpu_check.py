@@ -1,0 +1,532 @@
+"""
+What a GPU has to show, in at most eight minutes: first whether the numbers are right, then how fast it is.
+
+    $ bash runs/gpu_check.sh --peer=NANOGPT                    # all of it, as far as the minutes go
+    $ bash runs/gpu_check.sh --only=race --peer=NANOGPT        # one part; a race takes most of eight minutes
+    $ bash runs/gpu_check.sh --tiny=True                       # tiny networks on a CPU, to see that this runs
+
+It needs the datasets shakespeare_char and gutenberg (GPT-2's tokens), made anywhere and brought along:
+    $ python prepare.py shakespeare_char; python prepare.py gutenberg --input=BOOKS.jsonl.gz --tokenizer=gpt2
+Results go to the console, a table last; to the folder that OUT names as well, if it is set.
+"""
+
+import os
+import sys
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, REPO)
+from configurator import configure, error
+
+# -----------------------------------------------------------------------------
+only = ''  # names of parts, as 'losses,sampling_speed'. Empty: all, in the order of PARTS
+minutes = 8.0  # parts that would begin after that are left out
+peer: str = None  # a checkout of nanoGPT to compare with
+data_dir: str = None  # where the datasets are. None: data/
+tiny = False
+# -----------------------------------------------------------------------------
+config, given = configure(globals())
+
+import csv
+import gc
+import importlib.util
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+import traceback
+
+import torch
+
+from common import clip_grad_norm, environment, synchronize
+from dataset import hash_seed
+from model import GPT, GPTConfig, attention, document_block_mask, document_mask
+from optim import create_optimizer
+
+START = time.time()
+DEVICE = 'cpu' if tiny else 'cuda'
+OUT = os.environ.get('OUT')
+data_dir = os.path.abspath(data_dir or os.path.join(REPO, 'data'))
+rows = []  # [part, what, result]
+
+
+def report(part, what, result):
+    """A line of the table, printed at once and kept."""
+    rows.append([part, what, result])
+    line = f'[{time.time() - START:4.0f}s] {part}: {what}: {result}'
+    print(line, flush=True)
+    if OUT:
+        with open(os.path.join(OUT, 'gpu_check.txt'), 'a') as f:
+            f.write(line + '\n')
+
+
+def network(n_layer, n_head, n_embd, block_size, vocab_size):
+    """Arguments of GPTConfig; a tiny network instead if one was asked for."""
+    if tiny:
+        n_layer, n_head, n_embd, block_size, vocab_size = 2, 2, 32, 32, min(vocab_size, 96)
+    return {'n_layer': n_layer, 'n_head': n_head, 'n_embd': n_embd, 'block_size': block_size,
+            'vocab_size': vocab_size}
+
+
+SMALL = network(4, 4, 128, 128, 96)
+BABY = network(6, 6, 384, 256, 65)
+GPT2 = network(12, 12, 768, 1024, 50304)
+
+
+def start(folder, *flags):
+    """A train.py that has begun, on Shakespeare."""
+    command = [sys.executable, os.path.join(REPO, 'train.py'), '--dataset=shakespeare_char',
+               f'--data_dir={data_dir}', f'--out_dir={folder}', '--log_interval=1', *flags]
+    if tiny:
+        command += ['--device=cpu', '--compile=False']
+    return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait(process):
+    output, _ = process.communicate()
+    if process.returncode:
+        command = ' '.join(process.args)
+        raise RuntimeError(f"{command}\nended with status {process.returncode}\n{output[-2000:]}")
+    return output
+
+
+def losses_of(folder, column='loss'):
+    with open(os.path.join(folder, 'log.csv'), newline='') as f:
+        return [float(row[column]) for row in csv.DictReader(f) if row.get(column)]
+
+
+def largest_difference(a, b):
+    assert len(a) == len(b) > 0
+    return max(abs(x - y) for x, y in zip(a, b))
+
+
+def shape_flags(args):
+    return [f'--{name}={args[name]}' for name in ('n_layer', 'n_head', 'n_embd', 'block_size')]
+
+
+# -----------------------------------------------------------------------------
+# is it right?
+
+
+def losses(work):
+    """Twenty losses of each preset, beside those of a CPU in float32."""
+    shape = [*shape_flags(SMALL), '--batch_size=8', '--gradient_accumulation_steps=2', '--max_iters=20',
+             '--warmup_iters=5', '--eval_interval=0', '--eval_iters=2', '--save_interval=0']
+    ways = {'cpu': ['--device=cpu', '--dtype=float32', '--compile=False'],
+            'float32': ['--dtype=float32', '--compile=False'],
+            'float32, compiled': ['--dtype=float32'],
+            'bfloat16, compiled': ['--dtype=bfloat16']}
+    running = {}
+    for arch in ('gpt2', 'llama', 'modern'):
+        arch_flags = [f'--arch={arch}']
+        if arch == 'modern':
+            arch_flags.append('--matrix_optimizer=muon')
+        for way, flags in ways.items():
+            folder = os.path.join(work, f'{arch} {way}')
+            running[arch, way] = start(folder, *shape, *arch_flags, *flags)
+    for process in running.values():
+        wait(process)
+    for arch, way in running:
+        if way != 'cpu':
+            theirs = losses_of(os.path.join(work, f'{arch} cpu'))
+            ours = losses_of(os.path.join(work, f'{arch} {way}'))
+            allowed = 0.02 if 'bfloat16' in way else 0.001
+            report('losses', f'{arch}, {way}: largest difference to a CPU (below {allowed:g})',
+                   f'{largest_difference(ours, theirs):.6f}')
+
+
+def random_model(arch, args, std=0.08, **others):
+    """A network with weights that are far from their initialization, so that its logits differ clearly."""
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(arch=arch, **args, **others))
+    for p in model.parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=std)
+    return model.to(DEVICE).eval()
+
+
+def sampling(work):
+    """Greedy texts by the captured step are those without a cache; draws have the right distribution."""
+    for arch in ('gpt2', 'llama', 'modern'):
+        model = random_model(arch, SMALL)
+        idx = torch.randint(SMALL['vocab_size'], (3, 5), device=DEVICE)
+        n = 2 * SMALL['block_size'] + 44  # beyond what the context holds
+        fast = model.generate(idx, n, temperature=0)
+        slow = model.generate(idx, n, temperature=0, use_cache=False)
+        same = (fast == slow).all(dim=1).sum().item()
+        report('sampling', f'{arch}: greedy texts that are the same', f'{same} of {len(idx)}')
+    # modern as it is initialized knows only the newest token: its blocks add nothing. So the next one's
+    # probabilities can be had from a single forward pass over all tokens
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(arch='modern', **SMALL)).to(DEVICE).eval()
+    torch.nn.init.normal_(model.lm_head.weight, std=0.1)
+    V = SMALL['vocab_size']
+    every_token = torch.arange(V, device=DEVICE)[:, None]
+    for top_k in (None, 10):
+        logits = model(every_token)[0][:, -1].float()  # (V, V)
+        if top_k:
+            smallest = logits.topk(top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < smallest, -torch.inf)
+        probs = logits.softmax(dim=-1)
+        text = model.generate(torch.zeros(512, 1, dtype=torch.long, device=DEVICE), 100, top_k=top_k)
+        counts = torch.zeros(V, V, device=DEVICE)
+        counts.index_put_((text[:, :-1].flatten(), text[:, 1:].flatten()), torch.ones((), device=DEVICE),
+                          accumulate=True)
+        expected = counts.sum(dim=1, keepdim=True) * probs
+        often = expected >= 10
+        variance = (expected * (1 - probs)).clamp(min=1e-9)
+        z_squared = ((counts - expected) ** 2 / variance)[often]
+        outside = counts[probs == 0].sum().item()
+        report('sampling', f'draws, top_k={top_k}: mean square deviation (about 1); drawn outside (0)',
+               f'{z_squared.mean().item():.3f}; {outside:.0f}')
+
+
+def resume(work):
+    """With CUDA graphs: half a run and a resume, beside whole runs, of which two differ by rounding."""
+    n = 6 if tiny else 40
+    shape = [*shape_flags(BABY), '--batch_size=64', '--gradient_accumulation_steps=1', '--dropout=0.2',
+             '--warmup_iters=5', f'--lr_decay_iters={n}', '--eval_interval=0', '--eval_iters=2']
+    folders = [os.path.join(work, name) for name in ('whole', 'again', 'half')]
+    running = [start(folder, *shape, f'--max_iters={n if "half" not in folder else n // 2}')
+               for folder in folders]
+    for process in running:
+        wait(process)
+    wait(start(folders[2], *shape, f'--max_iters={n}', '--init_from=resume'))
+    whole, again, resumed = [losses_of(folder) for folder in folders]
+    report('resume', f'largest difference over {n} iterations: a resume; a second whole run',
+           f'{largest_difference(resumed, whole):.6f}; {largest_difference(again, whole):.6f}')
+
+
+def bare_losses(args, mode, n, **others):
+    """The losses of n steps with dropout, of a loop around model.py."""
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(**args, dropout=0.2, bias=False)).to(DEVICE)
+    optimizer = adamw(model)
+    if not tiny:
+        model.compile(mode=mode)
+    found = []
+    for it in range(n):
+        generator = torch.Generator().manual_seed(it % 8)
+        x = torch.randint(args['vocab_size'], (16, args['block_size']), generator=generator).to(DEVICE)
+        torch.manual_seed(hash_seed(1, it))
+        with torch.autocast(DEVICE, torch.bfloat16):
+            _, loss = model(x, x, return_logits=False)
+        loss.backward()
+        clip_grad_norm(model, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found.append(loss.item())
+    return found
+
+
+def graphs(work):
+    """mode='reduce-overhead' beside without: as close as two runs without are to each other."""
+    n = 10 if tiny else 100
+    plain = bare_losses(BABY, None, n)
+    again = bare_losses(BABY, None, n)
+    captured = bare_losses(BABY, 'reduce-overhead', n)
+    report('graphs', f'largest difference over {n} steps with dropout: CUDA graphs; a second run without',
+           f'{largest_difference(captured, plain):.6f}; {largest_difference(again, plain):.6f}')
+
+
+def gradients(model, x, y, doc_ids=None):
+    """(loss, gradients)"""
+    model.zero_grad()
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=False):
+        _, loss = model(x, y, doc_ids, return_logits=False)
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in model.parameters()]
+
+
+def relative_difference(a, b):
+    """The largest over the tensors of |a - b| / |a|."""
+    return max(((x - y).norm() / x.norm().clamp(min=1e-12)).item() for x, y in zip(a, b))
+
+
+def masks(work):
+    """Documents by FlexAttention (compiled) beside the dense mask; the loss by chunks beside whole logits."""
+    args = network(4, 8, 512, 512, 4096)
+    torch.set_float32_matmul_precision('highest')
+    model = random_model('llama', args, std=0.02, n_kv_head=2).train()
+    B, T = 4, args['block_size']
+    x = torch.randint(args['vocab_size'], (B, T), device=DEVICE)
+    y = torch.randint(args['vocab_size'], (B, T), device=DEVICE)
+    doc_ids = (torch.rand(B, T, device=DEVICE) < 0.02).cumsum(dim=1)
+    dense = gradients(model, x, y, doc_ids)
+    model.set_loss_chunk_size(100)
+    by_chunks = gradients(model, x, y, doc_ids)
+    model.set_loss_chunk_size(0)
+    if not tiny:
+        model.compile()
+    flex = gradients(model, x, y, doc_ids)
+    report('masks', 'FlexAttention beside the dense mask: loss; gradients, relative',
+           f'{abs(flex[0] - dense[0]):.2e}; {relative_difference(dense[1], flex[1]):.2e}')
+    report('chunks', 'the loss by chunks beside whole logits: loss; gradients, relative',
+           f'{abs(by_chunks[0] - dense[0]):.2e}; {relative_difference(dense[1], by_chunks[1]):.2e}')
+
+
+# -----------------------------------------------------------------------------
+# how fast is it?
+
+
+def adamw(model):
+    return create_optimizer(model, learning_rate=6e-4, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
+
+
+def muon(model):
+    return create_optimizer(model, learning_rate=4e-3, weight_decay=0.0, betas=(0.8, 0.95), eps=1e-10,
+                            matrix_optimizer='muon', embedding_lr=0.2, dtype='bfloat16')
+
+
+def reset():
+    """Free the GPU's memory, and forget its peak."""
+    torch.compiler.reset()
+    gc.collect()
+    if not tiny:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def measure_step(part, name, model, optimizer, B, doc_ids=None, mode=None):
+    """Report milliseconds, tokens/s and peak memory of a training step, compiled; the milliseconds."""
+    T = model.config.block_size
+    x = torch.randint(model.config.vocab_size, (B, T), device=DEVICE)
+    y = torch.randint(model.config.vocab_size, (B, T), device=DEVICE)
+    others = {}  # what nanoGPT's forward() does not know
+    if isinstance(model, GPT):
+        others = {'doc_ids': doc_ids, 'return_logits': False}
+    if not tiny:
+        model.compile(mode=mode)
+
+    def step():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            _, loss = model(x, y, **others)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    n = 2 if tiny else 20
+    for _ in range(n // 2 + 1):
+        step()
+    synchronize(DEVICE)
+    t0 = time.perf_counter()
+    for _ in range(n):
+        step()
+    synchronize(DEVICE)
+    ms = 1000 * (time.perf_counter() - t0) / n
+    peak = 0 if tiny else torch.cuda.max_memory_allocated() / 1e9
+    report(part, name, f'{ms:.2f} ms, {B * T / ms * 1000:,.0f} tokens/s, {peak:.1f} GB')
+    return ms
+
+
+def nanogpt_model(args):
+    spec = importlib.util.spec_from_file_location('nanogpt_model', os.path.join(peer, 'model.py'))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules['nanogpt_model'] = module
+    spec.loader.exec_module(module)
+    return module.GPT(module.GPTConfig(**args, dropout=0.0, bias=False)).to(DEVICE)
+
+
+def sampling_speed(work):
+    """Tokens per second, bfloat16 weights; the cache holds the text's length rounded up to 128."""
+    n = 20 if tiny else 250
+    for name, args in (('baby', BABY), ('124M', GPT2)):
+        for B in (1, 32):
+            idx = torch.zeros(B, 1, dtype=torch.long, device=DEVICE)
+
+            def speed(model, **options):
+                model.generate(idx, n, **options)  # captures, compiles
+                synchronize(DEVICE)
+                t0 = time.perf_counter()
+                model.generate(idx, n, **options)
+                synchronize(DEVICE)
+                return f'{B * n / (time.perf_counter() - t0):,.0f}'
+
+            found = []
+            reset()
+            if peer:
+                with torch.autocast(DEVICE, torch.bfloat16, enabled=not tiny):
+                    found.append(f'nanoGPT, top_k=200 {speed(nanogpt_model(args).eval(), top_k=200)}')
+            model = GPT(GPTConfig(**args, bias=False)).to(DEVICE).eval()
+            for p in model.parameters():
+                p.data = p.data.bfloat16()
+            found.append(f'captured {speed(model)}')
+            found.append(f'captured, top_k=200 {speed(model, top_k=200)}')
+            if not tiny:
+                found.append(f'compiled {speed(model, compile=True)}')
+                found.append(f'compiled, top_k=200 {speed(model, top_k=200, compile=True)}')
+            report('sampling_speed', f'{name}, {B} texts, tokens/s', '; '.join(found))
+
+
+def shakespeare(work):
+    """config/train_shakespeare_char.py as it is, then ten samples of 500 tokens."""
+    folder = os.path.join(work, 'out-shakespeare')
+    flags = ['--max_iters=6', '--eval_iters=2', '--batch_size=4'] if tiny else ['--log_interval=10']
+    t0 = time.time()
+    wait(start(folder, os.path.join(REPO, 'config/train_shakespeare_char.py'), *flags))
+    whole = time.time() - t0
+    with open(os.path.join(folder, 'log.csv'), newline='') as f:
+        log = list(csv.DictReader(f))
+    evaluations = [(float(row['val_loss']), float(row['seconds'])) for row in log if row.get('val_loss')]
+    best, best_seconds = min(evaluations)
+    reached = [seconds for loss, seconds in evaluations if loss <= 1.4697]
+    ms = statistics.median(float(row['ms']) for row in log if row.get('ms'))
+    report('shakespeare', 'ms per iteration; seconds of training; seconds in all',
+           f'{ms:.2f}; {evaluations[-1][1]:.1f}; {whole:.1f}')
+    report('shakespeare', 'best loss; at second; 1.4697 at second',
+           f'{best:.4f}; {best_seconds:.1f}; {reached[0] if reached else "never"}')
+    command = [sys.executable, os.path.join(REPO, 'sample.py'), f'--out_dir={folder}', '--num_samples=10',
+               f'--max_new_tokens={10 if tiny else 500}', f'--device={DEVICE}']
+    t0 = time.time()
+    wait(subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    whole = time.time() - t0
+    t0 = time.time()
+    subprocess.run([sys.executable, '-c', 'import torch, numpy'], check=True)
+    report('shakespeare', 'sample.py, ten samples of 500 tokens: seconds in all; of which importing torch',
+           f'{whole:.1f}; {time.time() - t0:.1f}')
+
+
+def baby_speed(work):
+    """A small network's step without and with CUDA graphs."""
+    B = 4 if tiny else 64
+    for mode in (None, 'reduce-overhead'):
+        reset()
+        model = GPT(GPTConfig(**BABY, dropout=0.2, bias=False)).to(DEVICE)
+        measure_step('baby_speed', f'baby, micro-batch {B}, mode={mode}', model, adamw(model), B, mode=mode)
+
+
+def gpt2_speed(work):
+    """GPT-2 124M, compiled, at micro-batches of 32 and 64; modern with Muon; larger ones."""
+    for B in (32, 64):
+        B = 2 if tiny else B
+        reset()
+        model = GPT(GPTConfig(**GPT2, bias=False)).to(DEVICE)
+        measure_step('gpt2_speed', f'ours, 124M, micro-batch {B}', model, adamw(model), B)
+        if peer:
+            reset()
+            model = nanogpt_model(GPT2)
+            optimizer = torch.optim.AdamW(model.parameters(), 6e-4, (0.9, 0.95), fused=True)
+            measure_step('gpt2_speed', f'nanoGPT, 124M, micro-batch {B}', model, optimizer, B)
+        reset()
+        model = GPT(GPTConfig(arch='modern', **GPT2)).to(DEVICE)
+        measure_step('gpt2_speed', f'modern with Muon, 124M, micro-batch {B}', model, muon(model), B)
+    for name, shape, B in (('350M', (24, 16, 1024), 24), ('1.5B', (48, 25, 1600), 8)):
+        reset()
+        B = 2 if tiny else B
+        model = GPT(GPTConfig(**network(*shape, 1024, 50304), bias=False)).to(DEVICE)
+        measure_step('gpt2_speed', f'ours, {name}, micro-batch {B}', model, adamw(model), B)
+
+
+def mask_speed(work):
+    """Attention forward and backward with masks, and a whole step with documents."""
+    B, H, K, T, D = 8, 16, 4, 1024, 64
+    if tiny:
+        B, H, K, T, D = 2, 4, 2, 64, 16
+    doc_ids = (torch.rand(B, T, device=DEVICE) < 0.004).cumsum(dim=1)
+    flex = attention if tiny else torch.compile(attention)
+    make_block_mask = document_block_mask if tiny else torch.compile(document_block_mask)
+    ways = {'causal': lambda q, k, v: attention(q, k, v, is_causal=True),
+            'dense mask': lambda q, k, v: attention(q, k, v, document_mask(doc_ids)),
+            'FlexAttention': lambda q, k, v: flex(q, k, v, make_block_mask(doc_ids))}
+    for name, way in ways.items():
+        if tiny and name == 'FlexAttention':
+            continue
+        reset()
+        options = {'device': DEVICE, 'dtype': torch.bfloat16, 'requires_grad': True}
+        q = torch.randn(B, H, T, D, **options)
+        k = torch.randn(B, K, T, D, **options)
+        v = torch.randn(B, K, T, D, **options)
+        for i in range(25):
+            if i == 5:
+                synchronize(DEVICE)
+                t0 = time.perf_counter()
+            way(q, k, v).sum().backward()
+        synchronize(DEVICE)
+        ms = 1000 * (time.perf_counter() - t0) / 20
+        peak = 0 if tiny else torch.cuda.max_memory_allocated() / 1e6
+        report('mask_speed', f'{name}, {H} heads over {K}, {B} x {T}', f'{ms:.2f} ms, {peak:.0f} MB')
+    B = 2 if tiny else 16
+    times = []
+    for doc_ids in (None, (torch.rand(B, GPT2['block_size'], device=DEVICE) < 0.004).cumsum(dim=1)):
+        reset()
+        model = GPT(GPTConfig(arch='llama', n_kv_head=1 if tiny else 4, **GPT2)).to(DEVICE)
+        name = 'documents' if doc_ids is not None else 'causal'
+        times.append(measure_step('mask_speed', f'a step of llama, 12 x 768, micro-batch {B}, {name}', model,
+                                  adamw(model), B, doc_ids))
+    report('mask_speed', 'a step with documents, times one without (at most 1.1)',
+           f'{times[1] / times[0]:.3f}')
+
+
+def bench(part, *flags):
+    """dev/bench.py's table, line by line."""
+    command = [sys.executable, os.path.join(REPO, 'dev', 'bench.py'), *flags, f'--device={DEVICE}']
+    if OUT:
+        command.append(f'--out_dir={OUT}')
+    process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in wait(process).splitlines():
+        if line.startswith('|') and not line.startswith('|---'):
+            report(part, 'bench.py', line)
+
+
+def loop(work):
+    """train.py against a bare loop."""
+    if tiny:
+        bench('loop', '--what=loop', '--sizes=toy', '--archs=gpt2', '--rounds=1', '--turn=0.1')
+        return
+    bench('loop', '--what=loop', '--sizes=baby64', '--archs=gpt2', '--rounds=6')
+    bench('loop', '--what=loop', '--sizes=124M', '--batch_size=32', '--archs=gpt2', '--rounds=4', '--turn=4')
+
+
+def race(work):
+    """124M on books: nanoGPT, ours, modern with Muon, ninety seconds each."""
+    flags = [f'--data_dir={data_dir}']
+    if peer:
+        flags.append(f'--peer={peer}')
+    if tiny:
+        flags.append('--max_iters=2')
+    bench('race', '--what=race', *flags)
+
+
+# seconds that a part takes on an H100, roughly: it is left out where fewer are left
+PARTS = {losses: 60, sampling: 20, resume: 60, graphs: 60, masks: 40, sampling_speed: 90, baby_speed: 50,
+         shakespeare: 110, gpt2_speed: 60, mask_speed: 60, loop: 100, race: 420}
+
+
+def main():
+    names = {part.__name__: part for part in PARTS}
+    for name in only.split(',') if only else []:
+        if name not in names:
+            error(f"no part is called {name}. use {', '.join(names)}")
+    if not tiny and not torch.cuda.is_available():
+        error("torch finds no GPU. try it on a CPU with --tiny=True")
+    if not os.path.exists(os.path.join(data_dir, 'shakespeare_char', 'train.bin')):
+        error(f"no dataset shakespeare_char in {data_dir}. make it: python prepare.py shakespeare_char")
+    here = environment('cpu' if tiny else 'cuda:0')
+    report('machine', 'commit, torch, device, cuDNN',
+           f"{here['commit']}, {here['torch']}, {here['device']}, {here.get('cudnn')}")
+    torch.set_float32_matmul_precision('high')
+    for part, estimate in PARTS.items():
+        name = part.__name__
+        if only and name not in only.split(','):
+            continue
+        if time.time() - START + estimate > 60 * minutes + 30:
+            report(name, 'left out', 'no time')
+            continue
+        reset()
+        try:
+            with tempfile.TemporaryDirectory() as work:
+                part(work)
+        except Exception as e:
+            traceback.print_exc()
+            report(name, 'FAILED', f'{type(e).__name__}: {str(e)[:500]}')
+    print('\n| part | what | result |\n|---|---|---|')
+    for row in rows:
+        print('| ' + ' | '.join(row).replace('\n', ' ') + ' |')
+    if OUT:
+        with open(os.path.join(OUT, 'gpu_check.json'), 'w') as f:
+            json.dump(rows, f, indent=1)
+    sys.exit(any(what == 'FAILED' for _, what, _ in rows))
+
+
+main()

@@ -1,0 +1,104 @@
+"""Several processes train the network that one trains, also where its weights are divided among them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import REPO, TINY, assert_equal, load_checkpoint, losses_of, run_processes, run_script
+
+pytestmark = pytest.mark.slow
+FLAGS = {
+    'gpt2': ['--dropout=0.1'],
+    'muon': ['--arch=modern', '--matrix_optimizer=muon', '--n_kv_head=1', '--n_layer=3'],
+}
+
+
+def flags_of(name, data_dir, out_dir):
+    return [*TINY, *FLAGS[name], '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out_dir}',
+            '--gradient_accumulation_steps=4', '--save_interval=3', '--keep_checkpoints=0',
+            '--lr_decay_iters=6']
+
+
+def train_all(train, data_dir, folder):
+    """The folders of a run of each kind: {'gpt2': ..., 'muon': ...}, and what was printed."""
+    folders = {}
+    for name in FLAGS:
+        folders[name] = folder / name
+        result = train('train.py', *flags_of(name, data_dir, folders[name]))
+        assert result.returncode == 0, result.stderr
+        (folders[name] / 'stdout').write_text(result.stdout)
+    return folders
+
+
+@pytest.fixture(scope='module')
+def one(data_dir, tmp_path_factory):
+    return train_all(run_script, data_dir, tmp_path_factory.mktemp('one'))
+
+
+@pytest.fixture(scope='module')
+def two(data_dir, tmp_path_factory):
+    return train_all(lambda *args: run_processes(2, *args), data_dir, tmp_path_factory.mktemp('two'))
+
+
+def assert_close(folder, other):
+    """Losses, rates and norms are the same up to rounding, and so are the weights."""
+    for row, other_row in zip(losses_of(folder), losses_of(other), strict=True):
+        for value, other_value in zip(row, other_row):
+            assert float(value) == pytest.approx(float(other_value), rel=1e-4)
+    torch.testing.assert_close(load_checkpoint(folder)['model'], load_checkpoint(other)['model'],
+                               atol=3e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize('name', FLAGS)
+def test_two_processes_train_as_one(one, two, name):
+    assert_close(two[name], one[name])
+    output = (two[name] / 'stdout').read_text()
+    assert '4 sequences x 16 tokens x 2 micro-batches x 2 processes' in output
+    assert len(re.findall(r'^iter 0:', output, re.M)) == 1  # one process prints
+
+
+@pytest.mark.parametrize('name', FLAGS)
+def test_fsdp_trains_as_one_and_one_process_resumes_it(data_dir, tmp_path, one, name):
+    flags = flags_of(name, data_dir, tmp_path / 'out')
+    result = run_processes(2, 'train.py', *flags, '--shard=0', '--sample_interval=3', '--sample_tokens=5',
+                           '--max_iters=3')
+    assert result.returncode == 0, result.stderr
+    assert 'samples after 3 iterations' in result.stdout
+    result = run_script('train.py', *flags, '--init_from=resume')
+    assert result.returncode == 0, result.stderr
+    assert_close(tmp_path / 'out', one[name])
+
+
+def test_two_processes_resume_to_the_bit(data_dir, tmp_path, two):
+    flags = flags_of('muon', data_dir, tmp_path / 'out')
+    assert run_processes(2, 'train.py', *flags, '--max_iters=3').returncode == 0
+    result = run_processes(2, 'train.py', *flags, '--init_from=resume')
+    assert result.returncode == 0, result.stderr
+    whole, parts = load_checkpoint(two['muon']), load_checkpoint(tmp_path / 'out')
+    assert_equal(whole['model'], parts['model'])
+    assert_equal(whole['optimizer']['state'], parts['optimizer']['state'])
+    assert losses_of(two['muon']) == losses_of(tmp_path / 'out')
+
+
+def test_torchrun_restarts_a_killed_process_and_the_run_ends_with_the_same_bits(data_dir, tmp_path, two):
+    # the second process of the first attempt kills itself in its fifth iteration
+    (tmp_path / 'sitecustomize.py').write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1' and os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0':\n"
+        "    import dataset\n"
+        "    batch = dataset.Tokens.batch\n"
+        "    def dying_batch(self, seed, numbers, block_size):\n"
+        "        if numbers[0] >= 4 * 4 * 4:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        return batch(self, seed, numbers, block_size)\n"
+        "    dataset.Tokens.batch = dying_batch\n")
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
+               '--max-restarts=1', str(REPO / 'train.py'), *flags_of('gpt2', data_dir, tmp_path / 'out')]
+    result = subprocess.run([*command, '--auto_resume'], capture_output=True, text=True,
+                            env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{REPO}'})
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r'^iter 3:', result.stdout, re.M)) == 2  # saved at 3, made once more
+    assert_equal(load_checkpoint(two['gpt2'])['model'], load_checkpoint(tmp_path / 'out')['model'])
