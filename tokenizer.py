@@ -353,7 +353,11 @@ def hugging_face_state(path):
         state['config'] = read_json_text(config_file)
         config = json.loads(state['config'])
     else:
-        config = guess_special_tokens(content.get('added_tokens') or [])
+        added_tokens = content.get('added_tokens') or []
+        if not isinstance(added_tokens, list):
+            raise ValueError(f"{file} is no tokenizer.json, as its added_tokens are no list. save it with "
+                             "Tokenizer.save(PATH)")
+        config = guess_special_tokens(added_tokens)
         if config:
             print0(f"note: {state['name']} has no tokenizer_config.json; by their names: {config}")
             state['config'] = json.dumps(config)
