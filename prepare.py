@@ -99,7 +99,7 @@ NAMED_SETS = {
     'fineweb_edu': NamedSet(FINEWEB_EDU, val_fraction=0.0005, config='config/train_edu_124m.py'),
     'tinystories': NamedSet(TINYSTORIES, val_fraction=0.0005),
 }
-# made as nanoGPT makes them, byte for byte: without <|endoftext|>
+# made as nanoGPT makes them, byte for byte
 AS_NANOGPT = ['shakespeare_char', 'shakespeare']
 # for eval.py --tasks
 BENCHMARKS = {
@@ -196,7 +196,7 @@ def nothing_to_read(source, others):
     base = os.path.splitext(others[0])[0]
     remedy = OTHER_KINDS.get(kind_of(others[0]), 'name its files, to read them as plain text: --input=FILE')
     remedy = remedy.format(shlex.quote(others[0]), shlex.quote(base))
-    return f"{source} has no .txt, .md, .jsonl, .json or .parquet ({others[0]}). {remedy}"
+    return f"no .txt, .md, .jsonl, .json or .parquet ({others[0]}). {remedy}"
 
 
 def files_below(root, leave_out=()):
@@ -477,7 +477,7 @@ def no_text(where, row, key):
     return f"{where} has no text under {key!r} (its keys: {keys}). name the right one with --text_key"
 
 
-def divide_splits(documents, val_fraction):
+def divide_splits(documents, val_fraction, at_line):
     """(split, begins, text, path) for the documents of a piece: by a hash of how each begins, so that it
     stays where it is when others are added. If there are so few that val might have none, val is the end of
     their text; at most 100 million characters are held for that."""
@@ -497,7 +497,7 @@ def divide_splits(documents, val_fraction):
         if not group:
             return
         if n_documents < n_few:
-            yield from cut_off_end(group, int((1 - val_fraction) * size))
+            yield from cut_off_end(group, int((1 - val_fraction) * size), at_line)
     split = None
     for begins, text, path in itertools.chain(group, documents):
         if begins or split is None:
@@ -505,12 +505,15 @@ def divide_splits(documents, val_fraction):
         yield split, begins, text, path
 
 
-def cut_off_end(documents, n_train):
-    """The same, with the first n_train characters for train."""
+def cut_off_end(documents, n_train, at_line):
+    """The same, with the first n_train characters for train; at_line: less, if a line ends near."""
     for begins, text, path in documents:
         if 0 < n_train < len(text):
-            yield 'train', begins, text[:n_train], path
-            yield 'val', False, text[n_train:], path
+            cut = text.rfind('\n', 0, n_train) + 1 if at_line else n_train
+            if cut < n_train / 2:
+                cut = n_train
+            yield 'train', begins, text[:cut], path
+            yield 'val', False, text[cut:], path
         else:
             yield 'train' if n_train > 0 else 'val', begins, text, path
         n_train -= len(text)
@@ -600,7 +603,7 @@ class Job:
     folder: str  # where the shards are written, and the tokenizer is
     text_key: str
     val_fraction: float
-    with_end_of_text: bool  # before each document
+    as_nanogpt: bool  # no <|endoftext|>, and val begins inside of a line
 
 
 def dtype_of(tok):
@@ -627,10 +630,10 @@ def encode_shard(number, parts, job):
     own = f'.{os.getpid()}'  # a process of a start that was killed may not have ended yet
     with replacing(train + own) as train_file, replacing(val + own) as val_file:
         writers = {'train': Writer(train_file, tok), 'val': Writer(val_file, tok)}
-        for split, begins, text, path in divide_splits(documents, job.val_fraction):
+        for split, begins, text, path in divide_splits(documents, job.val_fraction, not job.as_nanogpt):
             writer = writers[split]
             writer.counts['documents'] += begins
-            if begins and job.with_end_of_text and tok.end_of_text is not None:
+            if begins and not job.as_nanogpt and tok.end_of_text is not None:
                 writer.write([tok.end_of_text])
             try:
                 ids = tok.encode(text)
@@ -799,12 +802,12 @@ def default_tokenizer(paths):
 # a dataset, in the folder `work`. Each returns what meta.json says of the tokenizer and the splits
 
 
-def make_text(work, paths, spec, share, with_end_of_text):
+def make_text(work, paths, spec, share, as_nanogpt):
     if not os.path.exists(os.path.join(work, 'tokenizer_meta.json')):
         write_tokenizer(work, choose_tokenizer(spec, paths, text_key))
     tok = tokenizer_in(work)
     pieces = plan_pieces(paths, shard_mb * 1e6, tok.split_at)
-    job = Job(work, text_key, share, with_end_of_text)
+    job = Job(work, text_key, share, as_nanogpt)
     records = encode_shards(pieces, job, processes or os.cpu_count(), max_tokens)
     meta = {**read_json(os.path.join(work, 'tokenizer_meta.json')), 'splits': {}}
     for split in SPLITS:
@@ -1061,7 +1064,7 @@ def make_files(work, paths, spec, share, dataset):
     """The files of a dataset in `work`. Returns what meta.json says of them."""
     if chat:
         return make_conversations(work, paths, spec, share)
-    meta = make_text(work, paths, spec, share, dataset not in AS_NANOGPT)
+    meta = make_text(work, paths, spec, share, dataset in AS_NANOGPT)
     if meta['tokenizer']['kind'] == 'char':  # the same vocabulary for what reads nanoGPT's folders
         state = meta['tokenizer']
         itos = dict(enumerate([*state['chars'], *state.get('added', [])]))

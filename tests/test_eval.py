@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TEXT, char_dataset, run_torchrun
+from conftest import TEXT, char_dataset, run_processes
 from test_evaluation import PLAIN, learn, save_model, small_model, write_tasks
 
 import evaluation
@@ -62,7 +62,7 @@ def test_two_processes_share_the_work_and_find_the_same(folder, flags, works):
     works('eval.py', *more)
     expected = results(folder)
     (folder / 'out' / 'eval.json').unlink()
-    result = run_torchrun(2, 'eval.py', *more)
+    result = run_processes(2, 'eval.py', *more)
     assert result.returncode == 0 and result.stdout.count('perplexity') == 1, result.stderr
     assert results(folder) == expected, 'to the bit'
 

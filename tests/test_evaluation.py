@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, TEXT, char_dataset, data_file, run_torchrun
+from conftest import REPO, TEXT, char_dataset, data_file, run_processes
 from torch.nn import functional as F
 
 import evaluation
@@ -218,7 +218,7 @@ def test_two_processes_that_share_a_sharded_model_find_what_one_finds(tmp_path):
     expected = evaluation.evaluate_tasks(net, tasks, PLAIN)
     script = tmp_path / 'sharded.py'
     script.write_text(SHARDED.format(paths=[str(REPO), str(REPO / 'tests')], folder=str(tmp_path)))
-    result = run_torchrun(2, script)
+    result = run_processes(2, script)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found[:2] == pytest.approx([loss, bpb]) and found[2] == expected

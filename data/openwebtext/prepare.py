@@ -1,11 +1,9 @@
-"""nanoGPT's command (a download of 24 GB). From any folder the same as: python prepare.py openwebtext"""
+"""nanoGPT's command for this dataset, from any folder: prepare.py at the top makes it."""
 
 import os
-import runpy
+import subprocess
 import sys
 
-if __name__ == '__main__':
-    repo = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path[0] = repo
-    sys.argv[:1] = [os.path.join(repo, 'prepare.py'), 'openwebtext']
-    runpy.run_path(sys.argv[0], run_name='__main__')
+top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+command = [sys.executable, os.path.join(top, 'prepare.py'), 'openwebtext', *sys.argv[1:]]
+sys.exit(subprocess.run(command).returncode)

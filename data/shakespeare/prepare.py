@@ -1,11 +1,9 @@
-"""nanoGPT's command (tinyshakespeare in GPT-2's tokens). From any folder the same as: python prepare.py shakespeare"""
+"""nanoGPT's command for this dataset, from any folder: prepare.py at the top makes it."""
 
 import os
-import runpy
+import subprocess
 import sys
 
-if __name__ == '__main__':
-    repo = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path[0] = repo
-    sys.argv[:1] = [os.path.join(repo, 'prepare.py'), 'shakespeare']
-    runpy.run_path(sys.argv[0], run_name='__main__')
+top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+command = [sys.executable, os.path.join(top, 'prepare.py'), 'shakespeare', *sys.argv[1:]]
+sys.exit(subprocess.run(command).returncode)
