@@ -704,7 +704,10 @@ def without_added_tokens(state, known):
 
 def lock_folder(folder):
     """Keep other processes out of a folder as long as the returned file is open, however this one ends."""
-    lock = open(os.path.join(folder, '.lock'), 'a')
+    try:
+        lock = open(os.path.join(folder, '.lock'), 'a')
+    except OSError as e:
+        error(f"{folder} cannot be written into ({e.strerror}). name another folder")
     try:
         import fcntl
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -718,15 +721,17 @@ def lock_folder(folder):
 
 
 def prepare_folder(out_dir, start_iter, delete, lock=None):
-    """Make a run's folder ready to be written from iteration `start_iter` on; 0: a new run. What is later
-    goes out of the way, to *.old; only with `delete` a run is removed. Returns the lock, to be kept."""
+    """Make a run's folder ready to be written from iteration `start_iter` on. What is later goes out of the
+    way, to *.old; only with `delete` a run is removed. lock: that of a resume, which has it already. Returns
+    the lock, to be kept."""
     try:
         os.makedirs(out_dir, exist_ok=True)
-        if lock is None:
+        resuming = lock is not None
+        if not resuming:
             lock = lock_folder(out_dir)
         if delete:
             delete_run(out_dir)
-        elif start_iter == 0 and exists(out_dir):
+        elif not resuming and exists(out_dir):
             error(f"another run has written into {out_dir} in the meantime. start again")
         for name in os.listdir(out_dir):
             if re.fullmatch(r'(ckpt.*\.pt|log\.csv|run\.json)\.tmp', name):
@@ -765,7 +770,7 @@ def move_later_checkpoints(out_dir, start_iter):
             is_later = True
         if is_later:
             os.replace(path, path + '.old')
-    for path in later:
+    for path in reversed(later):  # the newest first, so that a kill in between leaves no gap
         os.replace(path, path + '.old')
     ckpt_pt = os.path.join(out_dir, 'ckpt.pt')
     if numbered(out_dir) and not os.path.exists(ckpt_pt):
@@ -778,10 +783,10 @@ def drop_later_rows(path, start_iter):
         return
     columns, rows = read_rows(path)
     earlier = [row for row in rows if row.get('iter', '').isdecimal() and int(row['iter']) < start_iter]
-    if not earlier:
+    if earlier:
+        write_rows(path, columns, earlier)  # also where none is dropped, as the last one may be half a row
+    else:
         os.replace(path, path + '.old')
-    elif len(earlier) < len(rows):
-        write_rows(path, columns, earlier)
 
 
 def save(out_dir, state, best, only_best, keep):
@@ -818,6 +823,8 @@ def save(out_dir, state, best, only_best, keep):
 
 def link(path, name):
     """Let `name` be another name of the file `path`, or a copy where the file system has no hard links."""
+    if os.path.exists(name) and os.path.samefile(path, name):
+        return
     temporary = name + '.tmp'
     if os.path.lexists(temporary):
         os.remove(temporary)

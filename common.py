@@ -194,7 +194,7 @@ def peak_flops_of(device):
         return None
     # 'NVIDIA H100 80GB HBM3' -> nvidia, h100, 80gb, hbm3
     words = set(re.split('[^a-z0-9]+', torch.cuda.get_device_name(device).lower()))
-    if words & {'laptop', 'ti', 'super', 'd', 'max', 'mig'}:  # "RTX 4080 SUPER", "4090 D": other peaks
+    if words & {'laptop', 'ti', 'super', 'd', 'max', 'mig'}:  # variants with other peaks: "4090 D"
         return None
     for key, peak in PEAK_FLOPS.items():
         if words.issuperset(key.split()):
@@ -367,9 +367,9 @@ def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
         why = failure or 'in another process'
         print0(f"note: torch.compile failed, so the model is not compiled ({why})")
         torch.compiler.set_stance('force_eager')
-    # the compiler leaves a million objects, which would be searched for garbage again and again
     gc.collect()
-    gc.freeze()
+    if not failed:  # the compiler leaves a million objects, which would be searched for garbage again
+        gc.freeze()
     return not failed
 
 

@@ -110,11 +110,13 @@ def kinds_of(script, knobs):
     kinds = {}
     for name, value in knobs.items():
         annotation = annotations.get(name, type(value))
-        kinds[name] = list(typing.get_args(annotation)) or [annotation]
-        if value is None:
-            kinds[name].append(types.NoneType)
-            if name not in annotations:  # as in nanoGPT's scripts: nothing is known of it
-                kinds[name] = [bool, int, float, str, types.NoneType]
+        kinds[name] = list(typing.get_args(annotation))
+        if not kinds[name] and name in annotations:  # `min_lr: float = None`
+            kinds[name] = [annotation, types.NoneType]
+        elif not kinds[name]:
+            kinds[name] = [annotation]
+        if value is None and name not in annotations:  # as in nanoGPT's scripts: nothing is known of it
+            kinds[name] = [bool, int, float, str, types.NoneType]
     return kinds
 
 

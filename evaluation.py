@@ -140,19 +140,22 @@ def ratio_of_sums(parts, wholes):
 # samples in the training loop
 
 
-def is_sample_step(it, interval, growth=1.0):
-    """Whether samples are due after `it` iterations. Each gap is `growth` times the one before: 100 and 1.5
-    give 100, 250, 475, ... It follows from `it` alone, so a resume agrees. interval 0: never."""
-    if interval <= 0:
-        return False
+def next_sample_step(it, interval, growth=1.0):
+    """The first iteration from `it` on after which samples are due. Each gap is `growth` times the one
+    before: 100 and 1.5 give 100, 250, 475, ... It follows from `it` alone, so a resume agrees."""
     if growth <= 1:
-        return it % interval == 0
+        return math.ceil(it / interval) * interval
     step = 0.0
     gap = interval
     while round(step) < it:
         step += gap
         gap *= growth
-    return round(step) == it
+    return round(step)
+
+
+def is_sample_step(it, interval, growth=1.0):
+    """Whether samples are due after `it` iterations; interval 0: never."""
+    return interval > 0 and next_sample_step(it, interval, growth) == it
 
 
 def read_prompts(path):

@@ -256,7 +256,7 @@ def get_file(source, name, needed=True):
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:
-        raise ValueError(f"{source} is neither here, nor can it be had from the Hub without a package "
+        raise ValueError(f"{source} is no path of this machine, and the Hub needs a package "
                          "(huggingface_hub). pip install huggingface_hub")
     huggingface_hub.utils.disable_progress_bars()
     repo, _, revision = GPT2_REPOS.get(source, source).partition('@')

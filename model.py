@@ -252,7 +252,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
             q = q.to(k.dtype)
-        is_causal = True if mask is None and T == k.size(2) else False  # a bool, also where T is a symbol
+        is_causal = bool(mask is None and T == k.size(2))  # compiled, T may be a symbol
         dropout_p = self.dropout if self.training else 0.0
         y = attention(q, k, v, mask, is_causal, dropout_p).to(dtype)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again
@@ -415,7 +415,7 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
 
         if targets is None:
-            return self.logits(x[:, -1:]), None  # [:, [-1]] would copy an index from the host
+            return self.logits(x[:, -1:]), None  # [:, [-1]] copies from the host: no CUDA graph could hold it
         if self.loss_chunk_size and not return_logits:
             logits = None
             loss = self.loss_by_chunks(x, targets.reshape(-1), reduction)
@@ -577,7 +577,7 @@ class GPT(nn.Module):
                     n_cached = idx.size(1) - start
             if not finite:
                 raise FloatingPointError("the network's outputs (logits) are not finite")
-            if stop_ids:
+            if stop_ids and not self.is_sharded():  # with FSDP all processes make as many steps
                 is_stop = torch.isin(new, torch.tensor(stop_ids, device=idx.device))
                 stopped = done[:, None] | (is_stop.cumsum(dim=1) > 0)  # (B, n), from its first stop id on
                 done = stopped[:, -1]
@@ -592,8 +592,11 @@ class GPT(nn.Module):
     def can_capture(self, max_new_tokens):
         """Whether generate() captures its step: on CUDA, for texts that are long enough to pay for it (a
         fraction of a second), and not with FSDP, which gathers the weights before each use."""
-        sharded = any(hasattr(p, 'to_local') for p in self.parameters())
-        return self.lm_head.weight.is_cuda and max_new_tokens >= 64 and not sharded
+        return self.lm_head.weight.is_cuda and max_new_tokens >= 64 and not self.is_sharded()
+
+    def is_sharded(self):
+        """Whether FSDP has divided the weights among processes."""
+        return any(hasattr(p, 'to_local') for p in self.parameters())
 
     def captured_step(self, B, size, vocab_size, sampling, compile, generator):
         """The CapturedStep of the call before, if it fits, or a new one; seeded by `generator`."""
@@ -753,8 +756,10 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
     """`text` with its continuation by up to max_new_tokens tokens, which ends before the end of the text
     (tokenizer.stop_ids) and before the text `stop`. seed: of the draws; None: torch's generator."""
     ids = tokenizer.encode_prompt(text)
-    if not ids:
-        ids = [tokenizer.end_of_text or 0]  # what begins a text; None: 0
+    if not ids and tokenizer.end_of_text is not None:
+        ids = [tokenizer.end_of_text]  # what begins a text
+    elif not ids:
+        ids = [0]
     device = model.lm_head.weight.device
     generator = None
     if seed is not None:
@@ -763,14 +768,16 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
     new_ids = []
 
     def on_tokens(new):
-        for token in new[0].tolist():
-            if token not in tokenizer.stop_ids:
-                new_ids.append(token)
+        new_ids.extend(new[0].tolist())
         return stop is not None and stop in tokenizer.decode(ids + new_ids)[len(before):]
 
     model.generate(torch.tensor([ids], device=device), max_new_tokens, temperature, top_k, top_p,
                    vocab_size=tokenizer.n_vocab, stop_ids=tokenizer.stop_ids, generator=generator,
                    on_tokens=on_tokens)
+    for i, token in enumerate(new_ids):
+        if token in tokenizer.stop_ids:
+            new_ids = new_ids[:i]
+            break
     new = tokenizer.decode(ids + new_ids)[len(before):]
     if stop is not None:
         new = new.partition(stop)[0]

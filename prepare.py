@@ -43,6 +43,7 @@ import functools
 import glob
 import gzip
 import hashlib
+import http.client
 import io
 import itertools
 import json
@@ -116,7 +117,7 @@ def fetch(url, path):
     try:
         with urllib.request.urlopen(url, timeout=60) as response:
             content = response.read()
-    except OSError as e:
+    except (OSError, http.client.HTTPException) as e:
         error(f"{url} cannot be downloaded ({first_line(e)}). put that file at {path}, and run it again")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, content)
@@ -957,6 +958,29 @@ def move_into_place(folder, work, meta):
     write_whole(path, to_json(meta))
 
 
+def is_movable(folder, work, meta):
+    """Whether each file of a dataset is still in `work`, or in its place already."""
+    for name, ready in files_of(work, meta).items():
+        if not os.path.exists(ready) and not os.path.exists(os.path.join(folder, name)):
+            return False
+    return True
+
+
+def is_whole(folder, meta):
+    """Whether the files of a dataset are as they were made."""
+    try:
+        read_tokenizer_state(folder, meta)
+    except ValueError:
+        return False
+    width = np.dtype(meta['dtype']).itemsize
+    for split, entry in meta['splits'].items():
+        for shard in entry.get('shards') or [{'file': f'{split}.bin', 'tokens': entry['tokens']}]:
+            path = os.path.join(folder, shard['file'])
+            if not os.path.exists(path) or os.path.getsize(path) != shard['tokens'] * width:
+                return False
+    return True
+
+
 def stamp_of(path):
     """What changes when the content of a file does."""
     if path.startswith('hf:'):
@@ -1025,12 +1049,13 @@ def main():
             'files': hashlib.sha256('\n'.join(stamps).encode('utf-8', 'surrogateescape')).hexdigest()}
     old = read_json(os.path.join(folder, 'meta.json'))
     if bin_files(folder, 'train') and not overwrite and not old.get('unfinished'):
-        if old.get('plan') == plan:
+        if old.get('plan') == plan and is_whole(folder, old):
             print0(f"{folder} is there already")
             print_summary(dataset, folder, old, named)
             return
-        error(f"{folder} holds another dataset ({old.get('command', 'made elsewhere')}), or the text has "
-              "changed. give this one another name, or replace that one with --overwrite")
+        if old.get('plan') != plan:
+            error(f"{folder} holds another dataset ({old.get('command', 'made elsewhere')}), or the text "
+                  "has changed. give this one another name, or replace that one with --overwrite")
 
     work = os.path.join(folder, 'unfinished')
     try:
@@ -1042,7 +1067,7 @@ def main():
                         os.remove(os.path.join(work, file))
                 write_whole(os.path.join(work, 'plan.json'), to_json(plan))
             meta = read_json(os.path.join(work, 'meta.json'))  # if it was killed while it moved them
-            if not meta:
+            if not meta or not is_movable(folder, work, meta):
                 meta = make_files(work, paths, spec, share, dataset)
                 meta['source'] = source
                 meta['command'] = shlex.join(['python', 'prepare.py'] + sys.argv[1:])

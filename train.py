@@ -7,6 +7,8 @@ to start, data, model and optimizer, helpers, the loop.
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight; more: docs/cluster.md
 """
 
+import os
+
 from configurator import configure, error, kinds_of
 
 # -----------------------------------------------------------------------------
@@ -20,7 +22,7 @@ resume_step = 0  # the checkpoint to resume from, by its iteration; 0: the newes
 overwrite = False  # if out_dir holds a run, delete it
 always_save_checkpoint = True  # False: at evaluations only those that improve the validation loss
 save_interval: int = None  # iterations between checkpoints. None: at each evaluation; 0: only at the end. The
-# best is one of them, so let it be a multiple of eval_interval
+# best is one of them, so let it be a multiple of eval_interval. Each 1e9 tokens: 1e9 / tokens per iteration
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all
 # data
 dataset = 'openwebtext'  # data/<dataset>, made by prepare.py
@@ -99,13 +101,16 @@ config, given = configure(globals())  # all knobs as a dict; the names that a co
 import functools
 import gc
 import math
-import os
 import signal
 import sys
 import time
 import warnings
 from contextlib import nullcontext
 from datetime import timedelta
+
+# Threads of GNU's OpenMP spin while they wait for each other. Beside one busy process a step of a small
+# network on two cores took 3 to 41 times as long; with fewer spins 2 to 2.4, and a tenth longer alone
+os.environ.setdefault('GOMP_SPINCOUNT', '3000')
 
 import torch
 import torch.distributed
@@ -118,7 +123,8 @@ from common import (
     format_duration, full_state_dict, loss_chunk_size, mean_over_processes, peak_flops_of, peak_memory,
     print0, print_plan, shard_model, synchronize, warm_up, write_json)
 from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
-from evaluation import evaluate_tasks, is_sample_step, load_tasks, mean_loss, prompts_for_samples
+from evaluation import (
+    evaluate_tasks, is_sample_step, load_tasks, mean_loss, next_sample_step, prompts_for_samples)
 from model import GPT, GPTConfig, generate_text
 from optim import create_optimizer, load_moments
 from plot import write_report
@@ -131,7 +137,8 @@ rank = int(os.environ.get('RANK', 0))
 local_rank = int(os.environ.get('LOCAL_RANK', 0))
 world_size = int(os.environ.get('WORLD_SIZE', 1))
 master_process = rank == 0  # prints, logs and saves
-config['device'] = device = choose_device(device, local_rank)  # 'cpu', 'cuda:0', 'mps'
+device = choose_device(device, local_rank)  # 'cpu', 'cuda:0', 'mps'
+config['device'] = device
 device_type = device.partition(':')[0]
 if ddp:
     timeout = timedelta(seconds=ddp_timeout)
@@ -143,6 +150,9 @@ if ddp:
 # again now; what was left to this file is this file's; architecture and block_size are the checkpoint's
 has_run = all_reduce_any(master_process and checkpoint.exists(out_dir))  # as the first process sees it
 resuming = init_from == 'resume' or (auto_resume and has_run)
+if int(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')) > 0:
+    overwrite = False  # the run that is there is this one, and torchrun has restarted it
+    resume_step = 0
 if has_run and not (resuming or overwrite or eval_only):
     error(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
           "delete it: --overwrite=True")
@@ -155,21 +165,25 @@ if resuming:
 elif init_from != 'scratch':
     ckpt = checkpoint.load_weights(init_from)
 if ckpt:
-    kinds = kinds_of(globals(), config)  # the types of the knobs, as a file may say anything
+    kinds = kinds_of(globals(), config)  # the types that a checkpoint's values are checked against
     config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds)  # prints each difference
     globals().update(config)
 start_iter = ckpt['iter_num'] if resuming else 0
 for name in ('batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer',
-             'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens'):
+             'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k'):
     if config[name] is not None and config[name] < 1:
         error(f"{name} is out of range ({config[name]}). use 1 or more")
 for name in ('max_iters', 'warmup_iters', 'learning_rate', 'weight_decay', 'grad_clip', 'eval_interval',
              'eval_iters', 'log_interval', 'sample_interval', 'tasks_interval', 'max_per_task',
-             'keep_checkpoints', 'resume_step', 'seed', 'shard'):
+             'keep_checkpoints', 'resume_step', 'seed', 'shard', 'temperature'):
     if config[name] < 0:
         error(f"{name} is out of range ({config[name]}). use 0 or more")
-if not 0 <= dropout < 1:
-    error(f"dropout is out of range ({dropout}). use 0 or more, below 1")
+for name in ('dropout', 'beta1', 'beta2', 'momentum'):
+    if not 0 <= config[name] < 1:
+        error(f"{name} is out of range ({config[name]}). use 0 or more, below 1")
+for name in ('top_p', 'decay_fraction'):
+    if not 0 < config[name] <= 1:
+        error(f"{name} is out of range ({config[name]}). use a number above 0, at most 1")
 if lr_schedule not in ('cosine', 'linear', 'constant', 'wsd'):
     error(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
 if matrix_optimizer not in ('adamw', 'muon'):
@@ -177,7 +191,8 @@ if matrix_optimizer not in ('adamw', 'muon'):
 check_same({name: config[name] for name in config if name not in ('device', 'data_dir', 'wandb_run_name')})
 
 # -----------------------------------------------------------------------------
-# data, and what follows from the knobs; config keeps them as they were given, with 'auto' and None
+# data, and what follows from the knobs; config keeps them as they were given, with 'auto' and None, but for
+# the device
 data = Dataset(dataset, data_dir, block_size, seed, document_mask)
 check_same(data.fingerprint)
 dtype = choose_dtype(dtype, device)
@@ -224,8 +239,8 @@ def targets_of_iteration(it):
 
 
 def get_batch(it, micro_step):
-    """x, y (batch_size, block_size), document ids or None, and what the mean loss is divided by, so that an
-    iteration's add up to the mean over its targets (y is -1 where none counts, as in conversations)."""
+    """x, y (batch_size, block_size), document ids or None, divisor. y is -1 where the loss is masked, as in
+    conversations; micro-batch losses divided by `divisor` add up to the iteration's mean over its targets."""
     it = 0 if overfit_batch else it
     first = micro_batch_number(it, micro_step) * batch_size
     x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)
@@ -296,13 +311,15 @@ def wrap_ddp():
 
 ddp_model = wrap_ddp()
 if (compile or ddp or device_type == 'cuda') and not eval_only:
-    # A first step, whose gradients are dropped: compiling is not on the clock, too large a batch shows at
-    # once, and DDP orders its buckets, and so its sums, by its first backward pass, which a resume should not
-    # see
+    # A first step, whose gradients are dropped: compiling is not on the clock, and too large a batch shows at
+    # once. DDP reorders its buckets after its first backward pass, which changes the order of its sums: done
+    # here, a resumed run sums in the same order
     with_doc_ids = document_mask or data.train.masked
     optional = compile and config['compile'] == 'auto'  # where the compiler fails, the run goes on
     if not warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, device, optional):
-        ddp_model = wrap_ddp()  # the failed step may have left the old one in the middle of something
+        del ddp_model  # the failed step may have left it in the middle of something
+        gc.collect()
+        ddp_model = wrap_ddp()
         warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, device, optional=False)
 
 # -----------------------------------------------------------------------------
@@ -421,31 +438,36 @@ best_val_loss = ckpt['best_val_loss'] if resuming else math.inf
 best_iter = ckpt.get('best_iter') if resuming else None
 train_seconds = ckpt['train_seconds'] if resuming else 0.0  # without evaluating, sampling, saving
 tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # what the weights had seen when this run began
+loss_ema = [0.0, 0.0]  # of the logged losses, each with 0.98 of the weight of the next: sum, weight
 if resuming:
     tokens_before = max(0, tokens_before - start_iter * tokens_per_iter)
-loss_ema = ckpt.get('loss_ema') or [0.0, 0.0] if resuming else [0.0, 0.0]  # of the logged losses: sum, weight
+    loss_ema = ckpt.get('loss_ema') or loss_ema
 ckpt = None  # free its memory
 samples = ''
 written = True  # False: the newest checkpoint could not be written
 outcome = 'done'
-loss_sum = torch.zeros((), device=device)
+loss_sum = torch.zeros((), device=device)  # of the last iteration
 logged_iter, logged_seconds = start_iter, train_seconds  # at the last log line
+start_seconds = train_seconds
 t0 = time.time()
 for it in range(start_iter, max(start_iter, max_iters) + 1):
     last = it >= max_iters
     out_of_time = max_minutes is not None and time.time() - start_time > 60 * max_minutes
     stop = all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
     evaluating = not stop and (last or eval_only or (eval_interval > 0 and it % eval_interval == 0))
-    testing = not stop and tasks and (last or eval_only or (
+    benchmarking = not stop and tasks and (last or eval_only or (
         tasks_interval > 0 and it > 0 and it % tasks_interval == 0))
     sampling = not stop and it > 0 and sample_interval > 0 and (
         last or is_sample_step(it, sample_interval, sample_growth))
     saving = last or stop or (save_interval and it % save_interval == 0)
 
     # once in a while: evaluate, sample, save. The clock stands still
-    if evaluating or testing or sampling or saving:
+    if evaluating or benchmarking or sampling or saving:
         synchronize(device)
         train_seconds += time.time() - t0
+        if not all_finite([loss_sum, *model.parameters()]):  # a good checkpoint stays in its place
+            outcome = 'diverged'
+            break
         model.eval()
         val_loss = math.inf
         if evaluating:
@@ -460,10 +482,13 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
             if stop_val_loss is not None and val_loss <= stop_val_loss:
                 print0(f"the validation loss is as low as stop_val_loss={stop_val_loss:g}")
                 last = saving = True
-        if testing:
+                benchmarking = bool(tasks)
+                sampling = it > 0 and sample_interval > 0
+        if benchmarking:
             log(it, evaluate_tasks(model, task_list, ctx, rank, world_size))
         if sampling:  # in all processes, as FSDP needs them
-            samples = f'samples after {it} iterations\n'
+            next_step = next_sample_step(it + 1, sample_interval, sample_growth)
+            samples = f'samples after {it} iterations, the next after {min(next_step, max_iters)}\n'
             for i, prompt in enumerate(prompts):
                 sample_seed = hash_seed(seed, SAMPLES, it, i)
                 # blocks that are compiled by themselves would be compiled for each length
@@ -478,13 +503,11 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         if save_interval is None:
             saving = saving or improved or (evaluating and always_save_checkpoint)
         if saving and (it > start_iter or improved) and not eval_only:
-            if not all_finite([loss_sum, *model.parameters()]):  # a good checkpoint stays in its place
-                outcome = 'diverged'
-                break
-            best = (val_loss, it) if improved else (best_val_loss, best_iter)
-            written = save(it, *best, improved)
+            new_best_loss = val_loss if improved else best_val_loss
+            new_best_iter = it if improved else best_iter
+            written = save(it, new_best_loss, new_best_iter, improved)
             if written:
-                best_val_loss, best_iter = best
+                best_val_loss, best_iter = new_best_loss, new_best_iter
         t0 = time.time()
     if last or stop or eval_only:
         break
@@ -509,7 +532,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_scale']
     scaler.unscale_(optimizer)
-    grad_norm = clip_grad_norm(model, grad_clip)  # 0: the norm alone; FSDP's is made whole
+    grad_norm = clip_grad_norm(model, grad_clip)  # 0: only measured. With FSDP, the norm over all shards
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -551,8 +574,8 @@ if outcome != 'diverged' and not written:
 if master_process and not eval_only:
     record.update(outcome=outcome, iterations=it, best_val_loss=best_val_loss, best_iter=best_iter,
                   train_seconds=train_seconds)
-    if it > start_iter and train_seconds > 0:
-        record['tokens_per_second'] = it * tokens_per_iter / train_seconds
+    if it > start_iter:
+        record['tokens_per_second'] = (it - start_iter) * tokens_per_iter / (train_seconds - start_seconds)
     write_json(os.path.join(out_dir, 'run.json'), record)
     write_report(out_dir, samples)
     best_text = f"best validation loss {best_val_loss:.4f} at {best_iter}, " if best_iter else ''
@@ -574,7 +597,7 @@ if ddp:
     torch.distributed.destroy_process_group()
 if outcome == 'diverged':  # the loss or a weight is not finite
     sys.exit(3)
-if stop_signal:
-    sys.exit(128 + stop_signal)  # as a shell expects it
 if not written:
     sys.exit(1)
+if stop_signal:
+    sys.exit(128 + stop_signal)  # as a shell expects it

@@ -1,6 +1,6 @@
 # A Llama of 1.3 billion parameters, on 45 billion tokens.
 #
-#   data     python prepare.py fineweb_edu_50b --input=hf:HuggingFaceFW/fineweb-edu:sample-100BT \
+#   data     python prepare.py fineweb_edu_50b --input='hf:HuggingFaceFW/fineweb-edu/sample/100BT/*.parquet' \
 #                --max_tokens=5e10
 #            50 billion tokens, so that none is seen twice (about 100 GB). With GPT-2's tokens it has 1,439M
 #            parameters, with a vocabulary of 8,192 it has 1,267M

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from conftest import (
 import common
 import dataset
 from model import GPT, GPTConfig
-from optim import create_optimizer
 
 
 @pytest.fixture
