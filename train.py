@@ -532,13 +532,15 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_scale']
     scaler.unscale_(optimizer)
-    grad_norm = clip_grad_norm(model, grad_clip)  # 0: only measured. With FSDP, the norm over all shards
+    logging = log_interval > 0 and it % log_interval == 0
+    if grad_clip or logging:
+        grad_norm = clip_grad_norm(model, grad_clip)  # 0: only measured. With FSDP, the norm over all shards
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
     # the log: the only place where the host waits for the device
-    if log_interval > 0 and it % log_interval == 0:
+    if logging:
         lossf, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
         train_seconds += time.time() - t0
         t0 = time.time()

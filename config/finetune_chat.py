@@ -14,7 +14,7 @@ out_dir = 'out-chat'
 dataset = 'chats'
 init_from = 'out'
 
-# block_size: the model's
+# block_size: the model's, at most 1,024
 batch_size = 16
 gradient_accumulation_steps = 1
 

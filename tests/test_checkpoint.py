@@ -830,12 +830,18 @@ def test_a_link_in_the_way_of_a_temporary_file_is_not_followed(tmp_path):
 LOG = 'iter,loss,val_loss\n0,,3.0\n0,2.9,\n2,2.5,\n4,,2.4\n4,2.3,\n6,,2.2\n'
 
 
+def resume_at(folder, iteration):
+    lock = checkpoint.lock_folder(str(folder))
+    checkpoint.prepare_folder(str(folder), iteration, delete=False, lock=lock)
+    lock.close()
+
+
 def test_what_is_after_the_start_of_a_resume_is_put_aside(tmp_path):
     saved(tmp_path, 2, 4, 6)
     (tmp_path / 'log.csv').write_text(LOG)
     for name in ['ckpt_00000008.pt.tmp', 'log.csv.tmp']:
         (tmp_path / name).write_text('half')
-    checkpoint.prepare_folder(str(tmp_path), 4, delete=False, lock=checkpoint.lock_folder(str(tmp_path))).close()
+    resume_at(tmp_path, 4)
     assert names_in(tmp_path) == [
         '.lock', 'ckpt.pt', 'ckpt_00000002.pt', 'ckpt_00000004.pt', 'ckpt_00000006.pt.old', 'ckpt_best.pt',
         'log.csv']
@@ -848,7 +854,7 @@ def test_a_best_checkpoint_that_is_later_goes_aside_too(tmp_path):
     saved(tmp_path, 2)
     checkpoint.save(tmp_path, our_state(network(), 6), best=True, only_best=False, keep=0)
     (tmp_path / 'ckpt_00000006.pt').unlink()
-    checkpoint.prepare_folder(str(tmp_path), 2, delete=False, lock=checkpoint.lock_folder(str(tmp_path))).close()
+    resume_at(tmp_path, 2)
     assert names_in(tmp_path) == ['.lock', 'ckpt.pt', 'ckpt.pt.old', 'ckpt_00000002.pt', 'ckpt_best.pt.old']
     assert iter_of(tmp_path / 'ckpt.pt') == 2
 
@@ -874,7 +880,7 @@ def test_the_log_of_a_run_that_saved_nothing_is_put_aside(tmp_path):
 def test_nanogpts_ckpt_pt_keeps_a_name_when_it_is_continued_in_place(tmp_path):
     torch.save(nanogpt_state(network()), tmp_path / 'ckpt.pt')
     content = (tmp_path / 'ckpt.pt').read_bytes()
-    checkpoint.prepare_folder(str(tmp_path), 2, delete=False, lock=checkpoint.lock_folder(str(tmp_path))).close()
+    resume_at(tmp_path, 2)
     checkpoint.save(tmp_path, our_state(network(), 4), best=True, only_best=False, keep=1)
     assert iter_of(tmp_path / 'ckpt.pt') == 4
     assert (tmp_path / 'ckpt_original_00000002.pt').read_bytes() == content
