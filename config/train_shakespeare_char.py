@@ -3,7 +3,7 @@
 #   data     python prepare.py shakespeare_char   (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
-#   cost     60 seconds on one H100 and 32 more to compile at commit a170a90, without CUDA graphs (MEASURE);
+#   cost     60 seconds on one H100 and 32 more to compile at commit a170a90, without CUDA graphs;
 #            3 minutes on one A100 (nanoGPT's README)
 #   loss     1.4564 for validation at its best there, 1.4480 in another run (dev/results.md), then it
 #            overfits; 1.4697 in nanoGPT's README
