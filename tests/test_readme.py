@@ -28,7 +28,7 @@ def knobs_of(script):
     return names
 
 
-@pytest.mark.parametrize('words', commands())
+@pytest.mark.parametrize('words', list(commands()))
 def test_the_flags_of_a_command_are_knobs(words, monkeypatch):
     monkeypatch.setattr(sys, 'argv', words)
     monkeypatch.chdir(REPO)
