@@ -2,7 +2,7 @@
 Train a GPT. Everything that happens is in this file, from top to bottom: knobs, processes and device, where
 to start, data, model and optimizer, helpers, the loop.
 
-    $ python train.py config/quickstart.py                                    # a laptop, three minutes
+    $ python train.py config/quickstart.py                                    # a laptop, five minutes
     $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight; more: docs/cluster.md
 """
@@ -278,7 +278,7 @@ optimizer = create_optimizer(
     model, learning_rate=learning_rate, weight_decay=weight_decay, betas=(beta1, beta2), eps=adam_eps,
     matrix_optimizer=matrix_optimizer, matrix_lr=matrix_lr, embedding_lr=embedding_lr, head_lr=head_lr,
     matrix_weight_decay=matrix_weight_decay, momentum=momentum,
-    dtype='float32' if dtype == 'float32' else 'bfloat16', replicas=world_size if shard == 1 else 1)
+    dtype='bfloat16' if dtype == 'bfloat16' else 'float32', replicas=world_size if shard == 1 else 1)
 scaler = torch.amp.GradScaler(device_type, enabled=dtype == 'float16')
 if resuming:
     try:
@@ -487,8 +487,11 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         if benchmarking:
             log(it, evaluate_tasks(model, task_list, ctx, rank, world_size))
         if sampling:  # in all processes, as FSDP needs them
-            next_step = next_sample_step(it + 1, sample_interval, sample_growth)
-            samples = f'samples after {it} iterations, the next after {min(next_step, max_iters)}\n'
+            samples = f'samples after {it} iterations'
+            if not last:
+                next_step = next_sample_step(it + 1, sample_interval, sample_growth)
+                samples += f', the next after {min(next_step, max_iters)}'
+            samples += '\n'
             for i, prompt in enumerate(prompts):
                 sample_seed = hash_seed(seed, SAMPLES, it, i)
                 # blocks that are compiled by themselves would be compiled for each length
