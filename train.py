@@ -222,7 +222,7 @@ if min_lr is None:
 vocab_size = data.vocab_size
 if ckpt:  # same tokenizer; on a resume same data and batch, as samples would be repeated or left out
     vocab_size = checkpoint.check_data(ckpt, data, tokens_per_iter, resuming and not eval_only)
-task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer, block_size) if tasks else []
+benchmarks = load_tasks(tasks, max_per_task, data_dir, data.tokenizer, block_size) if tasks else {}
 prompts = prompts_for_samples(sample_prompts, data.tokenizer) if sample_interval else []
 
 
@@ -485,7 +485,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
                 benchmarking = bool(tasks)
                 sampling = it > 0 and sample_interval > 0
         if benchmarking:
-            log(it, evaluate_tasks(model, task_list, ctx, rank, world_size))
+            log(it, evaluate_tasks(model, benchmarks, ctx, rank, world_size))
         if sampling:  # in all processes, as FSDP needs them
             samples = f'samples after {it} iterations'
             if not last:

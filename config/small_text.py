@@ -8,7 +8,8 @@
 #   batch    8 sequences x 256 tokens = 2,048 tokens per iteration
 #   budget   eight times over the text, at most 5,000 iterations. The checkpoint with the lowest validation
 #            loss is kept: a text that is seen so often is overfitted
-#   cost     about 0.2 s an iteration on two CPU cores: some four minutes for 0.3 MB
+#   cost     by the pace of the quick start, the same network, some four minutes for 0.3 MB on two CPU cores;
+#            not measured
 #   loss     1.3262 nats per character for validation, 1.0141 on its own text, of a book of 0.33 MB
 #            (dev/results.md). eval.py prints bits per byte, which compare where tokenizers differ
 #
