@@ -28,9 +28,9 @@ import torch.distributed
 import huggingface
 from common import first_line, print0, read_json, read_rows, replacing, write_rows
 from configurator import INVALID, error, fit_value
-from dataset import bin_files, folder_of, read_meta, read_tokenizer_state
+from dataset import bin_files, folder_of, read_meta
 from model import GPT, GPTConfig
-from tokenizer import check_state, make_tokenizer, same_tokenizer
+from tokenizer import check_state, make_tokenizer, read_tokenizer_files, same_tokenizer
 
 NUMBERED = re.compile(r'ckpt_(\d{8,})\.pt')
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
@@ -445,7 +445,7 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
     has_meta = any(os.path.exists(os.path.join(folder, file)) for file in ['meta.json', 'meta.pkl'])
     if has_meta or bin_files(folder, 'train'):
         meta = read_meta(folder)
-        state = read_tokenizer_state(folder, meta)
+        state = read_tokenizer_files(folder, meta)
         n_ids = meta['vocab_size']
         if n_ids <= vocab_size < n_ids + 64 and same_tokenizer(ckpt['tokenizer'], state):  # it may be padded
             return state

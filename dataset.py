@@ -50,7 +50,7 @@ class Dataset:
             if not bin_files(self.folder, 'train'):
                 raise ValueError(missing(self.folder))
             self.meta = read_meta(self.folder)
-            self.tokenizer_state = read_tokenizer_state(self.folder, self.meta)
+            self.tokenizer_state = read_tokenizer_files(self.folder, self.meta)
             sizes = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
             self.splits = {}
             for split in ('train', 'val'):
@@ -656,12 +656,6 @@ def check_text(values, keys):
     for key in keys:
         if not isinstance(values.get(key, ''), str):
             raise ValueError(f"{key} is {str(values[key])[:60]}")
-
-
-def read_tokenizer_state(folder, meta):
-    """meta's tokenizer together with its files: all that a checkpoint has to know to be sampled without the
-    dataset. ValueError if one is damaged or missing."""
-    return read_tokenizer_files(folder, meta)
 
 
 def checksum(entry):

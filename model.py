@@ -751,15 +751,19 @@ class CapturedStep:
         return self.ids[:, position + 1:position + 1 + n].clone(), self.finite
 
 
+def prompt_ids(tokenizer, text):
+    """The ids to start from, a list: those of `text`, or of what begins a text if it is empty."""
+    ids = tokenizer.encode_prompt(text)
+    if ids:
+        return ids
+    return [0] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+
+
 def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k=None, top_p=None, seed=None,
                   stop=None):
     """`text` with its continuation by up to max_new_tokens tokens, which ends before the end of the text
     (tokenizer.stop_ids) and before the text `stop`. seed: of the draws; None: torch's generator."""
-    ids = tokenizer.encode_prompt(text)
-    if not ids and tokenizer.end_of_text is not None:
-        ids = [tokenizer.end_of_text]  # what begins a text
-    elif not ids:
-        ids = [0]
+    ids = prompt_ids(tokenizer, text)
     device = model.lm_head.weight.device
     generator = None
     if seed is not None:

@@ -69,7 +69,7 @@ import checkpoint
 import huggingface
 from chat import chat_format, messages_of, with_chat_tokens
 from common import first_line, print0, read_json, replacing, write_whole
-from dataset import DATA_DIR, bin_files, folder_of, read_meta, read_tokenizer_state
+from dataset import DATA_DIR, bin_files, folder_of, read_meta
 from tokenizer import (
     END_OF_TEXT, HFTokenizer, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
     write_tokenizer_files)
@@ -757,7 +757,7 @@ def choose_tokenizer(spec, paths, key):
     if spec.startswith('hf:'):
         return make_tokenizer(huggingface.read_tokenizer(spec.removeprefix('hf:')))
     if os.path.isdir(spec) and bin_files(spec, 'train'):
-        return make_tokenizer(read_tokenizer_state(spec, read_meta(spec)))
+        return make_tokenizer(read_tokenizer_files(spec, read_meta(spec)))
     if spec.endswith('.pt') or checkpoint.exists(spec):
         return make_tokenizer(checkpoint.tokenizer_state_of(checkpoint.read(checkpoint.find(spec))))
     if spec.endswith(('.json', '.model')) or os.path.isdir(spec):
@@ -969,7 +969,7 @@ def is_movable(folder, work, meta):
 def is_whole(folder, meta):
     """Whether the files of a dataset are as they were made."""
     try:
-        read_tokenizer_state(folder, meta)
+        read_tokenizer_files(folder, meta)
     except ValueError:
         return False
     width = np.dtype(meta['dtype']).itemsize

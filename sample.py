@@ -44,7 +44,7 @@ import checkpoint
 from chat import chat_format, converse, fit_prompt
 from common import choose_compile, choose_device, choose_dtype
 from evaluation import read_prompts, read_text
-from tokenizer import empty_prompt
+from model import prompt_ids
 
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this script without a traceback
@@ -192,11 +192,9 @@ if chat:
 samples = []  # (prompt, its ids), in the order in which they are printed
 for text in texts:
     try:
-        ids = tokenizer.encode_prompt(text)
+        ids = prompt_ids(tokenizer, text)
     except ValueError as e:
         error(f"a prompt cannot be encoded: {e}. use another --{'prompts' if prompts else 'start'}")
-    if not ids:
-        ids = empty_prompt(tokenizer)
     if max(ids) >= model.config.vocab_size:
         error(f"a prompt has the id {max(ids)}, and the model only {model.config.vocab_size} ids: it was "
               "trained with another tokenizer. name its dataset with --dataset=NAME")

@@ -552,21 +552,6 @@ def same_tokenizer(a, b):
         return False
 
 
-def empty_prompt(tokenizer):
-    """The ids to start from when the prompt has none: what each document begins with, or a new line, or in a
-    vocabulary without one a space or the first id."""
-    if tokenizer.end_of_text is not None:
-        return [tokenizer.end_of_text]
-    for text in ('\n', ' '):
-        try:
-            ids = tokenizer.encode_prompt(text)
-        except ValueError:
-            continue
-        if ids:
-            return ids
-    return [0]
-
-
 # -----------------------------------------------------------------------------
 # files: what is too long for a dataset's meta.json
 
@@ -592,7 +577,8 @@ def write_tokenizer_files(folder, tokenizer, dtype):
 
 
 def read_tokenizer_files(folder, meta):
-    """The state of the tokenizer that a meta.json describes, with its files from `folder`."""
+    """The state of the tokenizer that a meta.json describes, with its files from `folder`: all that a
+    checkpoint needs to be sampled without the dataset. ValueError if one is damaged or missing."""
     state = dict(meta['tokenizer'])
     for key, file in TOKENIZER_FILES.items():
         if not state.pop(f'{key}_file', None):

@@ -8,7 +8,7 @@ import pytest
 from conftest import TEXT, data_file
 
 from tokenizer import (
-    PATTERN, empty_prompt, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
+    PATTERN, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
     same_tokenizer, token_bytes, write_tokenizer_files)
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll na\u00efve \u6f22\u5b57 \U0001f642 "
@@ -360,10 +360,3 @@ def test_a_tokenizer_json_is_compared_by_what_it_makes_of_a_text(tmp_path):
     save_byte_level(tmp_path / 'b.json', ['<s>', '</s>'])
     assert same_tokenizer(a, renamed) and not same_tokenizer(a, hugging_face_state(tmp_path / 'b.json'))
     assert not same_tokenizer(a, BYTE)
-
-
-def test_a_text_starts_with_what_the_vocabulary_has():
-    for chars, first in (('\n a', [0]), (' ab', [0]), ('ba', [0]), ('!\n', [1])):
-        assert empty_prompt(make_tokenizer({'kind': 'char', 'chars': chars})) == first
-    assert empty_prompt(make_tokenizer(BYTE)) == [256]
-    assert empty_prompt(make_tokenizer({'kind': 'ids', 'n_vocab': 9})) == [0]
