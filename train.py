@@ -178,12 +178,6 @@ for name in ('max_iters', 'warmup_iters', 'learning_rate', 'weight_decay', 'grad
              'keep_checkpoints', 'resume_step', 'seed', 'shard', 'temperature'):
     if config[name] < 0:
         error(f"{name} is out of range ({config[name]}). use 0 or more")
-for name in ('dropout', 'beta1', 'beta2', 'momentum'):
-    if not 0 <= config[name] < 1:
-        error(f"{name} is out of range ({config[name]}). use 0 or more, below 1")
-for name in ('top_p', 'decay_fraction'):
-    if not 0 < config[name] <= 1:
-        error(f"{name} is out of range ({config[name]}). use a number above 0, at most 1")
 if lr_schedule not in ('cosine', 'linear', 'constant', 'wsd'):
     error(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
 if matrix_optimizer not in ('adamw', 'muon'):
@@ -203,7 +197,7 @@ if world_size % shard:
     error(f"shard={shard} does not divide the {world_size} processes. use a divisor of them, or 0: all")
 micro_batches = gradient_accumulation_steps  # per iteration, over all processes
 if total_batch_size:
-    micro_batches = total_batch_size / (batch_size * block_size)
+    micro_batches = total_batch_size / (batch_size * block_size)  # a fraction, if that does not divide
 if micro_batches % world_size:
     error(f"an iteration is {micro_batches:g} micro-batches of {batch_size} x {block_size} tokens, which do "
           f"not divide among {world_size} processes. change batch_size, or the number of tokens")

@@ -4,15 +4,14 @@ How fast it is on this machine, beside nanoGPT or another version of itself.
     $ python dev/bench.py --peer=NANOGPT                # training steps of two small networks
     $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?
     $ python dev/bench.py --sizes=124M --batch_size=32  # on a GPU
-    $ python dev/bench.py --what=loop                   # train.py against a bare loop around model.py
     $ python dev/bench.py --what=sample --peer=NANOGPT  # tokens per second of generate()
     $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare to a loss of 1.88
     $ python dev/bench.py --what=race --peer=NANOGPT    # on a GPU: 124M on the dataset gutenberg, 90 s each
 
 NANOGPT and CHECKOUT are folders. A contestant is a train.py as it is, in a process of its own, on the same
-data; the times are those that it prints. In `train` and `loop` the processes take turns of a few seconds in
-which the others are stopped, so that a slow minute of the machine is slow for all. A ratio is the median of
-the ratios of the turns; its 95% interval is by drawing turns anew (bootstrap). On a CPU nanoGPT computes in
+data; the times are those that it prints. In `train` the processes take turns of a few seconds in which the
+others are stopped, so that a slow minute of the machine is slow for all. A ratio is the median of the ratios
+of the turns; its 95% interval is by drawing turns anew (bootstrap). On a CPU nanoGPT computes in
 float32, ours in bfloat16 where the CPU has it: --dtype=float32 compares like with like.
 """
 
@@ -24,7 +23,7 @@ sys.path.insert(0, REPO)
 from configurator import configure, error
 
 # -----------------------------------------------------------------------------
-what = 'train'  # 'loop', 'sample', 'race', 'race_cpu', 'draw': a race's picture from its json file
+what = 'train'  # 'sample', 'race', 'race_cpu'
 peer: str = None  # a checkout of nanoGPT to compare with
 ours: str = None  # another checkout of this project to compare with
 sizes: str = None  # names from SIZES, or from SAMPLED for 'sample'. None: the first two
@@ -39,7 +38,7 @@ max_iters: int = None  # of the races. None: as many as fit into the seconds; ra
 text: str = None  # of 'race_cpu': the file of tinyshakespeare. None: prepare.py downloads it
 dataset = 'gutenberg'  # of 'race': GPT-2's tokens
 data_dir: str = None  # where that dataset is. None: data/
-out_dir = 'out-bench'  # where the races leave a picture and the curves
+out_dir = 'out-bench'  # where the races leave their curves, as JSON
 device = 'auto'
 dtype = 'auto'
 compile: bool | str = 'auto'
@@ -61,9 +60,8 @@ import time
 import numpy as np
 import torch
 
-from common import autocast, choose_compile, choose_device, choose_dtype, environment, synchronize
+from common import choose_compile, choose_device, choose_dtype, environment, synchronize
 from model import GPT, GPTConfig
-from optim import create_optimizer
 
 TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)
 BABY = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65, learning_rate=1e-3)
@@ -279,63 +277,6 @@ def print_table(head, rows):
 
 
 # -----------------------------------------------------------------------------
-# train.py against a bare loop: what its loading, logging and checks cost
-
-
-def loop():
-    rows = []
-    for size in (sizes or 'toy,baby').split(','):
-        with tempfile.TemporaryDirectory() as work:
-            contestants = {}
-            for name, (command, cwd) in contestants_of(size, work).items():
-                if name.startswith('ours'):
-                    # on a GPU a line waits for the device: as the configs do, once in ten iterations
-                    contestants[f'train.py, {name[6:]}'] = [*command, '--log_interval=10'], cwd
-            for arch in archs.split(','):
-                bare = {'what': 'bare', 'sizes': size, 'archs': arch, 'device': device, 'dtype': dtype,
-                        'compile': compiling}
-                if batch_size:
-                    bare['batch_size'] = batch_size
-                command = [sys.executable, '-u', os.path.abspath(__file__), *flags_of(bare)]
-                contestants[f'bare, {arch}'] = command, REPO
-            medians = take_turns(contestants)
-        for name, times in medians.items():
-            rival = name.replace('train.py', 'bare')
-            rows.append([size, name, milliseconds(times), compare(medians, name, rival)])
-    print_table(['size', 'loop', 'ms per iteration (range)', 'times the bare loop'], rows)
-
-
-def bare():
-    """The bare loop: one batch over and over, a line for ten iterations."""
-    torch.manual_seed(1)
-    torch.set_float32_matmul_precision('highest' if dtype_name == 'float32' else 'high')
-    knobs = knobs_of(sizes)
-    B, T = knobs['batch_size'], knobs['block_size']
-    model = GPT(GPTConfig(arch=archs, vocab_size=knobs['vocab_size'], block_size=T, n_layer=knobs['n_layer'],
-                          n_head=knobs['n_head'], n_embd=knobs['n_embd'], bias=False)).to(device)
-    optimizer = create_optimizer(
-        model, learning_rate=knobs['learning_rate'], weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8,
-        matrix_optimizer='muon' if archs == 'modern' else 'adamw',
-        dtype='float32' if dtype_name == 'float32' else 'bfloat16')
-    if compiling:
-        graphs = device.startswith('cuda') and model.get_num_params(non_embedding=False) < 50e6
-        model.compile(mode='reduce-overhead' if graphs else None)
-    x = torch.randint(knobs['vocab_size'], (B, T), device=device)
-    y = torch.randint(knobs['vocab_size'], (B, T), device=device)
-    for it in range(0, 10**7, 10):
-        t0 = time.perf_counter()
-        for _ in range(10):
-            with autocast(device, dtype_name):
-                _, loss = model(x, y, return_logits=False)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        synchronize(device)
-        print(f'iter {it}: loss {loss.item():.4f}, time {100 * (time.perf_counter() - t0):.2f}ms', flush=True)
-
-
-# -----------------------------------------------------------------------------
 # sampling: in turns in one process, as the values of the weights change no time
 
 
@@ -390,7 +331,8 @@ def samplers(args):
 
         def generate(idx, n):
             torch.set_num_threads(1 if few_threads else all_threads)  # as sample.py does
-            model.generate(idx, n, temperature=0.8, top_k=200, **options)
+            with torch.inference_mode():
+                model.generate(idx, n, temperature=0.8, top_k=200, **options)
         ways[name] = generate
 
     add('ours, float32', 'float32')
@@ -406,7 +348,7 @@ def samplers(args):
 
 
 def run_race(title, contestants, line=None):
-    """Run the contestants one after the other; print a table, leave curves and a picture in out_dir."""
+    """Run the contestants one after the other; print a table, leave the curves in out_dir."""
     os.makedirs(out_dir, exist_ok=True)
     curves = {}
     for name, (command, cwd) in contestants.items():
@@ -426,7 +368,6 @@ def run_race(title, contestants, line=None):
     print(f'\n{title}')
     print_table(['contestant', 'iterations', 'seconds', 'validation loss', 'lowest',
                  f'seconds to {line}' if line else ''], rows)
-    draw(curves, title, line)
 
 
 def curve_of(command, cwd):
@@ -528,39 +469,7 @@ def race():
         run_race(f'124M on {dataset}, 65,536 tokens per iteration', contestants)
 
 
-def draw(curves, title, line):
-    """A picture of the curves, where there is matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f'no picture: matplotlib is not installed here. elsewhere: --what=draw --out_dir={out_dir}')
-        return
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    fig, ax = plt.subplots(figsize=(7.5, 4.4), dpi=130)
-    for name, curve in curves.items():
-        later = curve[1:]  # without the first point, which would flatten all the others
-        ax.plot([c[1] for c in later], [c[2] for c in later], marker='o', markersize=3, label=name)
-    if line:
-        ax.axhline(line, color='gray', linestyle=':')
-    ax.set(xlabel='seconds of training', ylabel='validation loss', title=title)
-    ax.grid(alpha=0.25)
-    ax.legend()
-    fig.tight_layout()
-    fig.savefig(os.path.join(out_dir, 'race.png'))
-
-
-def draw_again():
-    for name in ['race.json', 'race_cpu.json']:
-        path = os.path.join(out_dir, name)
-        if os.path.exists(path):
-            with open(path) as f:
-                found = json.load(f)
-            draw(found['curves'], found['title'], found['line'])
-
-
-PARTS = {'train': train, 'loop': loop, 'bare': bare, 'sample': sample, 'race': race, 'race_cpu': race_cpu,
-         'draw': draw_again}
+PARTS = {'train': train, 'sample': sample, 'race': race, 'race_cpu': race_cpu}
 if what not in PARTS:
     error(f"nothing is called that (what={what}). use {', '.join(PARTS)}")
 for knob, folder in [('peer', peer), ('ours', ours)]:
@@ -573,8 +482,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant
 device = choose_device(device)
 compiling = choose_compile(compile, device)
 dtype_name = choose_dtype(dtype, device)
-if what not in ('bare', 'draw'):
-    here = environment(device)
-    print(f"commit {here['commit']}, torch {here['torch']}, {here['device']}, {os.cpu_count()} CPUs, "
-          f"{dtype_name}, compile {compiling}, {time.strftime('%Y-%m-%d')}\n", flush=True)
+here = environment(device)
+print(f"commit {here['commit']}, torch {here['torch']}, {here['device']}, {os.cpu_count()} CPUs, "
+      f"{dtype_name}, compile {compiling}, {time.strftime('%Y-%m-%d')}\n", flush=True)
 PARTS[what]()

@@ -342,7 +342,7 @@ def test_nanogpts_run_goes_on_as_it_is_and_its_sample_py_reads_ours(works, scrip
     ['--dataset=missing'], ['--init_from=resume'], ['--init_from=nowhere/ckpt.pt'], ['--batch_size=0'],
     ['--n_head=3'], ['--arch=local'], ['--lr_schedule=square'], ['--matrix_optimizer=muon'], ['--device=tpu'],
     ['--block_size=1000000'], ['--total_batch_size=100'], ['--tasks=nothing'], ['--shard=3'],
-    ['--dtype=int8'], ['--sample_interval=3', '--sample_prompts=nowhere.txt'], ['--dropout=1'],
+    ['--dtype=int8'], ['--sample_interval=3', '--sample_prompts=nowhere.txt'],
 ])
 def test_what_a_person_gets_wrong_is_one_line_and_nothing_is_written(script, tiny, out, flags):
     result = script('train.py', *tiny, *flags)
