@@ -6,11 +6,9 @@ alone, in one process, those that talk to others do nothing.
 
 import contextlib
 import csv
-import errno
 import gc
 import io
 import json
-import math
 import os
 import platform
 import re
@@ -40,20 +38,15 @@ def choose_device(device, local_rank=0):
             device = 'mps'
         if torch.cuda.is_available():
             device = 'cuda'
-    if not re.fullmatch(r'cpu|mps|cuda(:\d+)?', device):
-        error(f"no such device ({device}). use --device=auto, cpu, cuda, cuda:1 or mps")
-    if device == 'mps' and ('RANK' in os.environ or not torch.backends.mps.is_available()):
-        error("device=mps is for one process on a Mac with an Apple GPU. use --device=cpu")
-    if device.startswith('cuda'):
-        index = int(device.partition(':')[2] or 0)
-        if 'RANK' in os.environ:
-            index = local_rank
-        count = torch.cuda.device_count()
-        if index >= count:
-            error(f"torch finds {count} GPUs here (device=cuda:{index}). use --device=auto, torchrun with "
-                  "--nproc_per_node=GPUS, or a torch that is built for the GPU's driver")
-        device = f'cuda:{index}'
-        torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
+    if device == 'cuda' or (device.startswith('cuda') and 'RANK' in os.environ):
+        device = f'cuda:{local_rank}'
+    try:
+        torch.zeros(1, device=device)
+        if device.startswith('cuda'):
+            torch.cuda.set_device(device)  # what asks for "the GPU" without a number gets this one
+    except (RuntimeError, AssertionError) as e:  # AssertionError: torch is built without CUDA
+        error(f"this device does not work ({device}: {first_line(e)}). use --device=auto, cpu, cuda, cuda:1 "
+              "or mps, and torchrun with --nproc_per_node=GPUS")
     return device
 
 
@@ -61,27 +54,26 @@ def has_bfloat16(device):
     """Whether the hardware has it. Elsewhere it is emulated, and slower than float32."""
     if device.startswith('cuda'):  # torch.cuda.is_bf16_supported() is True for emulation as well
         return torch.cuda.get_device_capability(device)[0] >= 8
-    if device == 'cpu':
-        try:  # no public function tells
-            return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        except AttributeError:
-            return False
-    return False
+    try:  # no public function tells
+        return device == 'cpu' and (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    except AttributeError:
+        return False
 
 
 def choose_dtype(dtype, device):
     """The dtype of matrix products, a name. 'auto': bfloat16 where the hardware has it."""
-    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
-        error(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
     fallback = 'float16' if device.startswith('cuda') else 'float32'
     if dtype == 'auto':
         return 'bfloat16' if has_bfloat16(device) else fallback
-    usable = ['float32']  # on Apple GPUs no more: https://github.com/pytorch/pytorch/issues/195910
-    if device == 'cpu' or has_bfloat16(device):
-        usable.append('bfloat16')
-    if device.startswith('cuda'):
-        usable.append('float16')
+    usable = {
+        'float32': True,
+        'bfloat16': device == 'cpu' or has_bfloat16(device),
+        'float16': device.startswith('cuda'),  # not on Apple GPUs: github.com/pytorch/pytorch/issues/195910
+    }
     if dtype not in usable:
+        error(f"no such dtype ({dtype}). use --dtype=auto, float32, bfloat16 or float16")
+    if not usable[dtype]:
         print0(f"note: {name_of(device)} has no {dtype}, {fallback} is used")
         return fallback
     return dtype
@@ -105,10 +97,8 @@ def autocast(device, dtype):
 
 def synchronize(device):
     """Wait until the device has done its work, so that a clock read next is right."""
-    if device.startswith('cuda'):
-        torch.cuda.synchronize(device)
-    if device == 'mps':
-        torch.mps.synchronize()
+    if device != 'cpu':
+        torch.accelerator.synchronize()
 
 
 def name_of(device):
@@ -117,18 +107,6 @@ def name_of(device):
     if device == 'cpu':
         return f'cpu ({torch.backends.cpu.get_cpu_capability()})'
     return device
-
-
-def memory_of(device):
-    """Bytes of memory of the device; of a CPU this process's share of the machine's."""
-    if device.startswith('cuda'):
-        return torch.cuda.get_device_properties(device).total_memory
-    if device == 'mps':
-        return torch.mps.recommended_max_memory()
-    if not hasattr(os, 'sysconf'):  # Windows
-        return 2**34
-    total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    return total // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
 
 
 def peak_memory(device):
@@ -146,14 +124,21 @@ def peak_memory(device):
 
 
 def loss_chunk_size(device, n_tokens, vocab_size, compiled):
-    """How many tokens' logits the loss holds at a time (GPT.set_loss_chunk_size); 0: all of them.
+    """How many tokens' logits the loss holds at a time (model.loss_chunk_size); 0: all of them.
 
     Whole logits are a tenth faster, so they are cut only where they would take a third of the memory. The
     compiled loss keeps 4 bytes per logit (measured on an H100), the plain one logits, probabilities and
     gradient: 10.
     """
+    if device.startswith('cuda'):
+        memory = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, 'sysconf'):
+        memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+        memory //= int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    else:  # Windows
+        memory = 2**34
     bytes_per_logit = 4 if compiled else 10
-    if bytes_per_logit * n_tokens * vocab_size < memory_of(device) / 3:
+    if bytes_per_logit * n_tokens * vocab_size < memory / 3:
         return 0
     logits_at_once = 2**26 if device == 'cpu' else 2**28
     return min(n_tokens, max(1, logits_at_once // vocab_size))
@@ -255,9 +240,7 @@ def all_reduce_sum(tensor):
 
 def mean_over_processes(tensor):
     """A new tensor."""
-    if not torch.distributed.is_initialized():
-        return tensor.clone()
-    return all_reduce_sum(tensor.clone()) / torch.distributed.get_world_size()
+    return all_reduce_sum(tensor.clone()) / int(os.environ.get('WORLD_SIZE', 1))
 
 
 def check_same(facts):
@@ -286,11 +269,10 @@ def all_finite(tensors):
 def clip_grad_norm(model, max_norm):
     """The norm of the whole gradient, 0-dim, which is then scaled down to max_norm; 0: it is only
     measured."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
     if max_norm > 0:
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    else:
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     if hasattr(norm, 'full_tensor'):
         norm = norm.full_tensor()
     return norm
@@ -346,9 +328,9 @@ def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
     large a batch shows at once. optional: where the compiler fails in one of them, all processes go on
     without it. Returns whether all is well."""
     x = torch.zeros(batch_size, block_size, dtype=torch.long, device=device)
-    y = torch.zeros(batch_size, block_size, dtype=torch.long, device=device)
-    doc_ids = torch.zeros(batch_size, block_size, dtype=torch.long, device=device) if with_doc_ids else None
-    failure = None
+    y = torch.zeros_like(x)
+    doc_ids = torch.zeros_like(x) if with_doc_ids else None
+    why = None
     try:
         with ctx:
             loss = model(x, y, doc_ids, return_logits=False)[1]
@@ -360,17 +342,15 @@ def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
     except Exception as e:  # the compiler's failures have no common class
         if not optional:
             raise
-        failure = f'{type(e).__name__}: {first_line(e)}'
+        why = first_line(e)
     model.zero_grad(set_to_none=True)
-    failed = optional and all_reduce_any(failure is not None)
-    if failed:
-        why = failure or 'in another process'
-        print0(f"note: torch.compile failed, so the model is not compiled ({why})")
-        torch.compiler.set_stance('force_eager')
     gc.collect()
-    if not failed:  # the compiler leaves a million objects, which would be searched for garbage again
-        gc.freeze()
-    return not failed
+    if optional and all_reduce_any(why):
+        print0(f"note: torch.compile failed, so the model is not compiled ({why or 'in another process'})")
+        torch.compiler.set_stance('force_eager')
+        return False
+    gc.freeze()  # the compiler leaves a million objects, which would be searched for garbage again
+    return True
 
 
 # -----------------------------------------------------------------------------
@@ -394,22 +374,11 @@ def replacing(path):
         if os.path.lexists(temporary):
             os.remove(temporary)
         raise
-    sync_folder(os.path.dirname(os.path.abspath(path)))
-
-
-def sync_folder(folder):
-    """Flush the names in a folder to the disk. Network mounts may answer EINVAL or EBADF, which databases
-    ignore as well."""
-    if not hasattr(os, 'O_DIRECTORY'):  # Windows
-        return
-    fd = os.open(folder, os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.EBADF):
-            raise
-    finally:
-        os.close(fd)
+    if os.name == 'posix':  # flush the new name as well
+        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        with contextlib.suppress(OSError):  # not on each network mount
+            os.fsync(folder)
+        os.close(folder)
 
 
 def write_whole(path, content):
@@ -423,7 +392,7 @@ def write_json(path, value):
     disk is a warning; returns whether it was written."""
     plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
     try:
-        write_whole(path, json.dumps(plain, indent=1, ensure_ascii=False).encode('utf-8', 'backslashreplace'))
+        write_whole(path, json.dumps(plain, indent=1).encode())
     except OSError as e:
         print0(f"warning: {path} could not be written ({e.strerror})")
         return False
@@ -441,14 +410,14 @@ def read_json(path):
 
 
 def read_rows(path):
-    """(columns, rows as dicts of texts) of a .csv file; a row that was cut short is left out."""
+    """(columns, rows as dicts of texts) of a .csv file, if there is one; a row that was cut short is left
+    out."""
+    if not os.path.exists(path):
+        return [], []
     with open(path, newline='', encoding='utf-8') as f:
         reader = csv.DictReader(f)
-        rows = []
-        for row in reader:
-            if None not in row and None not in row.values():
-                rows.append(row)
-        return list(reader.fieldnames or []), rows
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        return reader.fieldnames or [], rows
 
 
 def write_rows(path, columns, rows):
@@ -468,19 +437,16 @@ def append_row(path, row):
         if os.path.exists(path):
             with open(path, newline='', encoding='utf-8') as f:
                 columns = next(csv.reader(f), [])
-        new_columns = [name for name in row if name not in columns]
-        if new_columns:
-            rows = read_rows(path)[1] if columns else []
-            write_rows(path, columns + new_columns, [*rows, row])
+        if not set(row).issubset(columns):
+            columns, rows = read_rows(path)
+            write_rows(path, list(dict.fromkeys([*columns, *row])), [*rows, row])
             return
-        line = io.StringIO()
-        csv.DictWriter(line, columns, lineterminator='\n').writerow(row)
         size = os.path.getsize(path)
         try:
-            with open(path, 'ab') as f:
-                f.write(line.getvalue().encode())
+            with open(path, 'a', newline='', encoding='utf-8') as f:
+                csv.DictWriter(f, columns, lineterminator='\n').writerow(row)
         except OSError:
-            os.truncate(path, size)  # no half rows
+            os.truncate(path, size)  # the next row would go on with the half one
             raise
     except OSError as e:
         print0(f"warning: {path} could not be written ({e.strerror}), the run goes on")
@@ -492,36 +458,33 @@ def append_row(path, row):
 
 def first_line(exception):
     """The first line of an exception's text that says something."""
-    lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
+    lines = str(exception).strip().splitlines()
     return lines[0][:300] if lines else type(exception).__name__
 
 
 def environment(device):
     """What a result depends on besides the knobs, a dict: versions, machine, commit."""
-    found = {
+    return {
         'command': shlex.join(sys.argv),
         'python': platform.python_version(),
         'torch': str(torch.__version__),
+        'cuda': torch.version.cuda,
+        'cudnn': torch.backends.cudnn.version(),  # 91900 is 9.19.0
         'machine': platform.node(),
         'system': platform.platform(),
         'device': name_of(device),
+        'threads': torch.get_num_threads(),
         'processes': int(os.environ.get('WORLD_SIZE', 1)),
         'commit': commit(),
     }
-    if device == 'cpu':
-        found['threads'] = torch.get_num_threads()
-    if device.startswith('cuda'):
-        found['cuda'] = torch.version.cuda
-        found['cudnn'] = torch.backends.cudnn.version()  # 91900 is 9.19.0
-    return found
 
 
 def commit():
     """The commit of this code, with '-dirty' if a file was changed since; None outside of git."""
-    command = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty',
-               '--abbrev=40', '--exclude=*']
+    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    folder = os.path.dirname(os.path.abspath(__file__))
     try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout.strip() or None
     except OSError:  # no git here
         return None
 
@@ -542,56 +505,3 @@ def format_count(n):
         if n >= size:
             return f'{n / size:.1f}{letter}'
     return str(n)
-
-
-def print_plan(config, given, data, model, n_params, device, dtype, compiled, grad_accum_steps, world_size,
-               max_iters, lr_decay_iters, min_lr):
-    """What was overridden, then a line each on the dataset, the model, the batch, the budget, the schedule
-    and the system, and the loss of a guess."""
-    block_size = model.config.block_size
-    batch_size = config['batch_size']
-    overrides = [f"{name}={config[name]}" for name in config if name in given]
-    print0(f"overrides: {', '.join(overrides) or 'none'}")
-
-    tokens_per_iter = batch_size * block_size * grad_accum_steps * world_size
-    tokens_per_epoch = data.train.n_targets(block_size)
-    validation = data.val.summary(block_size) if data.val else 'none, so no best checkpoint'
-    iterations_per_epoch = tokens_per_epoch / tokens_per_iter
-    print0(f"dataset: {data.name}, {data.train.summary(block_size)}, {iterations_per_epoch:,.1f} iterations "
-           f"per epoch; validation: {validation}")
-
-    network = model.config
-    shape = f"n_layer {network.n_layer}, n_head {network.n_head}, n_embd {network.n_embd}"
-    if network.n_kv_head != network.n_head:
-        shape += f", n_kv_head {network.n_kv_head}"
-    print0(f"model: {network.arch}, {shape}, block_size {block_size}, vocab_size {network.vocab_size}: "
-           f"{n_params:,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs per token")
-
-    print0(f"batch: {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens "
-           f"x {grad_accum_steps} micro-batches x {world_size} processes")
-
-    tokens = max_iters * tokens_per_iter
-    epochs = tokens / tokens_per_epoch
-    print0(f"budget: {max_iters:,} iterations = {format_count(tokens)} tokens = {epochs:.2f} epochs = "
-           f"{tokens / n_params:.1f} tokens per parameter")
-
-    peaks = f"learning_rate {config['learning_rate']:g}"
-    for name in ('matrix_lr', 'embedding_lr', 'head_lr'):
-        if config[name] is not None:
-            peaks += f", {name} {config[name]:g}"
-    schedule = f"constant, {peaks}"
-    if config['decay_lr']:
-        warmup = config['warmup_iters']
-        schedule = (f"{config['lr_schedule']}, {peaks}, warm-up {warmup:,} iterations "
-                    f"({warmup / max(1, max_iters):.1%} of the run)")
-        if config['lr_schedule'] != 'constant':
-            schedule += f", {min_lr:g} at iteration {lr_decay_iters:,}"
-    print0(f"schedule: {schedule}")
-
-    print0(f"system: {name_of(device)} ({device}), {dtype}, compile {'on' if compiled else 'off'}, "
-           f"torch {torch.__version__}")
-    cudnn = torch.backends.cudnn.version() if device.startswith('cuda') else None
-    if cudnn and cudnn <= 91500 and torch.cuda.get_device_capability(device)[0] == 9:
-        print0(f"note: cuDNN {cudnn} is not newer than 9.15.0, so attention is a third slower on this GPU "
-               "than with a newer one, which a newer torch brings")
-    print0(f"a guess has the loss ln({network.vocab_size}) = {math.log(network.vocab_size):.2f}")

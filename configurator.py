@@ -11,10 +11,11 @@ and is executed: run only what you would run as a program.
 `exec(open('configurator.py').read())` in place of that call works as in nanoGPT.
 """
 
-import ast
+import builtins
 import difflib
 import math
 import os
+import re
 import sys
 import time
 import traceback
@@ -26,43 +27,30 @@ OTHER_NAMES = {
     'lr': 'learning_rate',
     'max_lr': 'learning_rate',
     'max_steps': 'max_iters',
-    'num_steps': 'max_iters',
     'num_iterations': 'max_iters',
     'train_iterations': 'max_iters',
     'training_tokens': 'max_tokens',
     'num_epochs': 'max_epochs',
-    'budget': 'max_tokens or max_epochs',
     'warmup_steps': 'warmup_iters',
     'context_length': 'block_size',
     'max_seq_len': 'block_size',
     'sequence_length': 'block_size',
-    'seq_len': 'block_size',
     'mini_batch_size': 'batch_size',
     'device_batch_size': 'batch_size',
     'tokens_per_update': 'total_batch_size',
     'grad_accum_steps': 'gradient_accumulation_steps',
     'n_layers': 'n_layer',
-    'num_layers': 'n_layer',
-    'depth': 'n_layer',
     'n_heads': 'n_head',
-    'num_heads': 'n_head',
-    'n_kv_heads': 'n_kv_head',
-    'd_model': 'n_embd',
     'dim': 'n_embd',
+    'd_model': 'n_embd',
     'dropout_p': 'dropout',
     'max_grad_norm': 'grad_clip',
-    'clip_grad_norm': 'grad_clip',
     'eval_every': 'eval_interval',
-    'val_every': 'eval_interval',
     'save_every': 'save_interval',
-    'checkpoint_interval': 'save_interval',
     'token_ckpt': 'save_interval',
-    'log_every': 'log_interval',
     'model_gen_multiplier': 'sample_growth',
     'resume_from_step': 'resume_step',
     'load_ckpt': 'init_from',
-    'log_dir': 'out_dir',
-    'num_return_sequences': 'num_samples',
 }
 
 
@@ -109,14 +97,13 @@ def kinds_of(script, knobs):
     annotations = script.get('__annotations__') or getattr(module, '__annotations__', {})
     kinds = {}
     for name, value in knobs.items():
-        annotation = annotations.get(name, type(value))
-        kinds[name] = list(typing.get_args(annotation))
-        if not kinds[name] and name in annotations:  # `min_lr: float = None`
-            kinds[name] = [annotation, types.NoneType]
-        elif not kinds[name]:
-            kinds[name] = [annotation]
-        if value is None and name not in annotations:  # as in nanoGPT's scripts: nothing is known of it
+        if name in annotations:  # `bool | str`, or `float`, whose default is None
+            several = typing.get_args(annotations[name])
+            kinds[name] = list(several) or [annotations[name], types.NoneType]
+        elif value is None:  # as in nanoGPT's scripts: nothing is known of it
             kinds[name] = [bool, int, float, str, types.NoneType]
+        else:
+            kinds[name] = [type(value)]
     return kinds
 
 
@@ -130,36 +117,26 @@ def read_arguments(argv, knobs, kinds, positional):
         if word.startswith('--'):
             name, equals, text = word[2:].partition('=')
             if name not in knobs:
-                error(f"no knob is called {name} ({word}). {suggestion(name, knobs)}")
-            if not equals and words and is_value(words[0], kinds[name]):  # --batch_size 32
-                text = words.pop(0)
-            elif not equals and bool in kinds[name]:  # --compile
-                text = 'True'
-            if list in kinds[name]:  # it collects: --input=a --input=b
-                flags[name] = [*flags.get(name, []), text]
-                continue
-            value = parse_value(text, kinds[name])
-            if value is INVALID:
-                error(f"{name} takes {wording(kinds[name])} ({word})")
-            flags[name] = value
+                answer = suggestion(name, knobs) or '--help lists all'
+                error(f"no knob is called {name} ({word}). {answer}")
+            following = words[0] if words else '--'
+            if not equals and bool in kinds[name] and following.lower() not in ('true', 'false', 'auto'):
+                text = 'True'  # --compile
+            elif not equals and not following.startswith('--'):
+                text = words.pop(0)  # --batch_size 32
         elif word.endswith('.py'):
             config_files.append(word)
-        elif positional and isinstance(knobs[positional], list):
-            flags[positional] = [*flags.get(positional, []), word]
-        elif positional and positional not in flags:
-            flags[positional] = word
+            continue
+        elif positional and (positional not in flags or list in kinds[positional]):
+            name = positional
+            text = word
         else:
             error(f"neither a config file nor --key=value ({word}). write --KEY={word}; --help lists all")
+        if list in kinds[name]:  # it collects: --input=a --input=b
+            flags[name] = [*flags.get(name, []), text]
+        else:
+            flags[name] = check_value(parse_value(text, kinds[name]), name, kinds, word)
     return flags, config_files
-
-
-def is_value(word, kinds):
-    """Whether the word behind `--key` is its value. A switch takes True or False."""
-    if word.lower() in ('true', 'false'):
-        return True
-    if bool in kinds:
-        return str in kinds and not word.startswith('--') and not word.endswith('.py')
-    return not word.startswith('--')
 
 
 INVALID = object()
@@ -167,54 +144,49 @@ INVALID = object()
 
 def parse_value(text, kinds):
     """What `text` stands for among the types `kinds`, or INVALID."""
+    words = {'true': True, 'false': False, 'none': None}
     word = text.strip().lower()
-    if types.NoneType in kinds and word == 'none':
-        return None
-    if bool in kinds and word in ('true', 'false'):
-        return word == 'true'
-    if bool in kinds and int not in kinds and word in ('0', '1'):
-        return word == '1'
-    if int in kinds or float in kinds:
+    if word in words and type(words[word]) in kinds:
+        return words[word]
+    for kind in (int, float, str):  # 3, 1e5, anything
         try:
-            number = int(text)
+            value = fit_value(kind(text), kinds)
         except ValueError:
-            try:
-                number = float(text)  # 1e5
-            except ValueError:
-                number = None
-        if number is not None:
-            return fit_value(number, kinds)
-    return fit_value(text, kinds)
+            continue
+        if value is not INVALID:
+            return value
+    return INVALID
 
 
 def fit_value(value, kinds):
-    """`value` as one of the types `kinds`, or INVALID. An int is a fine float, 1e5 is a fine int."""
+    """`value` as one of the types `kinds`, or INVALID. An int is a fine float, 1e5 a fine int, 0 and 1 are
+    fine switches."""
     if type(value) is float and not math.isfinite(value):
         return INVALID
     if type(value) is float and float not in kinds and value.is_integer():
         value = int(value)
-    if type(value) is int and abs(value) >= 2**63:
-        return INVALID
     if type(value) is int and int not in kinds and float in kinds:
         value = float(value)
+    if type(value) is int and int not in kinds and value in (0, 1):
+        value = bool(value)
     return value if type(value) in kinds else INVALID
 
 
-def wording(kinds):
-    words = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text', list: 'text',
-             types.NoneType: 'None'}
-    return ' or '.join(words[kind] for kind in kinds)
+def check_value(value, name, kinds, where):
+    if value is INVALID:
+        types_of_knob = ' or '.join(kind.__name__ for kind in kinds[name])
+        error(f"{name} takes {types_of_knob} ({where}). --help lists all knobs")
+    return value
 
 
 def suggestion(name, knobs):
-    """What was meant by the name of no knob."""
-    meant = OTHER_NAMES.get(name.lower().replace('-', '_'))
-    if meant and meant.split()[0] in knobs:
+    """What was meant by the name of no knob; '' if nobody knows."""
+    meant = OTHER_NAMES.get(name.replace('-', '_'))
+    if meant in knobs:
         return f'did you mean {meant}?'
-    close = difflib.get_close_matches(name, knobs, n=1)
-    if close:
-        return f'did you mean {close[0]}?'
-    return '--help lists all'
+    for close in difflib.get_close_matches(name, knobs, n=1):
+        return f'did you mean {close}?'
+    return ''
 
 
 def run_config(path, knobs, kinds):
@@ -223,53 +195,38 @@ def run_config(path, knobs, kinds):
     found = path
     if not os.path.isfile(found):
         found = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
-    if not os.path.isfile(found):
-        error(f"config file not found ({path}). name one such as config/train_gpt2.py")
+    # It sees the knobs beside Python's builtins. So this dict gets what it sets, in whatever way, also where
+    # that repeats a default: a resume has to know that it was given
+    names = {'__file__': found, '__builtins__': {**vars(builtins), **knobs}}
     try:
         with open(found, encoding='utf-8-sig') as f:
-            tree = ast.parse(f.read(), found)
+            code = compile(f.read(), found, 'exec')
     except (OSError, SyntaxError, ValueError) as e:  # ValueError: not UTF-8, or a null byte
         error(f"{path} is not a config file ({e}). write Python assignments, in UTF-8: batch_size = 32")
-    names = dict(knobs, __file__=found, __name__='config')
-    before = dict(names)
     try:
-        exec(compile(tree, found, 'exec'), names)
+        exec(code, names)
     except Exception as e:
         line = traceback.extract_tb(e.__traceback__)[-1].lineno
         error(f"{path} stopped with {type(e).__name__} ({e}, line {line}). correct that line")
-    # what the file assigns, also where it repeats a default: a resume has to know that it was given
-    assigned = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
-            assigned[node.id] = names[node.id]
-    for name in knobs:  # in another way, such as globals().update(...)
-        if names.get(name, before[name]) is not before[name]:
-            assigned[name] = names[name]
     changed = {}
-    for name, value in assigned.items():
+    for name, value in names.items():
         if name in knobs:
-            changed[name] = fit_value(value, kinds[name])
-            if changed[name] is INVALID:
-                error(f"{name} takes {wording(kinds[name])} ({name} = {value!r} in {path})")
+            value = fit_value(value, kinds[name])
+            changed[name] = check_value(value, name, kinds, f'{name} = {names[name]!r} in {path}')
         elif not name.startswith('_') and isinstance(value, (int, float, str)):
             answer = suggestion(name, knobs)
-            if answer.startswith('did you mean'):
+            if answer:
                 error(f"no knob is called {name} ({path}). {answer}")
-            if os.environ.get('RANK', '0') == '0':
-                print(f"note: {name} in {path} is not a knob")
+            print(f"note: {name} in {path} is not a knob")
     return changed
 
 
 def print_help(script):
     """Print the docstring of the script and its block of knobs, as they stand in the file."""
     with open(script['__file__'], encoding='utf-8') as f:
-        source = f.read()
-    print(ast.get_docstring(ast.parse(source)))
-    lines = source.splitlines()
-    rules = [i for i, line in enumerate(lines) if line.startswith('# ------')]
-    if len(rules) >= 2:
-        print('\nThe knobs and their defaults:\n')
-        print('\n'.join(lines[rules[0] + 1:rules[1]]))
+        parts = re.split('# ------+\n', f.read())
+    print(script['__doc__'])
+    print(*parts[1:2])  # between the first two rules
 
 
 if __name__ != 'configurator':  # executed inside another script, as in nanoGPT

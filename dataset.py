@@ -26,11 +26,9 @@ import torch
 
 from common import first_line
 from configurator import error
-from tokenizer import check_state, make_tokenizer, read_tokenizer_files, token_bytes
+from tokenizer import GPT2_STATE, check_state, make_tokenizer, read_tokenizer_files, token_bytes
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
-# what a folder without any meta file has, as in nanoGPT
-GPT2_META = {'tokenizer': {'kind': 'tiktoken', 'name': 'gpt2'}, 'vocab_size': 50257, 'end_of_text': 50256}
 
 
 class Dataset:
@@ -46,34 +44,28 @@ class Dataset:
     def __init__(self, name, data_dir=None, block_size=None, seed=0, document_mask=False):
         self.name = name
         self.folder = folder_of(name, data_dir)
+        self.splits = {}
+        self.fingerprint = {'name': name}
         try:
-            if not bin_files(self.folder, 'train'):
-                raise ValueError(missing(self.folder))
             self.meta = read_meta(self.folder)
             self.tokenizer_state = read_tokenizer_files(self.folder, self.meta)
             sizes = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
-            self.splits = {}
             for split in ('train', 'val'):
-                if not bin_files(self.folder, split):
-                    continue
-                if 'chat' in self.meta:
-                    tokens = Conversations(self.folder, split, self.meta, sizes, seed)
-                else:
-                    tokens = Tokens(self.folder, split, self.meta, sizes, document_mask)
-                tokens.check_sample()
-                if block_size:
-                    tokens.check_size(block_size)
-                self.splits[split] = tokens
-        except ValueError as e:
+                if bin_files(self.folder, split):
+                    kind = Conversations if 'chat' in self.meta else Tokens
+                    tokens = kind(self.folder, split, self.meta, sizes, seed, document_mask)
+                    tokens.check(block_size)
+                    self.splits[split] = tokens
+                    self.fingerprint[split] = tokens.fingerprint
+        except (ValueError, OSError) as e:
             error(str(e))
-        except OSError as e:
-            error(f"{e.filename or self.folder} cannot be read ({e.strerror or e}). make it readable")
+        if 'train' not in self.splits:
+            command = f"python prepare.py {shlex.quote(name)}"
+            error(f"no dataset {name} ({self.folder}). make it: {command}, or from a text of your own: "
+                  f"{command} --input=FILE_OR_FOLDER")
         self.train = self.splits['train']
         self.val = self.splits.get('val')
         self.vocab_size = padded_vocab_size(self.meta['vocab_size'], self.tokenizer_state)
-        self.fingerprint = {'name': name}
-        for split, tokens in self.splits.items():
-            self.fingerprint[split] = tokens.fingerprint
 
     @functools.cached_property
     def tokenizer(self):
@@ -85,7 +77,7 @@ class Dataset:
 
     def n_eval_windows(self, block_size):
         """Windows that cover the validation split, or train where there is none."""
-        split = self.train if self.val is None else self.val
+        split = self.val or self.train
         return math.ceil(split.n_targets(block_size) / block_size)
 
 
@@ -106,39 +98,29 @@ class Tokens:
     token_bytes: bytes of text per token id, (vocab_size,), 0 for special tokens; all 0 where it is unknown"""
     masked = False  # whether some targets do not count
 
-    def __init__(self, folder, split, meta, token_bytes, document_mask=False):
+    def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
         self.dtype = np.dtype(meta['dtype']).newbyteorder('<')
         self.vocab_size = meta['vocab_size']
         self.end_of_text = meta['end_of_text']
+        self.seed = seed
         self.document_mask = document_mask
         self.entry = meta['splits'].get(split, {})  # what meta.json says of it
         self.token_bytes = token_bytes
-        if self.entry.get('bytes') and self.entry.get('token_bytes'):
+        if self.entry.get('token_bytes'):
             # where the tokenizer drops characters, each token counts for its share of the text as it was
             self.token_bytes = token_bytes * (self.entry['bytes'] / self.entry['token_bytes'])
         self.paths = bin_files(folder, split)
-        expected = [None] * len(self.paths)
-        if 'shards' in self.entry:
-            names = [os.path.basename(shard['file']) for shard in self.entry['shards']]
-            self.paths = [os.path.join(folder, name) for name in names]
-            expected = [shard['tokens'] for shard in self.entry['shards']]
-        elif len(self.paths) == 1:
-            expected = [self.entry.get('tokens')]
-        # the number of the first id of each shard
-        self.begins = []
+        self.begins = []  # the number of the first id of each shard
         self.n = 0
-        for path, n_expected in zip(self.paths, expected):
+        for path in self.paths:
             self.begins.append(self.n)
-            self.n += count_ids(path, self.dtype, n_expected)
+            self.n += len(map_ids(path, self.dtype))
+        if self.n != self.entry.get('tokens', self.n):
+            raise ValueError(f"{folder} has {self.n} tokens in {split}, not the {self.entry['tokens']} that "
+                             "it was made with. run prepare.py for it again with --overwrite")
         # each is mapped once; a process may have about a thousand open files
-        self.shard = functools.lru_cache(maxsize=256)(self.map_shard)
+        self.shard = functools.lru_cache(maxsize=256)(lambda i: map_ids(self.paths[i], self.dtype))
         self.fingerprint = {'tokens': self.n, 'sha256': checksum(self.entry)}
-
-    def map_shard(self, i):
-        """The ids of a shard, an array on the disk."""
-        if self.paths[i].endswith('.npy'):
-            return np.asarray(np.load(self.paths[i], mmap_mode='r'))
-        return np.asarray(np.memmap(self.paths[i], dtype=self.dtype, mode='r'))
 
     def read(self, starts, length):
         """The `length` ids from each of `starts` on, (len(starts), length) int64; behind the last one follows
@@ -151,16 +133,16 @@ class Tokens:
                 i = bisect.bisect_right(self.begins, at) - 1
                 offset = at - self.begins[i]
                 part = self.shard(i)[offset:offset + length - filled]
-                if not len(part):
-                    raise ValueError(f"{self.paths[i]} became shorter while it was read. restore it")
+                assert len(part), f'{self.paths[i]} became shorter while it was read'
                 row[filled:filled + len(part)] = part
                 filled += len(part)
                 at = (at + len(part)) % self.n
-        if ids.size and (ids.max() >= self.vocab_size or ids.min() < 0):
-            wrong = ids.max() if ids.max() >= self.vocab_size else ids.min()
-            raise ValueError(f"{self.paths[0]} has the token id {wrong}, but its vocabulary has "
+        wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(wrong):
+            raise ValueError(f"{self.paths[0]} has the token id {wrong[0]}, but its vocabulary has "
                              f"{self.vocab_size} ids. it was made with another tokenizer or dtype than its "
-                             "meta file says (no file: GPT-2's, uint16): run prepare.py for it again")
+                             "meta file says (no file: GPT-2's, uint16): run prepare.py for it again with "
+                             "--overwrite")
         return ids
 
     def batch(self, seed, numbers, block_size):
@@ -181,10 +163,6 @@ class Tokens:
         doc_ids = (x == self.end_of_text).cumsum(axis=1) if self.document_mask else None
         return x, y, doc_ids
 
-    def count_targets(self, seed, numbers, block_size):
-        """How many targets of the training samples `numbers` count."""
-        return len(numbers) * block_size
-
     def n_targets(self, block_size):
         """The positions of an epoch, over which windows() goes."""
         return self.n - 1
@@ -193,7 +171,23 @@ class Tokens:
         shards = f" in {len(self.paths)} shards" if len(self.paths) > 1 else ''
         return f"{self.n:,} tokens{shards}"
 
-    # what can be wrong: ValueError
+    def check(self, block_size=None):
+        """ValueError for what is wrong with some of the ids, and so with all batches, or if there are too few
+        of them for block_size."""
+        path = self.paths[0]
+        first = self.shard(0)[:65536]
+        if int.from_bytes(first.tobytes()[:4], 'little') in (20240520, 20240801):
+            raise ValueError(f"{path} begins with llm.c's header of 1,024 bytes, which is no text. cut it "
+                             f"off: tail -c +1025 {path} > ids.bin && mv ids.bin {path}")
+        if len(first) >= 64 and not first[1::2].any() and len(np.unique(first)) > 4:
+            width = 2 * first.itemsize if first[2::4].any() else 8
+            raise ValueError(f"{path} was written as int{8 * width} and is read as {first.dtype}, so every "
+                             f"second id is 0. write it again: ids = np.fromfile('{path}', 'i{width}'); "
+                             f"ids.astype('{first.dtype}').tofile('{path}')")
+        places = np.linspace(0, self.n - 1, 64).astype(np.int64)
+        self.read(places, min(self.n, 1024))
+        if block_size:
+            self.check_size(block_size)
 
     def check_size(self, block_size):
         if self.document_mask and self.end_of_text is None:
@@ -202,15 +196,6 @@ class Tokens:
         if self.n <= block_size:  # each id needs a target
             raise ValueError(f"{self.paths[0]} has {self.n:,} tokens, too few for one window. use "
                              f"--block_size={max(1, self.n - 1)} or less, or more text")
-
-    def check_sample(self):
-        """A look at some of the ids: what is wrong there is wrong in all batches."""
-        first = self.shard(0)[:65536]
-        if self.paths[0].endswith('.bin'):
-            check_header(self.paths[0])
-            check_width(self.paths[0], first)
-        places = np.linspace(0, self.n - 1, 64).astype(np.int64)
-        self.read(places, min(self.n, 1024))
 
 
 class Conversations(Tokens):
@@ -224,28 +209,31 @@ class Conversations(Tokens):
     """
     masked = True
 
-    def __init__(self, folder, split, meta, token_bytes, seed):
-        super().__init__(folder, split, meta, token_bytes)
-        self.seed = seed
-        self.mask, self.starts = read_mask(folder, split, self.n, self.entry.get('mask_sha256'))
+    def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
+        super().__init__(folder, split, meta, token_bytes, seed, document_mask)
+        bits = np.fromfile(os.path.join(folder, f'{split}.mask'), np.uint8)
+        self.starts = np.fromfile(os.path.join(folder, f'{split}.starts'), '<u8').astype(np.int64)
+        n_conversations = self.entry.get('documents', len(self.starts))
+        if len(bits) != math.ceil(self.n / 8) or len(self.starts) != n_conversations:
+            raise ValueError(f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run "
+                             "prepare.py for it again with --overwrite")
+        self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
         self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
-        self.fingerprint['mask_sha256'] = self.entry.get('mask_sha256', 'unknown')[:16]
-        self.packings = {}  # {block_size: (windows, targets of each)}
+        self.fingerprint['mask_sha256'] = str(self.entry.get('mask_sha256', 'unknown'))[:16]
 
+    @functools.cache
     def packing(self, block_size):
         """(the conversations of each window, how many of its targets count): a function of data and seed."""
-        if block_size not in self.packings:
-            lengths = np.minimum(self.lengths, block_size)
-            n_before = np.append(0, np.cumsum(self.mask))  # ids that count before each place
-            first_target = self.starts + 1
-            n_targets = n_before[first_target + lengths] - n_before[first_target]
-            usable = np.flatnonzero(n_targets > 0)
-            # the longest first, equally long ones in a random order
-            order = np.lexsort((hash64(self.seed, ORDER, usable.astype(np.uint64)), -lengths[usable]))
-            packed = best_fit(usable[order].tolist(), lengths.tolist(), block_size)
-            targets = np.array([n_targets[window].sum() for window in packed], dtype=np.int64)
-            self.packings[block_size] = packed, targets
-        return self.packings[block_size]
+        lengths = np.minimum(self.lengths, block_size)
+        n_before = np.append(0, np.cumsum(self.mask))  # ids that count before each place
+        first_target = self.starts + 1
+        n_targets = n_before[first_target + lengths] - n_before[first_target]
+        usable = np.flatnonzero(n_targets > 0)
+        # the longest first, equally long ones in a random order
+        order = np.lexsort((hash64(self.seed, ORDER, usable.astype(np.uint64)), -lengths[usable]))
+        packed = best_fit(usable[order].tolist(), lengths.tolist(), block_size)
+        targets = np.array([n_targets[window].sum() for window in packed], dtype=np.int64)
+        return packed, targets
 
     def window_numbers(self, seed, numbers, block_size):
         """The windows of the training samples `numbers`: an epoch takes all of them, in a fresh order."""
@@ -255,31 +243,29 @@ class Conversations(Tokens):
         return permute(numbers % n_windows, n_windows, keys).astype(np.int64)
 
     def batch(self, seed, numbers, block_size):
-        return self.read_windows(self.window_numbers(seed, numbers, block_size), block_size)
+        return self.eval_batch(self.window_numbers(seed, numbers, block_size) * block_size, block_size)
 
     def eval_batch(self, starts, block_size):
-        return self.read_windows(starts // block_size, block_size)
-
-    def read_windows(self, numbers, block_size):
         """x, y (-1: does not count), and which conversation of its window an id belongs to (-1: none)."""
         packed, _ = self.packing(block_size)
-        x = np.zeros((len(numbers), block_size), dtype=np.int64)
+        x = np.zeros((len(starts), block_size), dtype=np.int64)
         y = np.full_like(x, -1)
         doc_ids = np.full_like(x, -1)
-        for row, number in enumerate(numbers):
+        for row, number in enumerate(starts // block_size):
             at = 0
             for i, conversation in enumerate(packed[number]):
                 start = self.starts[conversation]
                 n = min(self.lengths[conversation], block_size)
                 ids = self.read([start], n + 1)[0]
-                counts = self.mask[start + 1:start + 1 + n]
-                x[row, at:at + n] = ids[:-1]
-                y[row, at:at + n] = np.where(counts, ids[1:], -1)
-                doc_ids[row, at:at + n] = i
+                place = slice(at, at + n)
+                x[row, place] = ids[:-1]
+                y[row, place] = np.where(self.mask[start + 1:start + 1 + n], ids[1:], -1)
+                doc_ids[row, place] = i
                 at += n
         return x, y, doc_ids
 
     def count_targets(self, seed, numbers, block_size):
+        """How many targets of the training samples `numbers` count."""
         _, targets = self.packing(block_size)
         return int(targets[self.window_numbers(seed, numbers, block_size)].sum())
 
@@ -318,29 +304,6 @@ def best_fit(longest_first, lengths, block_size):
         if free > length:
             bisect.insort(not_full, (free - length, -place, window))
     return packed
-
-
-def read_mask(folder, split, n, sha256):
-    """Which of the n ids of a split count as targets, (n,) bool, and where its conversations start, int64."""
-    wrong = (f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run prepare.py for "
-             "this dataset again")
-    contents = []
-    for ending in ('.mask', '.starts'):
-        try:
-            with open(os.path.join(folder, split + ending), 'rb') as f:
-                contents.append(f.read())
-        except OSError:
-            raise ValueError(wrong)
-    if sha256 is not None and hashlib.sha256(b''.join(contents)).hexdigest() != sha256:
-        raise ValueError(wrong)
-    bits = np.frombuffer(contents[0], np.uint8)
-    if len(bits) != math.ceil(n / 8) or not contents[1] or len(contents[1]) % 8:
-        raise ValueError(wrong)
-    mask = np.unpackbits(bits, count=n, bitorder='little').view(bool)
-    starts = np.frombuffer(contents[1], '<u8').astype(np.int64)
-    if starts[0] != 0 or np.diff(starts, append=n).min() < 1:
-        raise ValueError(wrong)
-    return mask, starts
 
 
 def windows(n_targets, block_size, most=None):
@@ -435,59 +398,41 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 
 class Loader:
     """next() is the next micro-batch: what get_batch(it, micro_step) returns, from start_iter on, its arrays
-    as tensors on the device. For a GPU a thread reads two of them ahead, and they are copied from pinned
-    memory without waiting; on a CPU a thread would only take a core. `waited`: seconds in next()."""
+    as tensors on the device. A thread reads them; for a GPU two ahead, and they are copied from pinned memory
+    without waiting. `waited`: seconds in next()."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
         self.get_batch = get_batch
         self.grad_accum_steps = grad_accum_steps
         self.device = device
+        self.is_cuda = device.startswith('cuda')
         self.number = start_iter * grad_accum_steps  # of the next micro-batch to read
         self.waited = 0.0
-        self.thread = None
-        if device.startswith('cuda'):
-            self.thread = concurrent.futures.ThreadPoolExecutor(1)
-            self.jobs = collections.deque(self.start_reading() for _ in range(2))
-
-    def __iter__(self):
-        return self
+        self.thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.jobs = collections.deque()
 
     def __next__(self):
         t0 = time.perf_counter()
-        if self.thread is None:
-            batch = self.read(self.number)
+        n_ahead = 2 if self.is_cuda else 0
+        while len(self.jobs) <= n_ahead:
+            it, micro_step = divmod(self.number, self.grad_accum_steps)
+            self.jobs.append(self.thread.submit(self.get_batch, it, micro_step))
             self.number += 1
-        else:
-            self.jobs.append(self.start_reading())
-            batch = self.jobs.popleft().result()
+        batch = self.jobs.popleft().result()
         self.waited += time.perf_counter() - t0
         on_device = []
         for item in batch:
-            if torch.is_tensor(item) and self.thread is not None:
-                item = item.pin_memory().to(self.device, non_blocking=True)
-            elif torch.is_tensor(item):
-                item = item.to(self.device)
+            if isinstance(item, np.ndarray):
+                item = torch.from_numpy(np.ascontiguousarray(item))
+                if self.is_cuda:
+                    item = item.pin_memory()
+                item = item.to(self.device, non_blocking=self.is_cuda)
             on_device.append(item)
         return on_device
 
-    def start_reading(self):
-        job = self.thread.submit(self.read, self.number)
-        self.number += 1
-        return job
-
-    def read(self, number):
-        it, micro_step = divmod(number, self.grad_accum_steps)
-        batch = []
-        for item in self.get_batch(it, micro_step):
-            if isinstance(item, np.ndarray):
-                item = torch.from_numpy(np.ascontiguousarray(item))
-            batch.append(item)
-        return batch
-
     def close(self):
         """Let the thread end; what it has read is dropped."""
-        if self.thread is not None:
-            self.thread.shutdown(cancel_futures=True)
+        self.thread.shutdown(cancel_futures=True)
 
 
 # -----------------------------------------------------------------------------
@@ -505,84 +450,29 @@ def folder_of(name, data_dir=None):
 def bin_files(folder, split):
     """The files with a split's token ids, in order: one, or shards, or none. Of .npy shards those that have
     val in their names are the validation split."""
-    found = own_files(folder, split)
-    if found or own_files(folder, 'train'):
-        return found
-    shards = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), '*.npy'))):
-        is_val = 'val' in os.path.basename(path).lower()
-        if is_val == (split == 'val'):
-            shards.append(path)
-    return shards
+    inside = glob.escape(folder)
+    found = glob.glob(f'{inside}/{split}.bin') or glob.glob(f'{inside}/{split}_{"[0-9]" * 6}.bin')
+    if not found and not glob.glob(f'{inside}/train*.bin'):
+        for path in glob.glob(f'{inside}/*.npy'):
+            is_val = 'val' in os.path.basename(path).lower()
+            if is_val == (split == 'val'):
+                found.append(path)
+    return sorted(found)
 
 
-def own_files(folder, split):
-    """train.bin, or train_000000.bin and so on, or none."""
-    path = os.path.join(folder, f'{split}.bin')
-    if os.path.exists(path):
-        return [path]
-    return sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}_{'[0-9]' * 6}.bin")))
-
-
-def missing(folder):
-    """What to say where there is no train.bin."""
-    if os.path.isdir(os.path.join(folder, 'unfinished')):
-        return f"{folder} is not finished. run its prepare.py again: it continues where it stopped"
-    data_dir, name = os.path.split(folder)
-    there = []
-    if os.path.isdir(data_dir):
-        for other in sorted(os.listdir(data_dir)):
-            if bin_files(os.path.join(data_dir, other), 'train'):
-                there.append(other)
-    command = f"python prepare.py {shlex.quote(name)}"
-    return (f"no dataset {name} in {data_dir} (there is: {', '.join(there) or 'none yet'}). make it: "
-            f"{command}, or from a text of your own: {command} --input=FILE_OR_FOLDER")
-
-
-def count_ids(path, dtype, expected):
-    """The number of ids in a file that should have `expected` of them (None: unknown)."""
-    again = "run prepare.py for this dataset again"
-    if not os.path.exists(path):
-        raise ValueError(f"{path} is missing. {again}")
-    if path.endswith('.npy'):
-        try:
+def map_ids(path, dtype):
+    """The token ids in a file, an array on the disk. dtype: of a .bin; a .npy tells its own."""
+    try:
+        if path.endswith('.npy'):
             ids = np.load(path, mmap_mode='r')
-        except (ValueError, EOFError) as e:
-            raise ValueError(f"{path} is no array of numpy's ({first_line(e)}). save it again")
-        if ids.ndim != 1 or ids.dtype.kind not in 'ui' or not len(ids):
-            raise ValueError(f"{path} is no row of token ids (shape {ids.shape}, {ids.dtype}). save one")
-        return len(ids)
-    size = os.path.getsize(path)
-    n, rest = divmod(size, dtype.itemsize)
-    if n == 0 or rest:
-        raise ValueError(f"{path} has {size:,} bytes, not a multiple of {dtype.itemsize} above 0. {again}")
-    if expected is not None and n != expected:
-        raise ValueError(f"{path} has {n:,} tokens, not the {expected:,} that it was made with. {again}")
-    return n
-
-
-def check_header(path):
-    """ValueError for a file of llm.c."""
-    with open(path, 'rb') as f:
-        header = f.read(8)
-    magic, version = np.frombuffer(header.ljust(8, b'\0'), '<i4')
-    if magic in (20240520, 20240801) and 0 < version < 10:
-        raise ValueError(f"{path} begins with llm.c's header of 1,024 bytes, which is no text. cut it off: "
-                         f"tail -c +1025 {path} > ids.bin && mv ids.bin {path}")
-
-
-def check_width(path, ids):
-    """ValueError if the ids, the first ones of a file, look as if they had been written as wider numbers."""
-    even = ids[0:len(ids) // 2 * 2:2]
-    odd = ids[1::2]
-    if len(ids) < 64 or odd.any() or len(np.unique(even)) < 4:
-        return
-    width = 2 * ids.itemsize
-    if not ids[2::4].any():
-        width = 8
-    raise ValueError(f"{path} was written as int{8 * width} and is read as {ids.dtype}, so every second id "
-                     f"is 0. write it again: ids = np.fromfile('{path}', 'i{width}'); "
-                     f"ids.astype('{ids.dtype}').tofile('{path}')")
+        else:
+            ids = np.memmap(path, dtype=dtype, mode='r')
+        if ids.ndim != 1 or ids.dtype.kind not in 'ui':
+            raise ValueError(f"shape {ids.shape}, {ids.dtype}")
+    except (ValueError, EOFError) as e:
+        raise ValueError(f"{path} is no row of token ids ({first_line(e)}). save it again, or run prepare.py "
+                         "for it again with --overwrite")
+    return np.asarray(ids)
 
 
 # -----------------------------------------------------------------------------
@@ -591,78 +481,43 @@ def check_width(path, ids):
 
 def read_meta(folder):
     """The dict in meta.json. Without it the same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2's
-    tokens. ValueError if it is damaged."""
-    path = os.path.join(folder, 'meta.json')
-    if not os.path.exists(path):
-        path = os.path.join(folder, 'meta.pkl')
+    tokens. ValueError if it is damaged, or the dataset is not finished."""
+    work = os.path.join(folder, 'unfinished')  # of prepare.py, where meta.json is the last to be written
+    is_moving = os.path.exists(os.path.join(work, 'meta.json'))
+    if is_moving or os.path.isdir(work) and not bin_files(folder, 'train'):
+        raise ValueError(f"{folder} is not finished. run its prepare.py again: it continues where it stopped")
+    json_path = os.path.join(folder, 'meta.json')
+    pkl_path = os.path.join(folder, 'meta.pkl')
+    meta = {'tokenizer': GPT2_STATE, 'vocab_size': 50257, 'end_of_text': 50256}
     try:
-        if path.endswith('meta.json'):
-            with open(path, encoding='utf-8-sig') as f:
+        if os.path.exists(json_path):
+            with open(json_path, encoding='utf-8-sig') as f:
                 meta = json.load(f)
-        elif os.path.exists(path):
-            meta = from_meta_pkl(path)
-        else:
-            meta = GPT2_META
-        meta = complete(meta)
+        elif os.path.exists(pkl_path):
+            meta = from_meta_pkl(pkl_path)
+        return complete(meta)
     except Exception as e:  # a file may hold anything
-        raise ValueError(f"{path} is damaged ({type(e).__name__}: {first_line(e)}). run prepare.py for this "
-                         "dataset again")
-    if meta.get('unfinished'):
-        raise ValueError(f"{folder} is not finished. run its command again: "
-                         f"{meta.get('command', 'python prepare.py ...')}")
-    return meta
+        raise ValueError(f"the meta file in {folder} is damaged ({type(e).__name__}: {first_line(e)}). run "
+                         "prepare.py for it again with --overwrite")
 
 
 def complete(meta):
     """A meta.json with its defaults: one that a person wrote may say as little as {"vocab_size": 1000}, and
     then the ids are no text. Raises some exception for what cannot be."""
-    vocab_size = meta['vocab_size']
-    if type(vocab_size) is not int or not 0 < vocab_size <= 2**32:
-        raise ValueError(f"vocab_size is {str(vocab_size)[:60]}")
+    vocab_size = int(meta['vocab_size'])
     defaults = {'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size}, 'end_of_text': None, 'splits': {},
                 'dtype': 'uint16' if vocab_size <= 65536 else 'uint32'}
-    meta = {**defaults, **meta}
-    if meta['dtype'] not in ('uint16', 'uint32'):
-        raise ValueError(f"dtype is {str(meta['dtype'])[:60]}")
-    if meta['end_of_text'] is not None and type(meta['end_of_text']) is not int:
-        raise ValueError(f"end_of_text is {str(meta['end_of_text'])[:60]}")
-    check_text(meta.get('checksums', {}), list(meta.get('checksums', {})))
-    state = meta['tokenizer']
-    check_state(state)
-    check_text(state, ['name', 'chars'])
-    if state['kind'] == 'char':
-        n_chars = len(state['chars']) + len(state.get('added', []))
-        is_padded = n_chars < vocab_size and not meta['splits']  # as nanoGPT's may be
-        if n_chars != vocab_size and not is_padded:
-            raise ValueError(f"vocab_size is {vocab_size}, there are {n_chars} characters")
-    for entry in meta['splits'].values():
-        shards = entry.get('shards', [])
-        if 'shards' in entry and not shards:
-            raise ValueError("there are no shards")
-        for shard in shards:
-            if 'file' not in shard or 'tokens' not in shard:
-                raise ValueError("a shard has no file or no tokens")
-        for part in [entry, *shards]:
-            check_text(part, ['file', 'sha256', 'mask_sha256'])
-            for key, least in (('tokens', 1), ('bytes', 0), ('token_bytes', 0)):
-                n = part.get(key)
-                if n is not None and (type(n) is not int or n < least):
-                    raise ValueError(f"a number of {key} is {str(n)[:60]}")
+    meta = {**defaults, **meta, 'vocab_size': vocab_size}
+    if not 0 < vocab_size <= 2**32 or meta['dtype'] not in ('uint16', 'uint32'):
+        raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}")
+    check_state(meta['tokenizer'])
+    meta['splits'] = {split: dict(entry) for split, entry in meta['splits'].items()}
     return meta
-
-
-def check_text(values, keys):
-    """ValueError if values[key] is there and no text."""
-    for key in keys:
-        if not isinstance(values.get(key, ''), str):
-            raise ValueError(f"{key} is {str(values[key])[:60]}")
 
 
 def checksum(entry):
     """16 digits of the sha256 in a split's entry of meta.json; of shards, of all of theirs."""
-    if 'shards' not in entry:
-        return str(entry.get('sha256', 'unknown'))[:16]
-    sums = [str(shard.get('sha256', 'unknown')) for shard in entry['shards']]
+    sums = [str(part.get('sha256', 'unknown')) for part in entry.get('shards', [entry])]
     if len(sums) == 1:
         return sums[0][:16]
     return hashlib.sha256(' '.join(sums).encode()).hexdigest()[:16] + ' of all'
@@ -673,15 +528,12 @@ class PlainUnpickler(pickle.Unpickler):
     become plain ones."""
 
     def find_class(self, module, name):
-        if module in ('numpy.core.multiarray', 'numpy._core.multiarray') and name == 'scalar':
-            return plain_number
-        if (module, name) == ('numpy', 'dtype'):
-            return np.dtype
-        if (module, name) == ('collections', 'defaultdict'):
-            return plain_dict
-        if module == 'builtins' and name in ('int', 'float', 'str', 'list', 'dict'):
-            return name  # what a defaultdict would make a missing value with
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}; only plain numbers and texts are read")
+        plain = {'scalar': plain_number, 'dtype': np.dtype, 'defaultdict': plain_dict,
+                 # what a defaultdict would make a missing value with
+                 'int': int, 'float': float, 'str': str, 'list': list, 'dict': dict}
+        if name not in plain:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}; only plain values are read")
+        return plain[name]
 
 
 def plain_number(dtype, content):
@@ -696,9 +548,9 @@ def from_meta_pkl(path):
     """nanoGPT's meta.pkl as a meta.json. Some exception if it is no plain vocabulary."""
     with open(path, 'rb') as f:
         old = PlainUnpickler(f).load()
-    vocab_size = int(old['vocab_size'])
+    meta = {'vocab_size': old['vocab_size']}  # all that nanoGPT's train.py asks for
     itos = old.get('itos') or {}
-    chars = [itos[id] for id in range(len(itos))]  # fewer than vocab_size, if that is padded
-    if not chars or any(len(char) != 1 for char in chars):
-        return {'vocab_size': vocab_size}  # all that nanoGPT's train.py asks for
-    return {'tokenizer': {'kind': 'char', 'chars': ''.join(chars)}, 'vocab_size': vocab_size}
+    chars = ''.join(itos[id] for id in range(len(itos)))  # fewer than vocab_size, if that is padded
+    if chars and len(chars) == len(itos):
+        meta['tokenizer'] = {'kind': 'char', 'chars': chars}
+    return meta

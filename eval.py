@@ -41,21 +41,12 @@ import torch.distributed
 import checkpoint
 from common import autocast, choose_backend, choose_device, choose_dtype, print0, write_json
 from dataset import Dataset
-from evaluation import load_tasks, score_tasks, summarize, text_loss
+from evaluation import evaluate_tasks, load_tasks, text_loss
 from model import generate_text
 from tokenizer import make_tokenizer, same_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
-if split not in ('val', 'train', 'none'):
-    error(f"no such split ({split}). use --split=val, train or none")
-if split == 'none' and not tasks:
-    error("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
-for name in ('eval_tokens', 'max_per_task', 'sample_tokens'):
-    if config[name] < 0:
-        error(f"{name} is out of range ({config[name]}). use 0 or more")
-if batch_size < 1:
-    error(f"batch_size is out of range ({batch_size}). use 1 or more")
 ddp = 'RANK' in os.environ  # launched by torchrun
 rank = int(os.environ.get('RANK', 0))
 local_rank = int(os.environ.get('LOCAL_RANK', 0))
@@ -78,25 +69,26 @@ try:
     tokenizer_state = ckpt['tokenizer']
     if tokenizer_state is None:  # nanoGPT's: the dataset has it
         tokenizer_state = checkpoint.tokenizer_state_of(ckpt, dataset, data_dir)
-    tokenizer = make_tokenizer(tokenizer_state) if tasks or sample_tokens else None
+    tokenizer = make_tokenizer(tokenizer_state)
 except ValueError as e:
     error(str(e))
 block_size = model.config.block_size
+vocab_size = model.config.vocab_size
 if split != 'none':
-    trained_on = ckpt['config'].get('dataset')
-    if not (dataset or trained_on):
+    dataset = dataset or ckpt['config'].get('dataset')
+    if not dataset:
         error(f"{path} does not tell which text it was trained on. name one with --dataset=NAME, or use "
               "--split=none and --tasks")
     # a run with document_mask never looked across documents
-    data = Dataset(dataset or trained_on, data_dir, document_mask=ckpt['config'].get('document_mask', False))
+    data = Dataset(dataset, data_dir, document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
-        error(f"no {split}.bin in {data.folder}. use --split=train")
+        error(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
     n_ids = data.meta['vocab_size']
-    if n_ids > model.config.vocab_size or not same_tokenizer(tokenizer_state, data.tokenizer_state):
-        error(f"dataset {data.name} has another tokenizer than the model ({n_ids} ids, up to "
-              f"{model.config.vocab_size} there). make one with the model's, from the same text: python "
-              f"prepare.py {data.name}_2 --input=FILE --tokenizer={path}")
-task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer, block_size)
+    if n_ids > vocab_size or not same_tokenizer(tokenizer_state, data.tokenizer_state):
+        error(f"dataset {dataset} has another tokenizer than the model ({n_ids} ids, up to {vocab_size} "
+              f"there). make one with the model's, from the same text: python prepare.py {dataset}_2 "
+              f"--input=FILE --tokenizer={path}")
+task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer, block_size) if tasks else {}
 
 model.to(device).eval()
 print0(f"{path}, iteration {ckpt['iter_num']:,}: {model.config.arch}, "
@@ -119,36 +111,29 @@ def save(result):
 if split != 'none':
     t0 = time.time()
     tokens = data.splits[split]
+    if not tokens.token_bytes.any():  # nanoGPT's datasets only name their tokenizer
+        tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
     n_windows = math.ceil(eval_tokens / block_size)
-    known_bytes = tokens.token_bytes
-    if not known_bytes.any() and tokenizer is not None:  # nanoGPT's datasets only name their tokenizer
-        known_bytes = token_bytes(tokenizer.state(), model.config.vocab_size)
-    found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size, known_bytes)
-    name = f"{data.name}/{split}"
-    if not math.isfinite(found['loss']):
-        error(f"the loss of {name} is not finite ({found['loss']}, in {dtype}). try --dtype=float32, else an "
-              "older checkpoint")
-    amount = f"{found['tokens']:,} tokens"
-    bpb = "bits per byte unknown without the tokenizer"
+    found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+    bpb = "bits per byte unknown"
     if found['bpb'] is not None:
-        amount += f" = {found['bytes']:,} bytes"
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
-    print0(f"{name}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
-           f"{found['perplexity']:.2f}, {bpb}, over {amount} in {time.time() - t0:.0f} s")
-    result.update(dataset=data.name, split=split, **found)
+    print0(f"{dataset}/{split}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
+           f"{found['perplexity']:.2f}, {bpb}, over {found['tokens']:,} tokens = {found['bytes']:,} bytes in "
+           f"{time.time() - t0:.0f} s")
+    result.update(dataset=dataset, split=split, **found)
     if sample_tokens and master_process:
         with ctx:
             result['sample'] = generate_text(model, tokenizer, '', sample_tokens, seed=1337)
         print0(f"it writes\n---\n{result['sample']}\n---")
-    if tasks:
-        save(result)  # they may take hours
+    save(result)  # the tasks may take hours
 
 # -----------------------------------------------------------------------------
 # the tasks
 if tasks:
-    result['tasks'] = score_tasks(model, task_list, ctx, rank, world_size)
-    result.update(summarize(task_list, result['tasks']))
-save(result)
+    metrics, result['tasks'] = evaluate_tasks(model, task_list, ctx, rank, world_size)
+    result.update(metrics)
+    save(result)
 if ddp:
     torch.distributed.barrier()  # nobody leaves while another still talks
     torch.distributed.destroy_process_group()

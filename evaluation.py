@@ -1,113 +1,90 @@
 """
 How good is a model? Its loss on a text, in nats per token and in bits per byte; its accuracy on benchmarks.
 
-Plain functions for train.py and eval.py. None of them changes what is trained, all processes call them
-together, and no result depends on the number of processes.
+Plain functions for train.py and eval.py, to be called after model.eval(). None of them changes what is
+trained, all processes call them together, and no result depends on the number of processes.
 
-Benchmarks, and how an answer is chosen:
+Benchmarks, by name:
 
-    hellaswag         four endings of a sentence, the one with the lowest loss per token counts. Examples:
-                      https://github.com/rowanz/hellaswag, scored as https://github.com/karpathy/build-nanogpt
+    hellaswag         https://github.com/rowanz/hellaswag, scored as https://github.com/karpathy/build-nanogpt
     arc_easy, ...     a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml names it,
                       eval_data/ has its examples, eval_meta_data.csv the accuracy of guessing. The bundle's
                       own hellaswag is called hellaswag_10shot here
     core              all tasks of core.yaml. CORE is the mean of their centered accuracies: 0 for guessing,
                       1 for all correct (https://arxiv.org/abs/2406.11794)
-    FILE.jsonl        your own: docs/evaluation.md
+    FILE.jsonl        your own examples
 
-The bundle's prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare. A
-prompt is the end-of-text token, where there is one, some solved examples (shots), then an alternative:
+The fields of an example tell how its answer is chosen (docs/evaluation.md has a table):
 
-    multiple_choice      alternatives begin alike; the end with the lowest loss per token is chosen
-    schema               they end alike; the beginning that gives the end the lowest loss is chosen
-    language_modeling    one answer, correct if each of its tokens is the most likely one
-    generate             the model's greedy reply to a conversation has to be the answer
+    ctx, endings, label                      HellaSwag: the ending with the lowest loss per token
+    query, choices, gold                     multiple choice: alternatives begin alike; the end with the
+                                             lowest loss per token
+    context_options, continuation, gold      schema: they end alike; the beginning that gives the end the
+                                             lowest loss
+    context, continuation                    language modeling: one answer, correct if each of its tokens is
+                                             the most likely one
+
+A prompt is the end-of-text token, where there is one, some solved examples (shots), then an alternative.
+Prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare.
 """
 
-import codecs
-import contextlib
 import csv
 import dataclasses
 import json
 import math
 import os
 import random
-import sys
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from chat import chat_format
 from common import all_reduce_sum, first_line, print0
 from configurator import error
 from dataset import DATA_DIR, windows
-
-
-@contextlib.contextmanager
-def eval_mode(model):
-    """Inside, the model is in eval mode and keeps no gradients; afterwards it is as before."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
+from model import without_cudnn_attention
 
 # -----------------------------------------------------------------------------
 # the loss of a text
 
 
-def mean_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, world_size=1):
-    """(mean loss in nats per token, bits per byte) of a split of a Dataset; see text_loss()."""
-    result = text_loss(model, split, n_windows, block_size, batch_size, ctx, rank, world_size)
-    return result['loss'], result['bpb']
-
-
-def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, world_size=1, token_bytes=None):
+@torch.no_grad()
+def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, world_size=1):
     """
     The loss of a split of a Dataset over n_windows windows, spread evenly over it (0: all of it).
-    token_bytes: bytes of text per id, where the model knows more of them than the dataset does.
 
     Returns a dict: loss (nats per token), perplexity, bpb (bits per byte), loss_error and bpb_error (their
     standard errors), tokens and bytes (how many were predicted). Bits per byte leave out tokens that are no
     text, such as <|endoftext|>, and so compare models with different tokenizers; they are None where the
     bytes of the tokens are unknown.
     """
+    assert not model.training, "call model.eval() first: dropout would change the loss"
     device = next(model.parameters()).device
     starts = windows(split.n_targets(block_size), block_size, n_windows)
     n_batches = math.ceil(len(starts) / batch_size)
-    if token_bytes is None:
-        token_bytes = split.token_bytes
-    token_bytes = torch.as_tensor(token_bytes, dtype=torch.float32, device=device)
+    token_bytes = torch.as_tensor(split.token_bytes, dtype=torch.float32, device=device)
+    # an evaluation's graph takes a CPU longer to compile than it saves
+    stance = 'force_eager' if device.type == 'cpu' else 'default'
     # each window has its own place in the sums, so it does not matter which process fills it
     sums = torch.zeros(4, len(starts), device=device)  # per window: nats, nats of text, targets, bytes
-    compiler = contextlib.nullcontext()
-    if device.type == 'cpu':  # an evaluation's graph takes a CPU longer to compile than it saves
-        compiler = torch.compiler.set_stance('force_eager')
-    with eval_mode(model), compiler:
-        for batch, counts in shared_among(n_batches, rank, world_size):
-            place = slice(batch * batch_size, (batch + 1) * batch_size)
-            n_rows = len(starts[place])
-            # the last batch is filled up: a compiled model sees one shape only
-            x, y, doc_ids = split.eval_batch(np.resize(starts[place], batch_size), block_size)
-            x = torch.from_numpy(x).contiguous().to(device)  # (B, T)
-            y = torch.from_numpy(y).contiguous().to(device)
-            if doc_ids is not None:
-                doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
-            with ctx:
-                _, nats = model(x, y, doc_ids, reduction='none', return_logits=False)
+    for batch, counts in shared_among(n_batches, rank, world_size):
+        place = slice(batch * batch_size, (batch + 1) * batch_size)
+        n_rows = len(starts[place])
+        # the last batch is filled up: a compiled model sees one shape only
+        x, y, doc_ids = split.eval_batch(np.resize(starts[place], batch_size), block_size)
+        x = torch.from_numpy(x).contiguous().to(device)  # (B, T)
+        y = torch.from_numpy(y).contiguous().to(device)  # -1: no target
+        if doc_ids is not None:
+            doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
+        with torch.compiler.set_stance(stance), ctx:
+            _, nats = model(x, y, doc_ids, reduction='none', return_logits=False)
+        if counts:
             is_target = y >= 0
-            nats = nats.float().view(y.shape) * is_target  # (B, T)
+            nats = nats.view(y.shape)  # (B, T), 0 where there is no target
             n_bytes = token_bytes[y.clamp(min=0)] * is_target
             text_nats = nats * (n_bytes > 0)
             parts = (nats.sum(1), text_nats.sum(1), is_target.sum(1), n_bytes.sum(1))
-            if counts:
-                sums[:, place] = torch.stack(parts)[:, :n_rows]
+            sums[:, place] = torch.stack(parts)[:, :n_rows]
     nats, text_nats, n_targets, n_bytes = all_reduce_sum(sums).cpu().double()
     loss, loss_error = ratio_of_sums(nats, n_targets)
     bpb, bpb_error = None, None
@@ -143,19 +120,21 @@ def ratio_of_sums(parts, wholes):
 def next_sample_step(it, interval, growth=1.0):
     """The first iteration from `it` on after which samples are due. Each gap is `growth` times the one
     before: 100 and 1.5 give 100, 250, 475, ... It follows from `it` alone, so a resume agrees."""
-    if growth <= 1:
-        return math.ceil(it / interval) * interval
-    step = 0.0
     gap = interval
+    step = interval
     while round(step) < it:
+        gap *= max(growth, 1.0)
         step += gap
-        gap *= growth
     return round(step)
 
 
-def is_sample_step(it, interval, growth=1.0):
-    """Whether samples are due after `it` iterations; interval 0: never."""
-    return interval > 0 and next_sample_step(it, interval, growth) == it
+def read_text(path):
+    """The text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        with open(path, encoding='utf-8-sig') as f:
+            return f.read()
+    except (OSError, UnicodeError) as e:
+        error(f"no prompt can be read from {path} ({e}). name a file of UTF-8 text")
 
 
 def read_prompts(path):
@@ -170,8 +149,8 @@ def read_prompts(path):
 
 
 def prompts_for_samples(path, tokenizer):
-    """The prompts for samples while training: those of the file `path`. None: three short ones, without those
-    that the tokenizer cannot encode."""
+    """The prompts for samples while training: those of the file `path`, or three short ones (None); without
+    those that the tokenizer cannot encode."""
     prompts = read_prompts(path) if path else ['', 'The ', 'Hello, I am']
     encodable = []
     for prompt in prompts:
@@ -179,24 +158,8 @@ def prompts_for_samples(path, tokenizer):
             tokenizer.encode_prompt(prompt)
             encodable.append(prompt)
         except ValueError as e:
-            if path:
-                error(f"a prompt of {path} cannot be encoded ({e}). leave it out")
+            print0(f"note: no samples of the prompt {prompt!r} ({e})")
     return encodable
-
-
-def read_text(path):
-    """The text of a file, or of standard input ('-'): UTF-8, or UTF-16 with a byte order mark."""
-    try:
-        if path == '-':
-            content = sys.stdin.buffer.read()
-        else:
-            with open(path, 'rb') as f:
-                content = f.read()
-        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        text = content.decode('utf-16' if is_utf16 else 'utf-8-sig')
-    except (OSError, UnicodeError) as e:
-        error(f"no prompt can be read from {path} ({e}). name a file of UTF-8 text")
-    return text.replace('\r\n', '\n')
 
 
 # -----------------------------------------------------------------------------
@@ -207,183 +170,133 @@ def read_text(path):
 class Task:
     name: str
     path: str  # of its examples, one JSON object per line
-    kind: str = None  # 'hellaswag', 'multiple_choice', ...; None: as the examples say
     chance: float = None  # accuracy of guessing; None: follows from the number of alternatives
     shots: int = 0  # solved examples in the prompt
     delimiter: str = ' '  # between context and answer
-    tokenizer: object = None
     # what read_examples() fills in. Of each example: its rows [(ids, where the answer begins)], one for each
-    # alternative, and the number of the right one; for 'generate' the right text
+    # alternative, and the number of the right one
     examples: list = dataclasses.field(default_factory=list)
     n_truncated: int = 0  # examples that are too long for the model
-
-
-KINDS = ('hellaswag', 'multiple_choice', 'schema', 'language_modeling', 'generate')
 
 
 def load_tasks(names, max_per_task, data_dir, tokenizer, block_size):
     """{name: [Task, ...]} of names such as 'hellaswag,core', tokenized, from the files in data_dir (None:
     data/). max_per_task: the number of examples of each task, always the same ones; 0: all."""
+    folder = data_dir or DATA_DIR
     tasks = {}
     for name in names.split(','):
         name = name.strip()
-        if name:
-            tasks[name] = find_tasks(name, data_dir or DATA_DIR)
+        try:
+            if name == 'hellaswag':
+                tasks[name] = [Task(name, os.path.join(folder, 'hellaswag_val.jsonl'))]
+            elif name.endswith('.jsonl'):
+                tasks[name] = [Task(name, os.path.expanduser(name))]
+            else:
+                bundle = read_bundle(os.path.join(folder, 'eval_bundle'))
+                tasks[name] = [task for task in bundle if name in ('core', task.name)]
+                if not tasks[name]:
+                    names_there = ', '.join(task.name for task in bundle)
+                    error(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {names_there}")
             for task in tasks[name]:
                 read_examples(task, tokenizer, block_size, max_per_task)
+        except Exception as e:  # a file may hold anything
+            error(f"the task {name} cannot be read ({type(e).__name__}: {first_line(e)}). get its files with "
+                  "python prepare.py hellaswag or core, name another --data_dir, or correct your own, see "
+                  "docs/evaluation.md")
     return tasks
 
 
-def find_tasks(name, data_dir):
-    """The tasks that `name` stands for; their examples are not read yet."""
-    if name == 'hellaswag':
-        return [Task(name, os.path.join(data_dir, 'hellaswag_val.jsonl'), 'hellaswag', chance=0.25)]
-    if name.endswith('.jsonl'):
-        return [Task(name, os.path.expanduser(name))]
-    bundle = read_bundle(os.path.join(data_dir, 'eval_bundle'))
-    if name == 'core':
-        return list(bundle.values())
-    if name not in bundle:
-        error(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {', '.join(bundle)}")
-    return [bundle[name]]
-
-
 def read_bundle(folder):
-    """{name: Task} of the evaluation bundle in `folder`."""
-    tasks = {}
-    try:
-        import yaml
-        with open(os.path.join(folder, 'core.yaml'), encoding='utf-8-sig') as f:
-            entries = yaml.safe_load(f)['icl_tasks']
-        chance = {}
-        with open(os.path.join(folder, 'eval_meta_data.csv'), newline='', encoding='utf-8-sig') as f:
-            for row in csv.DictReader(f):
-                chance[row['Eval Task']] = float(row['Random baseline']) / 100
-        for entry in entries:
-            label = entry['label']
-            name = 'hellaswag_10shot' if label == 'hellaswag' else label
-            tasks[name] = Task(name, os.path.join(folder, 'eval_data', entry['dataset_uri']),
-                               entry['icl_task_type'], chance[label], int(entry['num_fewshot'][0]),
-                               entry.get('continuation_delimiter', ' '))
-    except ImportError:
-        error("the evaluation bundle needs a package that is not installed (pyyaml). pip install pyyaml")
-    except Exception as e:  # the file may hold anything
-        error(f"the evaluation bundle in {folder} cannot be read ({type(e).__name__}: {first_line(e)}). get "
-              "it with python prepare.py core, or name another --data_dir")
+    """The tasks of the evaluation bundle, in the order of core.yaml."""
+    import yaml  # pip install pyyaml
+    with open(os.path.join(folder, 'core.yaml'), encoding='utf-8-sig') as f:
+        entries = yaml.safe_load(f)['icl_tasks']
+    chance = {}
+    with open(os.path.join(folder, 'eval_meta_data.csv'), newline='', encoding='utf-8-sig') as f:
+        for row in csv.DictReader(f):
+            chance[row['Eval Task']] = float(row['Random baseline']) / 100
+    tasks = []
+    for entry in entries:
+        label = entry['label']
+        name = 'hellaswag_10shot' if label == 'hellaswag' else label
+        path = os.path.join(folder, 'eval_data', entry['dataset_uri'])
+        tasks.append(Task(name, path, chance[label], int(entry['num_fewshot'][0]),
+                          entry.get('continuation_delimiter', ' ')))
     return tasks
 
 
 def read_examples(task, tokenizer, block_size, limit):
-    """Fill the task from its file."""
-    task.tokenizer = tokenizer
-    number = 0
+    """Fill the task from its file; limit: at most so many examples, 0: all."""
+    lines = []
+    with open(task.path, encoding='utf-8-sig') as f:
+        for number, line in enumerate(f, start=1):
+            if line.strip():
+                lines.append((number, line))
+    # with nanochat's seeds, here and below: the same examples and prompts
+    random.Random(1337).shuffle(lines)
+    if limit > 0:
+        lines = lines[:limit]
+    if not lines:
+        raise ValueError(f"{task.path} is empty")
+    parsed = []
     try:
-        lines = []
-        with open(task.path, encoding='utf-8-sig') as f:
-            for number, line in enumerate(f, start=1):
-                if line.strip():
-                    lines.append((number, line))
-        # with nanochat's seeds, here and below: the same examples and prompts
-        random.Random(1337).shuffle(lines)
-        if limit:
-            lines = lines[:limit]
-        parsed = []
         for number, line in lines:
             parsed.append(json.loads(line))
         for i, (number, _) in enumerate(lines):
-            add_example(task, parsed, i, block_size)
-        if not lines:
-            raise ValueError('it is empty')
-    except Exception as e:  # the file may hold anything
-        error(f"{task.path}:{number} cannot be used ({type(e).__name__}: {first_line(e)}). correct it (see "
-              "docs/evaluation.md), get it with python prepare.py hellaswag or core, or name another "
-              "--data_dir")
+            others = parsed[:i] + parsed[i + 1:]
+            shots = random.Random(1234 + i).sample(others, min(task.shots, len(others)))
+            rows, answer = render(parsed[i], shots, task.delimiter, tokenizer)
+            if not 0 <= answer < len(rows):
+                raise ValueError(f"it has no alternative {answer}")
+            if max(len(ids) for ids, _ in rows) > block_size:
+                task.n_truncated += 1
+            shortened = []
+            for ids, start in rows:
+                n_cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
+                start = max(1, start - n_cut)  # nothing predicts the first token
+                shortened.append((torch.tensor(ids[n_cut:]), start))
+            task.examples.append((shortened, answer))
+    except Exception as e:  # the line may hold anything
+        raise ValueError(f"{task.path}, line {number}: {e!r}")
 
 
-def add_example(task, parsed, i, block_size):
-    """Add parsed[i] to the task, with some of the others as solved examples in its prompt."""
-    example = parsed[i]
-    if task.kind is None:
-        task.kind = example['kind']
-    if task.kind not in KINDS:
-        raise ValueError(f"no such kind ({task.kind}). use one of {', '.join(KINDS)}")
-    if example.get('kind', task.kind) != task.kind:
-        raise ValueError(f"its kind is not {task.kind}, as that of the others")
-    n_others = len(parsed) - 1
-    shots = []
-    for k in random.Random(1234 + i).sample(range(n_others), min(task.shots, n_others)):
-        shots.append(parsed[k if k < i else k + 1])  # any example but this one
-    rows = render(task, example, shots)
-    answer = answer_of(task, example)
-    if task.kind != 'generate' and not 0 <= answer < len(rows):
-        raise ValueError(f"it has no alternative {answer}")
-    if max(len(ids) for ids, _ in rows) > block_size:
-        task.n_truncated += 1
-    shortened = []
-    for ids, start in rows:
-        n_cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
-        start = max(1, start - n_cut)  # nothing predicts the first token
-        if start >= len(ids) - n_cut and task.kind != 'generate':
-            raise ValueError('an answer has no token to predict')
-        shortened.append((torch.tensor(ids[n_cut:]), start))
-    task.examples.append((shortened, answer))
-
-
-def answer_of(task, example):
-    """The number of the right alternative; for 'generate' the right text."""
-    if task.kind == 'generate':
-        return example['answer'].strip()
-    if task.kind == 'language_modeling':
-        return 0
-    if task.kind == 'hellaswag':
-        return int(example['label'])
-    return example['gold']
-
-
-# -----------------------------------------------------------------------------
-# benchmarks: prompts
-
-
-def render(task, example, shots):
-    """[(ids, where the answer begins)] of the alternatives of an example."""
-    tokenizer = task.tokenizer
-    if task.kind == 'generate':
-        chat = chat_format(tokenizer)
-        if chat is None:
-            raise ValueError("it is a conversation, and the tokenizer has no roles for one")
-        ids, _ = chat.render(example['messages'], answer=True)
-        return [(ids.tolist(), len(ids))]
-    if task.kind == 'hellaswag':
+def render(example, shots, delimiter, tokenizer):
+    """([(ids, where the answer begins)] of the alternatives of an example, the number of the right one)."""
+    if 'endings' in example:  # HellaSwag
         context = tokenizer.encode(example['ctx']).tolist()
-        return [(context + tokenizer.encode(' ' + ending).tolist(), len(context))
-                for ending in example['endings']]
+        rows = []
+        for ending in example['endings']:
+            rows.append((context + tokenizer.encode(' ' + ending).tolist(), len(context)))
+        return rows, int(example['label'])
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     prompt = ''
     for shot in shots:
-        prompt += alternatives(task, shot)[answer_of(task, shot)] + '\n\n'
-    rows = [first + tokenizer.encode(prompt + text).tolist() for text in alternatives(task, example)]
+        texts, answer = alternatives(shot, delimiter)
+        prompt += texts[answer] + '\n\n'
+    texts, answer = alternatives(example, delimiter)
+    rows = [first + tokenizer.encode(prompt + text).tolist() for text in texts]
     n_shared_at_most = min(len(row) for row in rows) - 1  # every answer has at least one token
-    if task.kind == 'schema':
+    if 'context_options' in example:  # schema
         endings = [row[::-1] for row in rows]
         n_shared = min(len(os.path.commonprefix(endings)), n_shared_at_most)
-        return [(row, len(row) - n_shared) for row in rows]
+        return [(row, len(row) - n_shared) for row in rows], answer
     beginnings = rows
-    if task.kind == 'language_modeling':
+    if len(rows) == 1:  # language modeling
         # without the space before the answer: it belongs to the answer's first token
-        context = (prompt + example['context'].strip() + task.delimiter).strip()
+        context = (prompt + example['context'].strip() + delimiter).strip()
         beginnings = [rows[0], first + tokenizer.encode(context).tolist()]
     n_shared = min(len(os.path.commonprefix(beginnings)), n_shared_at_most)
-    return [(row, n_shared) for row in rows]
+    return [(row, n_shared) for row in rows], answer
 
 
-def alternatives(task, example):
-    """An example written out once for each alternative."""
-    if task.kind == 'multiple_choice':
-        return [example['query'] + task.delimiter + choice for choice in example['choices']]
-    if task.kind == 'schema':
-        ending = task.delimiter + example['continuation']
-        return [context + ending for context in example['context_options']]
-    return [example['context'].strip() + task.delimiter + example['continuation']]
+def alternatives(example, delimiter):
+    """(an example written out once for each alternative, the number of the right one)"""
+    if 'choices' in example:
+        return [example['query'] + delimiter + choice for choice in example['choices']], example['gold']
+    if 'context_options' in example:
+        ending = delimiter + example['continuation']
+        return [context + ending for context in example['context_options']], example['gold']
+    return [example['context'].strip() + delimiter + example['continuation']], 0
 
 
 # -----------------------------------------------------------------------------
@@ -391,139 +304,81 @@ def alternatives(task, example):
 
 
 def evaluate_tasks(model, tasks, ctx, rank=0, world_size=1):
-    """{'hellaswag': accuracy, 'core': CORE, ...} of load_tasks()."""
-    return summarize(tasks, score_tasks(model, tasks, ctx, rank, world_size))
-
-
-def score_tasks(model, tasks, ctx, rank=0, world_size=1):
-    """{task: {'accuracy': 0.3, 'error': its standard error, ...}} of load_tasks(), each printed."""
+    """The results of load_tasks(), printed, as two dicts: one number for each name that was asked for,
+    {'hellaswag': accuracy, 'core': CORE, ...}; all about each task, {name: {'accuracy': ..., ...}}."""
     results = {}
-    for parts in tasks.values():
-        for task in parts:
-            if task.name in results:  # by its own name, and in core
-                continue
-            result = accuracy_of(task, is_correct(model, task, ctx, rank, world_size))
-            results[task.name] = result
-            print0(f"{task.name}: accuracy {100 * result['accuracy']:.2f} ± {100 * result['error']:.2f}% of "
-                   f"{result['examples']:,} examples (guessing: {100 * result['chance']:.0f}%; truncated: "
-                   f"{result['truncated']:,})")
-    return results
-
-
-def summarize(tasks, results):
-    """One number for each name that was asked for: an accuracy, or CORE."""
     metrics = {}
     for name, parts in tasks.items():
+        for task in parts:
+            if task.name not in results:  # it may be named by itself, and be part of core
+                results[task.name] = score_task(model, task, ctx, rank, world_size)
         metrics[name] = results[parts[0].name]['accuracy']
         if name == 'core':
             centered = [results[task.name]['centered'] for task in parts]
             metrics[name] = sum(centered) / len(centered)
             print0(f"CORE {metrics[name]:.4f}, the mean of {len(centered)} centered accuracies")
-    return metrics
+    return metrics, results
 
 
-def accuracy_of(task, correct):
-    """Accuracy and standard error of a list of booleans."""
-    n = len(correct)
-    n_correct = sum(correct)
+def score_task(model, task, ctx, rank=0, world_size=1):
+    """Accuracy, its standard error and what else is known of a task, a dict."""
+    rows = []
+    for its_rows, _ in task.examples:
+        rows += its_rows
+    losses, greedy = answer_losses(model, rows, ctx, rank, world_size)
+    n = len(task.examples)
+    n_correct = 0
+    chance = 0.0
+    first = 0
+    for its_rows, answer in task.examples:
+        own = losses[first:first + len(its_rows)]
+        if len(own) == 1:  # language modeling
+            n_correct += greedy[first]
+        else:
+            n_correct += math.isfinite(own[answer]) and own.index(min(own)) == answer  # nan is never right
+            chance += 1 / len(own)
+        first += len(own)
     accuracy = n_correct / n
-    chance = task.chance
-    if chance is None:
-        chance = 0.0
-        for rows, _ in task.examples:
-            if len(rows) > 1:
-                chance += 1 / len(rows) / n
+    chance = chance / n if task.chance is None else task.chance
     # a Bayesian's, with a flat prior: a few examples, all of them right, are no certainty
     q = (n_correct + 1) / (n + 2)
-    return {'accuracy': accuracy, 'error': math.sqrt(q * (1 - q) / (n + 3)), 'chance': chance,
+    standard_error = math.sqrt(q * (1 - q) / (n + 3))
+    print0(f"{task.name}: accuracy {100 * accuracy:.2f} ± {100 * standard_error:.2f}% of {n:,} examples "
+           f"(guessing: {100 * chance:.0f}%; truncated: {task.n_truncated:,})")
+    return {'accuracy': accuracy, 'error': standard_error, 'chance': chance,
             'centered': (accuracy - chance) / (1 - chance), 'examples': n, 'shots': task.shots,
             'truncated': task.n_truncated}
 
 
-def is_correct(model, task, ctx, rank=0, world_size=1):
-    """Whether the model is right, for each example; the same list in all processes."""
-    # Texts have all lengths: each would be compiled, and cuDNN's attention would plan for it, half a second
-    # each (https://github.com/modelscope/FunASR/issues/3704)
-    attention = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-    with eval_mode(model), torch.compiler.set_stance('force_eager'), attention, ctx:
-        if task.kind == 'generate':
-            return replies_are_correct(model, task, rank, world_size)
-        losses, greedy = answer_losses(model, task, rank, world_size)
-    correct = []
-    first = 0
-    for rows, answer in task.examples:
-        own = losses[first:first + len(rows)]
-        if task.kind == 'language_modeling':
-            correct.append(greedy[first])
-        else:  # a loss that is not a number is never right
-            correct.append(math.isfinite(own[answer]) and own.index(min(own)) == answer)
-        first += len(rows)
-    return correct
-
-
-def answer_losses(model, task, rank=0, world_size=1):
-    """Two lists over the rows of all examples: nats per token of the answer, and whether each of its tokens
-    is the most likely one (computed for 'language_modeling' alone)."""
+@torch.no_grad()
+def answer_losses(model, rows, ctx, rank=0, world_size=1):
+    """Two lists over rows, [(ids, where the answer begins)]: nats per token of the answer, and whether each
+    of its tokens is the most likely one. The same in all processes."""
+    assert not model.training, "call model.eval() first"
     device = next(model.parameters()).device
-    rows = []
-    for its_rows, _ in task.examples:
-        rows += its_rows
-    # each row has its own place in the sums; the device is asked for all of them at the end
-    losses = torch.zeros(len(rows), device=device)
-    greedy = torch.zeros(len(rows), device=device)
-    needs_logits = task.kind == 'language_modeling'
-    batches = batches_by_length([len(ids) for ids, _ in rows])
-    for batch, counts in shared_among(len(batches), rank, world_size):
-        ids = pad_sequence([rows[i][0] for i in batches[batch]], batch_first=True)  # (B, T)
-        x = ids[:, :-1].contiguous()
-        y = torch.full_like(x, -1)  # targets: the answers
-        for k, i in enumerate(batches[batch]):
-            row, start = rows[i]
-            y[k, start - 1:len(row) - 1] = row[start:]
-        x, y = x.to(device), y.to(device)
-        logits, nats = model(x, y, reduction='none', return_logits=needs_logits)
-        is_answer = y >= 0
-        if counts:
-            place = torch.tensor(batches[batch], device=device)
-            losses[place] = (nats.float().view(y.shape) * is_answer).sum(1) / is_answer.sum(1)
-            if needs_logits:
-                hits = (logits.argmax(dim=-1) == y) | ~is_answer
-                greedy[place] = hits.all(dim=1).float()
-    return all_reduce_sum(losses).tolist(), [hit > 0 for hit in all_reduce_sum(greedy).tolist()]
-
-
-def batches_by_length(lengths, max_tokens=2048):
-    """Lists of indices of `lengths`, similar ones together, with at most max_tokens after padding (whose
-    logits take 0.4 GB, of 50,304 ids in float32)."""
+    # batches of similar lengths, of at most 2,048 tokens after padding: their logits take 0.4 GB, of 50,304
+    # ids in float32
     batches = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not batches or (len(batches[-1]) + 1) * lengths[i] > max_tokens:
+    for i in sorted(range(len(rows)), key=lambda i: len(rows[i][0])):
+        if not batches or (len(batches[-1]) + 1) * len(rows[i][0]) > 2048:
             batches.append([])
         batches[-1].append(i)
-    return batches
-
-
-def replies_are_correct(model, task, rank=0, world_size=1):
-    """Whether the greedy reply to each conversation is the answer, but for spaces at its ends."""
-    tokenizer = task.tokenizer
-    stop_ids = chat_format(tokenizer).stop_ids
-    device = next(model.parameters()).device
-    if isinstance(model, FSDPModule):  # which needs all processes at each token
-        rank = 0
-        world_size = 1
-    correct = torch.zeros(len(task.examples), device=device)
-    for i in range(rank, len(task.examples), world_size):
-        rows, answer = task.examples[i]
-        idx = rows[0][0][None].to(device)  # (1, T)
-        # 8 tokens more than the answer has, for spaces and the end of the turn
-        n_tokens = len(tokenizer.encode(answer)) + 8
-        out = model.generate(idx, n_tokens, temperature=0.0, vocab_size=tokenizer.n_vocab, stop_ids=stop_ids)
-        reply = []
-        for token in out[0, idx.size(1):].tolist():
-            if token in stop_ids:
-                break
-            reply.append(token)
-        correct[i] = float(tokenizer.decode(reply).strip() == answer)
-    if not isinstance(model, FSDPModule):
-        all_reduce_sum(correct)
-    return [right > 0 for right in correct.tolist()]
+    # each row has its own place; the device is asked for all of them at the end
+    losses = torch.zeros(len(rows), device=device)
+    greedy = torch.zeros(len(rows), device=device)
+    # texts have all lengths, and each would be compiled
+    with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
+        for batch, counts in shared_among(len(batches), rank, world_size):
+            ids = pad_sequence([rows[i][0] for i in batches[batch]], batch_first=True)  # (B, T)
+            x = ids[:, :-1].contiguous()
+            y = torch.full_like(x, -1)  # targets: the answers
+            for k, i in enumerate(batches[batch]):
+                row, start = rows[i]
+                y[k, start - 1:len(row) - 1] = row[start:]
+            y = y.to(device)
+            logits, nats = model(x.to(device), y, reduction='none')
+            if counts:
+                place = torch.tensor(batches[batch], device=device)
+                losses[place] = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
+                greedy[place] = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1).float()
+    return all_reduce_sum(losses).tolist(), [hit > 0 for hit in all_reduce_sum(greedy).tolist()]

@@ -1,6 +1,7 @@
 """
 Write a checkpoint as a Hugging Face folder, which transformers and what builds on it open.
 
+    $ pip install safetensors huggingface_hub tokenizers
     $ python export.py --out_dir=out --to=out-hf
     $ python export.py --init_from=out/ckpt_best.pt --to=out-hf --dtype=bfloat16
     $ hf upload OWNER/NAME out-hf
@@ -23,7 +24,6 @@ config, given = configure(globals())
 
 import importlib.util
 import os
-import shlex
 import tempfile
 
 import torch
@@ -45,8 +45,9 @@ try:
     tokenizer = make_tokenizer(checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 except ValueError as e:
     error(str(e))
-model = checkpoint.build_model(ckpt, dropout=ckpt['model_args']['dropout']).eval()
+model = checkpoint.build_model(ckpt).eval()
 weights = model.state_dict()
+n_params = model.get_num_params(non_embedding=False)
 chat = chat_format(tokenizer)  # None: it continues texts, and answers no questions
 prompt = 'The '
 if chat:
@@ -66,7 +67,7 @@ A language model, not trained to avoid harm. License: not chosen yet; whoever pu
 
 | | |
 |---|---|
-| parameters | {model.get_num_params(non_embedding=False):,} |
+| parameters | {n_params:,} |
 | dataset | {ckpt['config'].get('dataset', 'unknown')} |
 | iterations | {ckpt['iter_num']:,} |
 | best validation loss | {ckpt['best_val_loss']:.4f} |
@@ -79,24 +80,23 @@ print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
 """
 
 
-def check_weights(folder):
-    """What was written is what was meant."""
-    written = checkpoint.read(folder)['model']
+def check_folder(folder):
+    """ValueError if what was written is not what was meant: the weights are read back and compared and, as
+    model.py may have been edited, the logits of transformers' network, where transformers is installed."""
+    written = checkpoint.read(folder)
     for key, p in weights.items():
         p = p.to(getattr(torch, dtype))
-        found = written.get(key, torch.zeros_like(p))  # biases that are all 0 are left out
+        found = written['model'].get(key, torch.zeros_like(p))  # biases that are all 0 are left out
         if not torch.equal(found, p):
             raise ValueError(f"{key} came out different. please report this")
-
-
-def check_logits(folder):
-    """model.py may have been edited: transformers' network must give the same logits."""
+    if importlib.util.find_spec('transformers') is None:
+        return
     import transformers
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, ignore_mismatched_sizes=True)
     theirs = theirs.float().eval()
-    ours = checkpoint.build_model(checkpoint.read(folder)).eval()
+    ours = checkpoint.build_model(written).eval()
     idx = torch.arange(min(1024, ours.config.block_size))[None] % ours.config.vocab_size  # (1, T)
     with torch.no_grad():
         wanted = theirs(idx).logits
@@ -112,25 +112,12 @@ try:
     with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
         folder = os.path.join(temporary, name)  # complete before it gets its name
         kind = huggingface.write_folder(folder, weights, model.config, tokenizer, dtype, chat, card)
-        check_weights(folder)
-        if importlib.util.find_spec('transformers'):
-            check_logits(folder)
-        size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
-        if os.path.isdir(to):
-            os.rmdir(to)  # it is empty
+        check_folder(folder)
         os.replace(folder, os.path.join(parent, name))
 except ValueError as e:
     error(f"{ckpt['path']} cannot be exported: {e}")
-except ImportError as e:
-    error(f"a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub "
-          "tokenizers")
 except OSError as e:
-    error(f"{to} cannot be written ({e.strerror or e}). make room, or name another folder with --to")
+    error(f"{to} cannot be written ({e}). make room, or name another folder with --to")
 
-n_params = model.get_num_params(non_embedding=False)
-print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}, {size / 1e6:.1f} MB; read back, identical")
-print(f"open it: python -c \"from transformers import pipeline; print(pipeline('text-generation', {to!r})"
-      f"({prompt!r}, max_new_tokens=50)[0]['generated_text'])\"")
-path = shlex.quote(to)
-print(f"sample: python sample.py --init_from={path}{' --chat' if chat else ''}")
-print(f"train on: python train.py --init_from={path} --dataset=NAME; publish: hf upload OWNER/NAME {path}")
+print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}; read back, identical")
+print(f"sample: python sample.py --init_from={to}; publish: hf upload OWNER/NAME {to}")

@@ -82,14 +82,11 @@ class GPTConfig:
                 setattr(self, name, value)
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
-        if self.mlp_width is None and self.mlp == 'swiglu':
-            # three matrices of 8C/3 have as many weights as two of 4C; a multiple of 64
-            self.mlp_width = math.ceil(8 * self.n_embd / (3 * 64)) * 64
         if self.mlp_width is None:
             self.mlp_width = 4 * self.n_embd
-        for name in ['block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'n_kv_head', 'mlp_width']:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}. use 1 or more")
+            if self.mlp == 'swiglu':
+                # three matrices of 8C/3 have as many weights as two of 4C; a multiple of 64
+                self.mlp_width = math.ceil(8 * self.n_embd / (3 * 64)) * 64
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}. use "
                              f"--n_embd={self.n_embd // self.n_head * self.n_head + self.n_head}")
@@ -109,10 +106,12 @@ class GPTConfig:
         """The fields as a dict, for a checkpoint. A gpt2 has nanoGPT's seven, so that nanoGPT's sample.py
         reads it, and others only where they differ from the preset."""
         args = dataclasses.asdict(self)
-        if self.arch != 'gpt2':
-            return args
-        plain = dataclasses.asdict(GPTConfig(**{name: args[name] for name in NANOGPT_FIELDS}))
-        return {name: args[name] for name in args if name in NANOGPT_FIELDS or args[name] != plain[name]}
+        if self.arch == 'gpt2':
+            plain = GPTConfig(**{name: args[name] for name in NANOGPT_FIELDS})
+            for name, value in dataclasses.asdict(plain).items():
+                if name not in NANOGPT_FIELDS and args[name] == value:
+                    del args[name]
+        return args
 
 
 # -----------------------------------------------------------------------------
@@ -149,22 +148,27 @@ def apply_rotary_emb(x, rope):
 
 def positions_in_document(doc_ids):
     """The position of each token in its own document, (B, T), counted from 0."""
-    position = torch.arange(doc_ids.size(1), device=doc_ids.device).expand_as(doc_ids)
-    is_first = torch.ones_like(doc_ids, dtype=torch.bool)
-    is_first[:, 1:] = doc_ids[:, 1:] != doc_ids[:, :-1]
-    return position - torch.where(is_first, position, 0).cummax(dim=1).values
+    positions = torch.arange(doc_ids.size(1), device=doc_ids.device)  # (T)
+    is_first = doc_ids[:, 1:] != doc_ids[:, :-1]  # (B, T - 1), but for the window's first token
+    begins = F.pad(positions[1:] * is_first, (1, 0))  # (B, T)
+    return positions - begins.cummax(dim=1).values
 
 
 # -----------------------------------------------------------------------------
 # attention
 
 
+def without_cudnn_attention():
+    """A context, or a decorator, for attention over many lengths: cuDNN's plans for each new shape, half a
+    second each (https://github.com/modelscope/FunASR/issues/3704; not measured by us)."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 def make_norm(config):
     if config.norm == 'layernorm':
         return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
-    if config.norm in ('rmsnorm', 'rmsnorm_plain'):
-        return nn.RMSNorm(config.n_embd, config.norm_eps, elementwise_affine=config.norm == 'rmsnorm')
-    raise ValueError(f"no such norm ({config.norm}). use layernorm, rmsnorm or rmsnorm_plain")
+    has_gains = {'rmsnorm': True, 'rmsnorm_plain': False}
+    return nn.RMSNorm(config.n_embd, config.norm_eps, elementwise_affine=has_gains[config.norm])
 
 
 def causal_mask(positions, n_keys):
@@ -194,16 +198,15 @@ def attention(q, k, v, mask=None, is_causal=False, dropout_p=0.0):
     B, H, T, D = q.shape
     K = k.size(1)
     if isinstance(mask, BlockMask):
-        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast does it for torch's other attention, not for this one
         return flex_attention(q, k, v, block_mask=mask, enable_gqa=K < H)
-    if K < H and mask is not None and q.device.type == 'cuda':
-        # with a mask and enable_gqa torch takes the plain formula, without a word, unless cuDNN has a kernel:
-        # 4.8 ms and 2,315 MB where repeated keys need 1.6 ms and 169 MB (H100, 16 heads over 4, 8 x 1024)
+    # where the definition itself is faster: with 64 positions torch's kernel takes 3 times as long (a step of
+    # 4 layers of 128 channels 1.5 to 1.7 times), with 512 still 1.1
+    by_definition = q.device.type == 'cpu' and q.dtype == torch.bfloat16 and is_causal and T <= 512
+    if K < H and (by_definition or (mask is not None and q.device.type == 'cuda')):
+        # on CUDA with a mask and enable_gqa torch takes the plain formula, unless cuDNN has a kernel: 4.8 ms
+        # and 2,315 MB where repeated keys need 1.6 ms and 169 MB (H100, 16 heads over 4, 8 x 1024)
         k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)  # (B, H, S, D)
-    if q.device.type == 'cpu' and q.dtype == k.dtype == torch.bfloat16 and is_causal and T <= 512:
-        # the definition itself: with 64 positions torch's kernel takes 3 times as long (a step of 4 layers of
-        # 128 channels 1.5 to 1.7 times), with 512 still 1.1
-        k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)  # (B, H, T, D)
+    if by_definition:
         future = torch.full((T, T), -math.inf, dtype=q.dtype).triu(1)
         scores = torch.baddbmm(future, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=D ** -0.5)  # (B * H, T, T)
         weights = F.dropout(scores.softmax(dim=-1), dropout_p)
@@ -222,23 +225,21 @@ class CausalSelfAttention(nn.Module):
         self.layer_idx = layer_idx
         self.dropout = config.dropout
         self.widths = [C, config.n_kv_head * D, config.n_kv_head * D]  # of query, key and value
-        self.c_attn = None
-        if config.fused_qkv:
+        self.fused_qkv = config.fused_qkv
+        if self.fused_qkv:
             self.c_attn = nn.Linear(C, sum(self.widths), bias=config.bias)
         else:
             self.c_q = nn.Linear(C, self.widths[0], bias=config.bias)
             self.c_k = nn.Linear(C, self.widths[1], bias=config.bias)
             self.c_v = nn.Linear(C, self.widths[2], bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.qk_norm = nn.Identity()
-        if config.qk_norm:
-            self.qk_norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False)
+        self.qk_norm = nn.RMSNorm(D, config.norm_eps, elementwise_affine=False) if config.qk_norm else None
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rope=None, mask=None, cache=None):
         B, T, C = x.shape
         D = C // self.n_head
-        if self.c_attn is not None:
+        if self.fused_qkv:
             q, k, v = self.c_attn(x).split(self.widths, dim=2)
         else:
             q, k, v = self.c_q(x), self.c_k(x), self.c_v(x)
@@ -247,14 +248,13 @@ class CausalSelfAttention(nn.Module):
         v = v.view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
         if rope is not None:
             q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
-        q, k = self.qk_norm(q), self.qk_norm(k)
-        dtype = v.dtype
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q).to(v.dtype), self.qk_norm(k).to(v.dtype)  # autocast's is float32 on CUDA
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
-            q = q.to(k.dtype)
         is_causal = bool(mask is None and T == k.size(2))  # compiled, T may be a symbol
         dropout_p = self.dropout if self.training else 0.0
-        y = attention(q, k, v, mask, is_causal, dropout_p).to(dtype)  # (B, H, T, D)
+        y = attention(q, k, v, mask, is_causal, dropout_p)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side again
         return self.resid_dropout(self.c_proj(y))
 
@@ -281,15 +281,15 @@ class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.act = ACTIVATIONS[config.mlp]
-        self.c_gate = None
-        if config.mlp == 'swiglu':
+        self.has_gate = config.mlp == 'swiglu'
+        if self.has_gate:
             self.c_gate = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
         self.c_fc = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
         self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        if self.c_gate is not None:
+        if self.has_gate:
             x = self.act(self.c_gate(x)) * self.c_fc(x)
         else:
             x = self.act(self.c_fc(x))
@@ -342,8 +342,8 @@ class GPT(nn.Module):
         # a table, in no checkpoint; on the CPU also where the rest is on 'meta'
         self.register_buffer('rope', rope_table(config) if config.positions == 'rope' else None,
                              persistent=False)
-        self.activation_checkpointing = False
-        self.loss_chunk_size = 0
+        self.activation_checkpointing = False  # keep a block's input, and compute the rest again in backward
+        self.loss_chunk_size = 0  # tokens whose logits the loss holds at a time, if none are returned; 0: all
         self.captured = None  # the last CapturedStep of generate(), for its next call
         if not self.lm_head.weight.is_meta:
             self.init_weights()
@@ -355,13 +355,12 @@ class GPT(nn.Module):
         Biases 0, gains 1."""
         modern = self.config.init == 'modern'
         for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=1.0 if modern else 0.02)
             if isinstance(module, nn.Linear):
-                std = (3 * module.in_features) ** -0.5 if modern else 0.02
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=(3 * module.in_features) ** -0.5 if modern else 0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=1.0 if modern else 0.02)
         # drawn a second time, as in nanoGPT: so a seed gives the same weights here as there
         for name, p in self.named_parameters():
             if modern and name.endswith(('c_proj.weight', 'lm_head.weight')):
@@ -383,7 +382,7 @@ class GPT(nn.Module):
             positions = torch.arange(T, device=idx.device)  # (T)
         else:
             positions = cache.advance(T)  # (T)
-        mask = None  # none is needed where T == S, there is is_causal, and for one query that sees all keys
+        mask = None  # none is needed where T == S: there is is_causal; and for one query that sees all keys
         if doc_ids is not None and self.uses_block_mask(doc_ids):
             mask = document_block_mask(doc_ids)
         elif doc_ids is not None:
@@ -396,12 +395,8 @@ class GPT(nn.Module):
             if doc_ids is not None:
                 positions = positions_in_document(doc_ids)  # (B, T)
             x = x + self.transformer.wpe(positions)
-        rope = None
-        if self.rope is not None and cache is None:
-            # over all documents of a window: rope is relative, and the mask keeps them apart
-            rope = self.rope[:, :T]  # (2, T, D/2)
-        elif self.rope is not None:
-            rope = self.rope[:, positions]  # (2, T, D/2)
+        # over all documents of a window: rope is relative, and the mask keeps them apart
+        rope = None if self.rope is None else self.rope[:, positions]  # (2, T, D/2)
         x = self.transformer.drop(self.transformer.ln_e(x))
         if x.device.type == 'cuda' and matmul_dtype(x) == torch.bfloat16:
             # the residual stream as well: a tenth of a step's memory traffic (124M), and no loss that we saw
@@ -416,13 +411,13 @@ class GPT(nn.Module):
 
         if targets is None:
             return self.logits(x[:, -1:]), None  # [:, [-1]] copies from the host: no CUDA graph could hold it
+        targets = targets.flatten()  # (B * T)
         if self.loss_chunk_size and not return_logits:
-            logits = None
-            loss = self.loss_by_chunks(x, targets.reshape(-1), reduction)
-        else:
-            logits, loss = self.loss(x, targets.reshape(-1), reduction, return_logits)
-        if reduction == 'mean':  # which is nan over no targets
-            loss = torch.where((targets >= 0).any(), loss, 0.0)
+            return None, self.loss_by_chunks(x, targets, reduction)
+        logits = self.logits(x)  # (B, T, V)
+        loss = self.loss(logits, targets, reduction)
+        if not return_logits:
+            logits = None  # torch.compile would compute a gradient for them, of zeros
         return logits, loss
 
     def uses_block_mask(self, doc_ids):
@@ -433,45 +428,36 @@ class GPT(nn.Module):
                 and not torch.distributed.is_initialized())
 
     def logits(self, x):
-        """(B, T, C) -> (B, T, V)"""
+        """(..., C) -> (..., V)"""
         logits = self.lm_head(x)
         if self.config.softcap:
             logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
         return logits
 
-    def loss(self, x, targets, reduction='mean', return_logits=True):
-        """(logits or None, loss) of what the last norm gives, x (B, T, C), for targets (B * T)."""
-        logits = self.logits(x)  # (B, T, V)
+    def loss(self, logits, targets, reduction='mean'):
+        """Of logits (..., V) for targets (N), as many."""
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
-        flat = logits.float().view(-1, logits.size(-1))  # (B * T, V)
+        flat = logits.float().view(-1, logits.size(-1))  # (N, V)
         loss = F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
-        if not return_logits:
-            logits = None  # torch.compile would compute a gradient for them, of zeros
-        return logits, loss
+        if reduction == 'mean':  # which is nan over no targets
+            loss = torch.where((targets >= 0).any(), loss, 0.0)
+        return loss
 
-    def loss_by_chunks(self, x, targets, reduction='mean'):
-        """The same loss with the logits of loss_chunk_size tokens in memory at a time. They are computed once
-        more in backward: a third more arithmetic in the head, a tenth of a step of 124M."""
-        x_chunks = x.view(1, -1, x.size(-1)).split(self.loss_chunk_size, dim=1)  # each (1, n, C)
+    def loss_by_chunks(self, x, targets, reduction):
+        """The same of x (B, T, C), with the logits of loss_chunk_size tokens in memory at a time. They are
+        computed once more in backward: a third more arithmetic in the head, a tenth of a step of 124M."""
+        def chunk_losses(x, targets):
+            return self.loss(self.logits(x), targets, 'none')
+
+        x_chunks = x.flatten(0, 1).split(self.loss_chunk_size)  # each (n, C)
         target_chunks = targets.split(self.loss_chunk_size)  # each (n)
         losses = []
         for x_chunk, target_chunk in zip(x_chunks, target_chunks):
-            _, loss = checkpoint(self.loss, x_chunk, target_chunk, 'none', False, use_reentrant=False)
-            losses.append(loss)
+            losses.append(checkpoint(chunk_losses, x_chunk, target_chunk, use_reentrant=False))
         losses = torch.cat(losses)  # (B * T), 0 where a target is left out
         if reduction == 'none':
             return losses
-        if reduction == 'sum':
-            return losses.sum()
-        return losses.sum() / (targets >= 0).sum()
-
-    def set_loss_chunk_size(self, n_tokens):
-        """Tokens whose logits the loss holds at a time, where no logits are returned; 0: all."""
-        self.loss_chunk_size = n_tokens
-
-    def set_activation_checkpointing(self, on):
-        """Whether blocks keep only their input, and compute the rest again in backward."""
-        self.activation_checkpointing = on
+        return losses.sum() / (targets >= 0).sum().clamp(min=1)
 
     @classmethod
     def from_pretrained(cls, source, override_args=None):
@@ -491,9 +477,7 @@ class GPT(nn.Module):
         """Keep the first `block_size` positions."""
         assert block_size <= self.config.block_size
         self.config.block_size = block_size
-        if self.config.positions == 'rope':
-            self.rope = self.rope[:, :block_size].clone()
-        else:
+        if self.config.positions == 'learned':
             wpe = self.transformer.wpe
             wpe.weight = nn.Parameter(wpe.weight[:block_size].clone())
             wpe.num_embeddings = block_size
@@ -522,41 +506,35 @@ class GPT(nn.Module):
             return math.nan
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
-    # without cuDNN's attention, which plans for each new shape, half a second each
-    # (https://github.com/modelscope/FunASR/issues/3704; not measured by us)
     @torch.no_grad()
-    @sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None,
-                 stop_ids=None, generator=None, on_tokens=None, use_cache=True, compile=False):
+    @without_cudnn_attention()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=1.0, vocab_size=None,
+                 generator=None, on_tokens=None, use_cache=True, compile=False):
         """
         Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. temperature 0: the
-        likeliest id. Ids from vocab_size on (padding) are not drawn. Ends early when every row has drawn one
-        of stop_ids, or when on_tokens, called with what is new, (B, n), returns True. FloatingPointError if
-        logits are not finite. When block_size ids are full, the last half of them is kept as context. The
-        cache changes the speed, not the text. On CUDA a step is captured and replayed, 16 at a time (see
-        CapturedStep); compile=True compiles it first, for long texts.
+        likeliest id. Ids from vocab_size on (padding) are not drawn. Ends early when on_tokens, called with
+        what is new, (B, n), returns True. FloatingPointError if logits are not finite. When block_size ids
+        are full, the last half of them is kept as context. The cache changes the speed, not the text. On CUDA
+        a step is captured and replayed, 16 at a time (see CapturedStep); compile=True compiles it first, for
+        long texts.
         """
         B, T = idx.shape
         block_size = self.config.block_size
         end = T + max_new_tokens
         start = max(T - block_size, 0)  # where the context begins
         n_cached = 0  # ids of the context whose keys and values are in the cache
+        size = min(math.ceil(end / 128) * 128, block_size)  # rounded up, to use a captured step again
         sampling = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p}
         cache = None
         captured = None
-        if use_cache:
-            # rounded up, so that texts of similar lengths share a captured step
-            size = min(math.ceil(end / 128) * 128, block_size)
-            if self.can_capture(max_new_tokens):
-                captured = self.captured_step(B, size, vocab_size, sampling, compile, generator)
-                cache = captured.cache
-                generator = captured.generator
-            else:
-                cache = KVCache(self, B, size)
-        done = torch.zeros(B, dtype=torch.bool, device=idx.device)
-        all_done = False
+        if use_cache and self.can_capture(max_new_tokens):
+            captured = self.captured_step(B, size, vocab_size, sampling, compile, generator)
+            cache = captured.cache
+            generator = captured.generator
+        elif use_cache:
+            cache = KVCache(self, B, size)
 
-        while idx.size(1) < end and not all_done:
+        while idx.size(1) < end:
             if idx.size(1) - start > block_size:
                 start = idx.size(1) - (block_size + 1) // 2
                 n_cached = 0
@@ -577,16 +555,9 @@ class GPT(nn.Module):
                     n_cached = idx.size(1) - start
             if not finite:
                 raise FloatingPointError("the network's outputs (logits) are not finite")
-            if stop_ids and not self.is_sharded():  # with FSDP all processes make as many steps
-                is_stop = torch.isin(new, torch.tensor(stop_ids, device=idx.device))
-                stopped = done[:, None] | (is_stop.cumsum(dim=1) > 0)  # (B, n), from its first stop id on
-                done = stopped[:, -1]
-                if done.all():
-                    all_done = True
-                    new = new[:, :int(stopped.all(dim=0).int().argmax()) + 1]
             idx = torch.cat((idx, new), dim=1)
-            if on_tokens is not None and on_tokens(new):
-                break
+            if on_tokens is not None and on_tokens(new) and not self.is_sharded():
+                break  # with FSDP all processes make as many steps
         return idx
 
     def can_capture(self, max_new_tokens):
@@ -600,14 +571,15 @@ class GPT(nn.Module):
 
     def captured_step(self, B, size, vocab_size, sampling, compile, generator):
         """The CapturedStep of the call before, if it fits, or a new one; seeded by `generator`."""
+        shape = (B, size, vocab_size, sampling, compile)
         # a graph reads the weights where they lay when it was captured
         addresses = [tensor.data_ptr() for tensor in [*self.parameters(), *self.buffers()]]
-        dtype = matmul_dtype(self.lm_head.weight)
-        key = (B, size, vocab_size, sampling, compile, addresses, dtype, self.training,
+        key = (shape, addresses, matmul_dtype(self.lm_head.weight), self.training,
                torch.is_inference_mode_enabled())
         if self.captured is None or self.captured.key != key:
             self.captured = None  # free its memory first
-            self.captured = CapturedStep(self, B, size, vocab_size, sampling, compile, key)
+            self.captured = CapturedStep(self, *shape)
+            self.captured.key = key
         seed = torch.randint(2 ** 62, (1,), generator=generator, device=self.lm_head.weight.device)
         self.captured.generator.manual_seed(seed.item())
         self.captured.finite.fill_(True)
@@ -620,20 +592,21 @@ class GPT(nn.Module):
 
 class KVCache:
     """Keys and values of B texts with up to `size` positions, (B, K, size, D) per layer, allocated at once.
-    static: the number of positions so far is kept on the device, and attention reads all `size` behind a
-    mask. So a pass depends on no number of the host, and a CUDA graph can hold it."""
+    static: attention reads all `size` behind a mask, and the number of positions so far is on the device
+    alone. So a pass depends on no number of the host, and a CUDA graph can hold it."""
 
     def __init__(self, model, B, size, static=False):
         config = model.config
         weight = model.lm_head.weight
-        dtype = matmul_dtype(weight)
         shape = (B, config.n_kv_head, size, config.n_embd // config.n_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(config.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(config.n_layer)]
+        options = {'dtype': matmul_dtype(weight), 'device': weight.device}
+        self.k = [torch.zeros(shape, **options) for _ in range(config.n_layer)]
+        self.v = [torch.zeros(shape, **options) for _ in range(config.n_layer)]
         self.size = size
         self.static = static
         self.n_keys = size if static else 0  # positions that attention reads
-        self.length = torch.zeros(1, dtype=torch.long, device=weight.device)  # positions so far, if static
+        self.length = torch.zeros(1, dtype=torch.long, device=weight.device)  # positions so far
+        self.positions = self.length  # of the ids that are in the network
 
     def reset(self):
         """Begin anew. What is in it is overwritten before anybody looks at it."""
@@ -643,34 +616,30 @@ class KVCache:
 
     def advance(self, T):
         """The positions (T) of the next T ids, whose keys and values update() will bring."""
-        device = self.length.device
-        if self.static:
-            self.positions = self.length + torch.arange(T, device=device)
-            self.length.add_(T)
-        else:
-            self.positions = torch.arange(self.n_keys, self.n_keys + T, device=device)
+        self.positions = self.length + torch.arange(T, device=self.length.device)
+        self.length.add_(T)
+        if not self.static:
             self.n_keys += T
         return self.positions
 
     def update(self, layer_idx, k, v):
         """Store k, v (B, K, T, D) of a layer; returns all that attention reads, (B, K, S, D) each."""
-        keys = self.k[layer_idx]
-        values = self.v[layer_idx]
-        keys.index_copy_(2, self.positions, k.to(keys.dtype))  # under autocast CUDA's norms return float32
-        values.index_copy_(2, self.positions, v.to(values.dtype))
+        keys = self.k[layer_idx].index_copy_(2, self.positions, k)
+        values = self.v[layer_idx].index_copy_(2, self.positions, v)
         return keys[:, :, :self.n_keys], values[:, :, :self.n_keys]
 
 
-def sample_next(logits, temperature=1.0, top_k=None, top_p=None, generator=None, noise=None):
+def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, noise=None):
     """Draw the next ids (B, 1) from logits (B, V): among the top_k likeliest, among the likeliest that make
     up top_p. noise (B, V): exponential random numbers, if they are drawn elsewhere."""
     if temperature < 1e-6:  # 0, or so small that the division below would overflow
         return logits.argmax(dim=-1, keepdim=True)
     ids = None
-    if top_k or (top_p is not None and top_p < 1):
-        logits, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k), likeliest first
+    if top_k or top_p < 1:
+        V = logits.size(-1)
+        logits, ids = logits.topk(min(top_k or V, V))  # (B, k), likeliest first
     probs = F.softmax(logits / temperature, dim=-1)
-    if top_p is not None and top_p < 1:
+    if top_p < 1:
         probs = probs.masked_fill(probs.cumsum(dim=-1) - probs > top_p, 0)  # the first one always stays
     # the largest p / e, e exponential, is i with probability p_i: the draw of torch.multinomial, without its
     # checks, for which the host would wait for a GPU
@@ -689,9 +658,9 @@ class CapturedStep:
     The model keeps it for the next call of the same shape. On a CPU, in tests, it runs without a graph.
     """
 
-    def __init__(self, model, B, size, vocab_size, sampling, compile, key=None):
+    def __init__(self, model, B, size, vocab_size, sampling, compile):
         weight = model.lm_head.weight
-        self.key = key  # what it was made for
+        self.key = None  # what it was made for
         self.vocab_size = min(vocab_size or weight.size(0), weight.size(0))
         self.sampling = sampling
         self.cache = KVCache(model, B, size, static=True)
@@ -706,11 +675,11 @@ class CapturedStep:
     def __reduce__(self):
         return type(None), ()  # in a copy of the model, or a file: None, as a graph cannot move
 
-    def step(self, model, next_ids):
+    def step(self, model, draw_next):
         self.noise.exponential_(generator=self.generator)  # apart, as torch.compile knows no generators
-        next_ids(model)
+        draw_next(model)
 
-    def next_ids(self, model):
+    def draw_next(self, model):
         idx = self.ids.index_select(1, self.cache.length)  # (B, 1)
         logits, _ = model.forward(idx, cache=self.cache)  # moves the position on
         logits = logits[:, -1, :self.vocab_size].float()  # (B, V)
@@ -718,26 +687,26 @@ class CapturedStep:
         self.ids.index_copy_(1, self.cache.length, sample_next(logits, noise=self.noise, **self.sampling))
 
     def capture(self, model, compile):
-        next_ids = torch.compile(self.next_ids, dynamic=False) if compile else self.next_ids
-        device = self.ids.device
+        draw_next = torch.compile(self.draw_next, dynamic=False) if compile else self.draw_next
         # without autocast's cache of weights: it would be gone when the graph reads it
         precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
                                    enabled=torch.is_autocast_enabled('cuda'))
-        with torch.cuda.device(device), precision:
-            # a first time without capturing, on a stream of its own, as torch's documentation asks: libraries
+        with torch.cuda.device(self.ids.device), precision:
+            # first without capturing, on a stream of its own, as torch's documentation asks: libraries
             # allocate their workspaces, and the compiler compiles
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
                     self.cache.reset()
-                    self.step(model, next_ids)
+                    self.step(model, draw_next)
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
             self.graph.register_generator_state(self.generator)
-            # thread_local: the thread that loads batches may go on pinning memory
+            # thread_local: otherwise the capture fails where another thread allocates meanwhile, as the one
+            # that loads batches does when it pins their memory
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode='thread_local'):
-                self.step(model, next_ids)
+                self.step(model, draw_next)
 
     def run(self, model, n, position, ids):
         """n steps, from `ids` (B) at `position`: the next ids (B, n), and whether all logits so far were
@@ -747,7 +716,7 @@ class CapturedStep:
             if self.graph is not None:
                 self.graph.replay()
             else:
-                self.step(model, self.next_ids)
+                self.step(model, self.draw_next)
         return self.ids[:, position + 1:position + 1 + n].clone(), self.finite
 
 
@@ -759,7 +728,23 @@ def prompt_ids(tokenizer, text):
     return [0] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
 
-def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k=None, top_p=None, seed=None,
+def text_after(tokenizer, ids, new_ids, stop_ids, stop=None):
+    """(The text that new_ids add to the one of ids, up to the first of stop_ids and to the text `stop`;
+    whether there was one of them.)"""
+    has_ended = False
+    for i, token in enumerate(new_ids):
+        if token in stop_ids:
+            new_ids = new_ids[:i]
+            has_ended = True
+            break
+    # the whole text is decoded, as some tokenizers decode the beginning of a text differently
+    text = tokenizer.decode(ids + new_ids)[len(tokenizer.decode(ids)):]
+    if stop and stop in text:
+        return text.partition(stop)[0], True
+    return text, has_ended
+
+
+def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k=None, top_p=1.0, seed=None,
                   stop=None):
     """`text` with its continuation by up to max_new_tokens tokens, which ends before the end of the text
     (tokenizer.stop_ids) and before the text `stop`. seed: of the draws; None: torch's generator."""
@@ -768,21 +753,12 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
     generator = None
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
-    before = tokenizer.decode(ids)
     new_ids = []
 
     def on_tokens(new):
         new_ids.extend(new[0].tolist())
-        return stop is not None and stop in tokenizer.decode(ids + new_ids)[len(before):]
+        return text_after(tokenizer, ids, new_ids, tokenizer.stop_ids, stop)[1]
 
     model.generate(torch.tensor([ids], device=device), max_new_tokens, temperature, top_k, top_p,
-                   vocab_size=tokenizer.n_vocab, stop_ids=tokenizer.stop_ids, generator=generator,
-                   on_tokens=on_tokens)
-    for i, token in enumerate(new_ids):
-        if token in tokenizer.stop_ids:
-            new_ids = new_ids[:i]
-            break
-    new = tokenizer.decode(ids + new_ids)[len(before):]
-    if stop is not None:
-        new = new.partition(stop)[0]
-    return text + new
+                   tokenizer.n_vocab, generator, on_tokens)
+    return text + text_after(tokenizer, ids, new_ids, tokenizer.stop_ids, stop)[0]

@@ -153,10 +153,6 @@ def to_local(tensor):
     return tensor.to_local() if hasattr(tensor, 'to_local') else tensor
 
 
-def ceil_div(a, b):
-    return -(-a // b)
-
-
 def orthogonalize(parts, p, dtype, replicas):
     """parts: what this process has of n matrices shaped like the parameter p: all of each or, for FSDP's
     DTensor, its rows. Returns the same parts of the orthogonalized matrices."""
@@ -171,7 +167,7 @@ def orthogonalize_replicas(matrices, dtype):
     """All processes have the same matrices; each works on its own ones and sends what becomes of them."""
     world_size = dist.get_world_size()
     rank = dist.get_rank()
-    n_own = ceil_div(len(matrices), world_size)
+    n_own = math.ceil(len(matrices) / world_size)
     own = matrices[rank::world_size]
     while len(own) < n_own:  # as many in each process
         own.append(matrices[0])

@@ -32,6 +32,7 @@ from common import first_line, print0, write_whole
 
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
+GPT2_STATE = {'kind': 'tiktoken', 'name': 'gpt2'}  # for make_tokenizer(): it is only named
 # the split pattern of GPT-4's tokenizer (tiktoken's cl100k_base), also that of a learned BPE
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
            r"\s*[\r\n]|\s+(?!\S)|\s")
@@ -98,9 +99,8 @@ class ByteTokenizer(PieceTokenizer):
 
     def __init__(self, state):
         pieces = {byte: bytes([byte]) for byte in range(256)}
-        special = {}
-        for token in [END_OF_TEXT, *state.get('added', [])]:
-            special[token] = 256 + len(special)
+        tokens = [END_OF_TEXT, *state.get('added', [])]
+        special = {token: id for id, token in enumerate(tokens, start=256)}
         super().__init__(state, pieces, special)
 
     def encode(self, text):
@@ -112,68 +112,24 @@ class CharTokenizer(PieceTokenizer):
 
     def __init__(self, state):
         chars = state['chars']
+        self.id_of = {char: id for id, char in enumerate(chars)}
         pieces = {id: char.encode('utf-8', 'surrogatepass') for id, char in enumerate(chars)}
-        special = {}
-        for token in state.get('added', []):
-            special[token] = len(chars) + len(special)
+        special = {token: id for id, token in enumerate(state.get('added', []), start=len(chars))}
         super().__init__(state, pieces, special)
-        self.id_of_code_point = np.full(0x110000, -1, dtype=np.int32)
-        for id, char in enumerate(chars):
-            self.id_of_code_point[ord(char)] = id
-
-    def encode(self, text):
-        code_points = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype=np.uint32)
-        ids = self.id_of_code_point[code_points]
-        if (ids < 0).any():
-            unknown = text[np.argmax(ids < 0)]
-            raise ValueError(f"the character {unknown!r} is not in the vocabulary")
-        return ids
-
-
-class TiktokenTokenizer(PieceTokenizer):
-    """GPT-2's BPE and the other encodings of the tiktoken package, and a learned BPE."""
-    split_at = 'words'
-
-    def __init__(self, encoding):
-        # tiktoken's own page says to take these from an encoding in order to extend it
-        ranks = encoding._mergeable_ranks
-        pieces = {rank: token for token, rank in ranks.items()}
-        super().__init__({}, pieces, encoding._special_tokens)
-        self.encoding = encoding
 
     def encode(self, text):
         try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:
-            return self.encode(without_surrogates(text))
-        except ValueError:
-            # a run of a million spaces is too long for its regular expressions: halve the text
-            if len(text) < 1000:
-                raise
-            middle = len(text) // 2
-            return np.concatenate([self.encode(text[:middle]), self.encode(text[middle:])])
-
-    def state(self):
-        lines = [base64.b64encode(token) + b' %d\n' % rank for rank, token in self.text_pieces.items()]
-        return {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
-                'special_tokens': self.special, 'ranks': b''.join(lines)}
+            return np.array([self.id_of[char] for char in text], dtype=np.int32)
+        except KeyError as e:
+            raise ValueError(f"the character {e.args[0]!r} is not in the vocabulary")
 
 
-def without_surrogates(text):
-    """`text` with U+FFFD for each half of a surrogate pair, as JSON may hold one: no UTF-8 has it."""
-    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-
-
-class NumberTokenizer:
+class NumberTokenizer(PieceTokenizer):
     """For ids that are no text: notes, moves, genes. They are written as numbers."""
     split_at = 'nowhere'
-    end_of_text = None
 
     def __init__(self, state):
-        self._state = state
-        self.n_vocab = int(state['n_vocab'])
-        self.stop_ids = []
-        self.special = {}
+        super().__init__(state, {id: b'' for id in range(state['n_vocab'])}, {})
 
     def encode(self, text):
         ids = []
@@ -183,20 +139,58 @@ class NumberTokenizer:
             ids.append(int(word))
         return np.array(ids, dtype=np.uint32)
 
-    def encode_prompt(self, text):
-        return self.encode(text).tolist()
-
     def decode(self, ids):
         return ' '.join(str(id) for id in ids)
 
-    def count_lost(self, text, ids):
-        return 0
 
-    def token_bytes(self):
-        return np.zeros(self.n_vocab, dtype=np.int64)
+class TiktokenTokenizer(PieceTokenizer):
+    """GPT-2's BPE and the other encodings of the tiktoken package, and a learned BPE."""
+    split_at = 'words'
 
-    def state(self):
-        return dict(self._state)
+    def __init__(self, state):
+        import tiktoken
+        if 'ranks' in state:
+            self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'],
+                                              mergeable_ranks=parse_ranks(state['ranks']),
+                                              special_tokens=state['special_tokens'])
+        else:  # from tiktoken's cache or the network
+            self.encoding = tiktoken.get_encoding(state['name'])
+        # tiktoken's own page says to take these from an encoding in order to extend it
+        ranks = self.encoding._mergeable_ranks
+        special = self.encoding._special_tokens
+        state = {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
+                 'special_tokens': special, 'ranks': format_ranks(ranks)}
+        super().__init__(state, {rank: token for token, rank in ranks.items()}, special)
+
+    def encode(self, text):
+        text = without_surrogates(text)
+        try:
+            return self.encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError:
+            # a run of a million spaces is too long for its regular expressions: halve the text
+            if len(text) < 1000:
+                raise
+            middle = len(text) // 2
+            return np.concatenate([self.encode(text[:middle]), self.encode(text[middle:])])
+
+
+def parse_ranks(content):
+    """{token, as bytes: id} of a file of tiktoken's: a line for each, the token in base64 and the id."""
+    ranks = {}
+    for line in content.splitlines():
+        token, rank = line.split()
+        ranks[base64.b64decode(token)] = int(rank)
+    return ranks
+
+
+def format_ranks(ranks):
+    """The content of such a file, bytes."""
+    return b''.join(base64.b64encode(token) + b' %d\n' % rank for token, rank in ranks.items())
+
+
+def without_surrogates(text):
+    """`text` with U+FFFD for each half of a surrogate pair, as JSON may hold one: no UTF-8 has it."""
+    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 # -----------------------------------------------------------------------------
@@ -206,6 +200,7 @@ class NumberTokenizer:
 class HFTokenizer:
     """A tokenizer.json, read by the `tokenizers` package. Before each document stands its
     beginning-of-sequence token or, if it has none, its end-of-sequence token."""
+    split_at = 'nowhere'  # sentencepiece's, for one, put a space before whatever they are given
 
     def __init__(self, state):
         import tokenizers
@@ -214,53 +209,31 @@ class HFTokenizer:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
-        if isinstance(self.tokenizer.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel) and (
-                not self.tokenizer.decoder):
+        unknown = [token for token in UNKNOWN if token in self.vocab]
+        self.unknown_ids = [self.vocab[token] for token in unknown]
+        is_byte_level = isinstance(self.tokenizer.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel)
+        if is_byte_level and not self.tokenizer.decoder:
             # a file of Tokenizer.save(), whose authors set these two once they have loaded it (SimpleLLaMA)
             self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
-            for token in UNKNOWN:
-                if token in self.vocab:
-                    self.tokenizer.model.unk_token = token
-                    break
+            if unknown:
+                self.tokenizer.model.unk_token = unknown[0]
             self._state = {**state, 'json': self.tokenizer.to_str()}
         self.n_vocab = max(self.vocab.values(), default=0) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
         self.special = {token.content: id for id, token in self.added.items() if token.special}
-        self.config = json.loads(state.get('config') or '{}')  # tokenizer_config.json
-        self.unknown = [self.vocab[token] for token in UNKNOWN if token in self.vocab]
 
-        bos = self.id_of_special(self.config.get('bos_token'))
-        eos = self.id_of_special(self.config.get('eos_token'))
-        known = [id for id in (bos, eos, self.id_of_special(END_OF_TEXT)) if id is not None]
-        self.end_of_text = known[0] if known else None
+        self.config = json.loads(state.get('config') or '{}')  # tokenizer_config.json
+        bos = self.special.get(text_of_token(self.config.get('bos_token')))
+        eos = self.special.get(text_of_token(self.config.get('eos_token')))
+        self.end_of_text = bos
+        if bos is None:
+            self.end_of_text = eos if eos is not None else self.special.get(END_OF_TEXT)
         # what its authors end a text with, and what stands before the next one in our datasets
-        self.stop_ids = []
-        for id in (eos, self.end_of_text):
-            if id is not None and id not in self.stop_ids:
-                self.stop_ids.append(id)
+        self.stop_ids = [id for id in dict.fromkeys([eos, self.end_of_text]) if id is not None]
 
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)  # it writes a character for each byte
         has_all_bytes = all(letter in self.vocab for letter in bytes_to_unicode().values())
         self.is_lossless = self.byte_level and has_all_bytes and not self.tokenizer.normalizer
-        self.split_at = 'words' if self.splits_at_words() else 'nowhere'
-
-    def id_of_special(self, token):
-        """The id of a token as tokenizer_config.json names it; None if there is none, or if it is part of
-        the text, as the character that the export of a character vocabulary names."""
-        id = self.vocab.get(text_of_token(token))
-        if id in self.added and not self.added[id].special:
-            return None
-        return id
-
-    def splits_at_words(self):
-        """Whether the ids of a text's parts are the ids of the text: sentencepiece's, for one, put a space
-        before whatever they are given."""
-        try:
-            whole = self.encode(SAMPLE_TEXT)
-            parts = [self.encode(part) for part in re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', SAMPLE_TEXT)]
-        except ValueError:
-            return False
-        return np.array_equal(np.concatenate(parts), whole)
 
     def encode(self, text):
         return np.array(self.encode_with(text, is_prompt=False), dtype=np.uint32)
@@ -272,14 +245,11 @@ class HFTokenizer:
         return ids
 
     def encode_with(self, text, is_prompt):
-        as_text = not is_prompt  # special tokens are
-        if self.tokenizer.encode_special_tokens != as_text:  # not while another thread encodes
-            self.tokenizer.encode_special_tokens = as_text
+        self.tokenizer.encode_special_tokens = not is_prompt  # as text
         try:
+            text = without_surrogates(text)
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0].ids
         except Exception as e:  # the package raises Exception itself
-            if without_surrogates(text) != text:
-                return self.encode_with(without_surrogates(text), is_prompt)
             name = self._state.get('name', 'tokenizer.json')
             raise ValueError(f"the tokenizer {name} cannot encode the text ({first_line(e)})")
 
@@ -289,17 +259,16 @@ class HFTokenizer:
     def count_lost(self, text, ids):
         if self.is_lossless:
             return 0
-        known = ids[~np.isin(ids, self.unknown)]
+        known = ids[~np.isin(ids, self.unknown_ids)]
         lost = collections.Counter(text) - collections.Counter(self.decode(known.tolist()))
         return lost.total()
 
     def token_bytes(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
         for token, id in self.vocab.items():
-            is_added = id in self.added
-            if is_added and self.added[id].special:
+            if token in self.special:
                 continue
-            if self.byte_level and not is_added:
+            if self.byte_level and id not in self.added:
                 lengths[id] = len(token)
                 continue
             # sentencepiece writes a mark for a space, and a byte that is no character as <0x0A>
@@ -313,14 +282,6 @@ class HFTokenizer:
         return dict(self._state)
 
 
-# {0} is the folder
-CONVERT_VOCAB = ("convert them: python -c \"from tokenizers import ByteLevelBPETokenizer as T; "
-                 "T('{0}/vocab.json', '{0}/merges.txt').save('{0}/tokenizer.json')\"")
-CONVERT_SENTENCEPIECE = (
-    "convert it: pip install transformers sentencepiece protobuf; python -c \"from transformers import "
-    "LlamaTokenizer as T; T.from_pretrained('{0}').save_pretrained('{0}')\"")
-
-
 def text_of_token(token):
     """A token as Hugging Face's files have it, a string or a dict that holds it; None for anything else."""
     if isinstance(token, dict):
@@ -330,54 +291,35 @@ def text_of_token(token):
 
 def hugging_face_state(path):
     """The state of a Hugging Face tokenizer. path: a tokenizer.json (of any name), or the folder that holds
-    one; a tokenizer_config.json and a chat_template.jinja beside it are read as well."""
-    path = os.fspath(path)
-    folder = path
-    file = os.path.join(path, 'tokenizer.json')
-    if os.path.isfile(path) or path.endswith(('.json', '.model')):
-        folder = os.path.dirname(os.path.abspath(path))
-        file = path
-    refuse_other_formats(folder, file)
-    text = read_json_text(file)
-    content = json.loads(text)
-    if 'model' not in content:
-        is_vocabulary = all(type(id) is int for id in content.values())
-        remedy = CONVERT_VOCAB.format(folder) if is_vocabulary else "save it with Tokenizer.save(PATH)"
-        raise ValueError(f"{file} is no tokenizer.json, as it has no model. {remedy}")
-    state = {'kind': 'hf', 'name': os.path.basename(path.rstrip('/')), 'json': text}
-
-    config = {}
-    config_file = os.path.join(folder, 'tokenizer_config.json')
-    template_file = os.path.join(folder, 'chat_template.jinja')
-    if os.path.exists(config_file):
-        state['config'] = read_json_text(config_file)
-        config = json.loads(state['config'])
-    else:
-        added_tokens = content.get('added_tokens') or []
-        if not isinstance(added_tokens, list):
-            raise ValueError(f"{file} is no tokenizer.json, as its added_tokens are no list. save it with "
-                             "Tokenizer.save(PATH)")
-        config = guess_special_tokens(added_tokens)
-        if config:
-            print0(f"note: {state['name']} has no tokenizer_config.json; by their names: {config}")
-            state['config'] = json.dumps(config)
-    if 'chat_template' not in config and os.path.exists(template_file):
-        with open(template_file, encoding='utf-8-sig') as f:
-            state['config'] = json.dumps({**config, 'chat_template': f.read()})
-    return state
-
-
-def refuse_other_formats(folder, file):
-    """ValueError if `file` is missing, or of another format; it names the way to a tokenizer.json."""
+    one; a tokenizer_config.json beside it is read as well."""
+    path = os.path.abspath(path)
+    file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
+    folder = os.path.dirname(file)
     is_missing = not os.path.exists(file)
     if file.endswith('.model') or is_missing and os.path.exists(os.path.join(folder, 'tokenizer.model')):
-        raise ValueError(f"{folder} has sentencepiece's tokenizer.model, not a tokenizer.json. "
-                         f"{CONVERT_SENTENCEPIECE.format(folder)}")
-    if is_missing and os.path.exists(os.path.join(folder, 'vocab.json')):
-        raise ValueError(f"{folder} has vocab.json and merges.txt, not a tokenizer.json. "
-                         f"{CONVERT_VOCAB.format(folder)}")
+        raise ValueError(f"{folder} has sentencepiece's tokenizer.model, not a tokenizer.json. convert it: "
+                         "pip install transformers sentencepiece protobuf; python -c \"from transformers "
+                         "import LlamaTokenizer as T; "
+                         f"T.from_pretrained('{folder}').save_pretrained('{folder}')\"")
+    if file.endswith('vocab.json') or is_missing and os.path.exists(os.path.join(folder, 'vocab.json')):
+        raise ValueError(f"{folder} has vocab.json and merges.txt, not a tokenizer.json. convert them: "
+                         "python -c \"from tokenizers import ByteLevelBPETokenizer as T; T("
+                         f"'{folder}/vocab.json', '{folder}/merges.txt').save('{folder}/tokenizer.json')\"")
     if is_missing:
         raise ValueError(f"no such tokenizer ({file}). name a tokenizer.json or a folder that has one")
+    state = {'kind': 'hf', 'name': os.path.basename(path), 'json': read_json_text(file)}
+    if 'model' not in json.loads(state['json']):
+        raise ValueError(f"{file} is no tokenizer.json (it has no model). save it with Tokenizer.save(PATH)")
+
+    config_file = os.path.join(folder, 'tokenizer_config.json')
+    if os.path.exists(config_file):
+        state['config'] = read_json_text(config_file)
+    else:
+        guessed = guess_special_tokens(make_tokenizer(state).special)
+        if guessed:
+            print0(f"note: {state['name']} has no tokenizer_config.json; by their names: {guessed}")
+            state['config'] = json.dumps(guessed)
+    return state
 
 
 def read_json_text(path):
@@ -392,19 +334,15 @@ def read_json_text(path):
     return text
 
 
-def guess_special_tokens(added_tokens):
-    """What a tokenizer_config.json would say of the added tokens of a tokenizer.json: {'bos_token': ...}."""
-    begin = ['<s>', '<bos>', '<BOS>', '<sos>', '<SOS>', '<start>', '[BOS]', '[SOS]', '<|bos|>', '<|start|>',
-             '<|begin_of_text|>', '<|beginoftext|>']
-    end = ['</s>', '<eos>', '<EOS>', '<eot>', '<EOT>', '<end>', '[EOS]', '[EOT]', '<|eos|>', '<|eot|>',
-           '<|end|>', '<|end_of_text|>', '<|endoftext|>']
+def guess_special_tokens(tokens):
+    """What a tokenizer_config.json would say of these special tokens: {'bos_token': ...}."""
     found = {}
-    for token in added_tokens:
-        name = text_of_token(token)
-        if name in begin:
-            found.setdefault('bos_token', name)
-        if name in end:
-            found.setdefault('eos_token', name)
+    for token in tokens:
+        word = token.lower().strip('<|>[]')
+        if word in ('s', 'bos', 'sos', 'start', 'begin_of_text', 'beginoftext'):
+            found.setdefault('bos_token', token)
+        if word in ('/s', 'eos', 'eot', 'end', 'end_of_text', 'endoftext'):
+            found.setdefault('eos_token', token)
     return found
 
 
@@ -428,67 +366,36 @@ def oniguruma(pattern):
 # -----------------------------------------------------------------------------
 # making one
 
-KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': NumberTokenizer, 'hf': HFTokenizer}
+KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': NumberTokenizer, 'tiktoken': TiktokenTokenizer,
+         'hf': HFTokenizer}
 
 
 def make_tokenizer(state):
-    """The tokenizer of a state(), or of one that is only named: {'kind': 'tiktoken', 'name': 'gpt2'}."""
+    """The tokenizer of a state(), or of an encoding of tiktoken's that is only named, such as GPT2_STATE."""
     check_state(state)
-    kind = state['kind']
-    name = state.get('name', kind)
-    if kind == 'tiktoken' and 'ranks' not in state:
-        return TiktokenTokenizer(get_encoding(name))
+    name = state.get('name', state['kind'])
     try:
-        if kind == 'tiktoken':
-            return TiktokenTokenizer(encoding_of(state))
-        return KINDS[kind](state)
-    except ImportError as e:
-        raise ValueError(f"the tokenizer {name} needs a package ({e.name}). pip install {e.name}")
+        return KINDS[state['kind']](state)
     except Exception as e:  # a state comes from a file, and each package has errors of its own
-        raise ValueError(f"the tokenizer {name} cannot be made ({type(e).__name__}: {first_line(e)}). run "
-                         "prepare.py for its dataset again, or save its tokenizer.json again")
+        remedy = "install the package that is missing, or make its dataset or save its tokenizer.json again"
+        if is_only_named(state):
+            remedy = ("use char, byte, bpe:8192, a tokenizer.json, or one of tiktoken's, as gpt2 and "
+                      "o200k_base, which are downloaded once. without network here, bring FOLDER from a "
+                      "machine that has it: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
+                      f"tiktoken.get_encoding('{name}')\"")
+        what = f"{type(e).__name__}: {first_line(e)}"
+        raise ValueError(f"the tokenizer {name} cannot be made ({what}). {remedy}")
 
 
 def check_state(state):
     """ValueError if `state` is not that of a tokenizer."""
-    if not isinstance(state, dict) or state.get('kind') not in ('tiktoken', *KINDS):
-        raise ValueError(f"no such kind of tokenizer ({str(state)[:60]}). run prepare.py for its dataset "
-                         "again")
+    if not isinstance(state, dict) or state.get('kind') not in KINDS:
+        raise ValueError(f"no such kind of tokenizer ({str(state)[:60]}). it may be that of a newer version")
 
 
-def encoding_of(state):
-    """tiktoken's Encoding of a state with its merges."""
-    import tiktoken
-    ranks = {}
-    for line in state['ranks'].splitlines():
-        token, rank = line.split()
-        ranks[base64.b64decode(token)] = int(rank)
-    # tiktoken would not raise for these, but abort in the middle of a text
-    if len(set(ranks.values())) < len(ranks):
-        raise ValueError("two of its tokens have the same id")
-    if any(bytes([byte]) not in ranks for byte in range(256)):
-        raise ValueError("it does not know all bytes")
-    return tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
-                             special_tokens=state['special_tokens'])
-
-
-def get_encoding(name):
-    """tiktoken's own encoding `name`, from its cache or the network."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise ValueError(f"the tokenizer {name} needs a package (tiktoken). pip install tiktoken")
-    names = sorted(tiktoken.list_encoding_names())
-    if name not in names:
-        raise ValueError(f"no such tokenizer ({name}). use char, byte, bpe:8192, a tokenizer.json, or one of "
-                         f"tiktoken's: {', '.join(names)}")
-    try:
-        return tiktoken.get_encoding(name)
-    # what the requests package raises is an OSError; a page in place of the file: ValueError
-    except (OSError, ValueError) as e:
-        raise ValueError(f"the tokenizer {name} is not in tiktoken's cache and cannot be downloaded "
-                         f"({type(e).__name__}). online: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import "
-                         f"tiktoken as t; t.get_encoding('{name}')\", and bring FOLDER here; or use bytes")
+def is_only_named(state):
+    """Whether it takes tiktoken, and perhaps the network, to know the merges of a state."""
+    return state['kind'] == 'tiktoken' and 'ranks' not in state
 
 
 def learn_bpe(n_vocab, texts):
@@ -496,10 +403,7 @@ def learn_bpe(n_vocab, texts):
     `tokenizers` package. It is used through tiktoken, which is three times as fast."""
     if n_vocab < 257:
         raise ValueError(f"no such size of a vocabulary (bpe:{n_vocab}). use 257 or more, as bpe:8192")
-    try:
-        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-    except ImportError:
-        raise ValueError(f"bpe:{n_vocab} needs a package (tokenizers). pip install tokenizers")
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
@@ -511,13 +415,13 @@ def learn_bpe(n_vocab, texts):
 
     # in tiktoken's files the bytes come first, in their order; then what was merged, the earliest first
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    tokens = [bytes([byte]) for byte in range(256)]
-    for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1]):
+    vocab = learner.get_vocab()
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for token in sorted(vocab, key=vocab.get):
         if len(token) > 1:
-            tokens.append(bytes(byte_of[letter] for letter in token))
-    lines = [base64.b64encode(token) + b' %d\n' % rank for rank, token in enumerate(tokens)]
+            ranks[bytes(byte_of[letter] for letter in token)] = len(ranks)
     return make_tokenizer({'kind': 'tiktoken', 'name': f'bpe:{n_vocab}', 'pat_str': PATTERN,
-                           'special_tokens': {END_OF_TEXT: len(tokens)}, 'ranks': b''.join(lines)})
+                           'special_tokens': {END_OF_TEXT: len(ranks)}, 'ranks': format_ranks(ranks)})
 
 
 # -----------------------------------------------------------------------------
@@ -528,8 +432,7 @@ def token_bytes(state, vocab_size):
     """Bytes of text per token id, (vocab_size,) int64; 0 for special tokens. All 0 where it is unknown: the
     ids are no text, or the state only names an encoding of tiktoken's, which may need the network."""
     lengths = np.zeros(vocab_size, dtype=np.int64)
-    is_named_only = state['kind'] == 'tiktoken' and 'ranks' not in state
-    if state['kind'] != 'ids' and not is_named_only:
+    if state['kind'] != 'ids' and not is_only_named(state):
         known = make_tokenizer(state).token_bytes()[:vocab_size]
         lengths[:len(known)] = known
     return lengths
@@ -539,10 +442,9 @@ def same_tokenizer(a, b):
     """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
     if a is None or b is None or a == b:
         return True
-    kinds = {a['kind'], b['kind']}
-    if kinds == {'tiktoken'}:
-        return a.get('name') == b.get('name') and not ('ranks' in a and 'ranks' in b)
-    if 'hf' not in kinds:
+    if a['kind'] == b['kind'] == 'tiktoken':
+        return a['name'] == b['name'] and (is_only_named(a) or is_only_named(b))
+    if 'hf' not in (a['kind'], b['kind']):
         return False
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json
     text = a.get('chars') or b.get('chars') or SAMPLE_TEXT
@@ -587,12 +489,11 @@ def read_tokenizer_files(folder, meta):
         try:
             with open(path, 'rb') as f:
                 content = f.read()
+            checksum = hashlib.sha256(content).hexdigest()
+            if meta.get('checksums', {}).get(file, checksum) != checksum:
+                raise ValueError("its checksum is not the one in meta.json")
             state[key] = content if key == 'ranks' else content.decode('utf-8-sig')
         except (OSError, ValueError) as e:
             raise ValueError(f"{path} cannot be read ({first_line(e)}). run prepare.py for this dataset "
-                             "again")
-        checksum = hashlib.sha256(content).hexdigest()
-        if meta.get('checksums', {}).get(file, checksum) != checksum:
-            raise ValueError(f"{path} has changed: its checksum is not the one in meta.json. run prepare.py "
-                             "for this dataset again")
+                             "again with --overwrite")
     return state

@@ -120,11 +120,10 @@ import checkpoint
 from common import (
     all_finite, all_reduce_any, append_row, attempt_store, autocast, check_same, choose_backend,
     choose_compile, choose_device, choose_dtype, clip_grad_norm, environment, first_line, format_count,
-    format_duration, full_state_dict, loss_chunk_size, mean_over_processes, peak_flops_of, peak_memory,
-    print0, print_plan, shard_model, synchronize, warm_up, write_json)
+    format_duration, full_state_dict, loss_chunk_size, mean_over_processes, name_of, peak_flops_of,
+    peak_memory, print0, shard_model, synchronize, warm_up, write_json)
 from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
-from evaluation import (
-    evaluate_tasks, is_sample_step, load_tasks, mean_loss, next_sample_step, prompts_for_samples)
+from evaluation import evaluate_tasks, load_tasks, next_sample_step, prompts_for_samples, text_loss
 from model import GPT, GPTConfig, generate_text
 from optim import create_optimizer, load_moments
 from plot import write_report
@@ -262,8 +261,8 @@ else:
 if matrix_optimizer == 'muon' and model.config.fused_qkv:
     error(f"muon wants query, key and value in matrices of their own, and arch={arch} has them in one. use "
           "--arch=llama or modern, or --matrix_optimizer=adamw")
-model.set_activation_checkpointing(activation_checkpointing)
-model.set_loss_chunk_size(loss_chunk_size(device, batch_size * block_size, model.config.vocab_size, compile))
+model.activation_checkpointing = activation_checkpointing
+model.loss_chunk_size = loss_chunk_size(device, batch_size * block_size, model.config.vocab_size, compile)
 n_params = model.get_num_params(non_embedding=False)
 if shard > 1:
     shard_model(model, shard, dtype, device)  # FSDP: before the optimizer, as parameters become DTensors
@@ -347,8 +346,9 @@ def estimate_loss():
     n_windows = eval_iters * batch_size or data.n_eval_windows(block_size)
     metrics = {}
     for split, tokens in data.splits.items():
-        metrics[f'{split}_loss'], metrics[f'{split}_bpb'] = mean_loss(
-            model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+        found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+        metrics[f'{split}_loss'] = found['loss']
+        metrics[f'{split}_bpb'] = found['bpb']
     return metrics
 
 
@@ -405,8 +405,27 @@ for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.
 
 # -----------------------------------------------------------------------------
 # the plan, then the run's folder: touched only now, when all that can fail has succeeded
-print_plan(config, given, data, model, n_params, device, dtype, compile, grad_accum_steps, world_size,
-           max_iters, lr_decay_iters, min_lr)
+overrides = [f"{name}={config[name]}" for name in config if name in given]
+print0(f"overrides: {', '.join(overrides) or 'none'}")
+validation = data.val.summary(block_size) if data.val else 'none, so no best checkpoint'
+print0(f"dataset: {data.name}, {data.train.summary(block_size)}, {tokens_per_epoch / tokens_per_iter:,.1f} "
+       f"iterations per epoch; validation: {validation}")
+print0(f"model: {arch}, n_layer {n_layer}, n_head {n_head}, n_embd {n_embd}, block_size {block_size}, "
+       f"vocab_size {model.config.vocab_size}: {n_params:,} parameters, "
+       f"{model.flops_per_token() / 1e6:,.1f} MFLOPs per token")
+print0(f"batch: {tokens_per_iter:,} tokens per iteration = {batch_size} sequences x {block_size} tokens "
+       f"x {grad_accum_steps} micro-batches x {world_size} processes")
+budget = max_iters * tokens_per_iter
+print0(f"budget: {max_iters:,} iterations = {format_count(budget)} tokens = "
+       f"{budget / tokens_per_epoch:.2f} epochs = {budget / n_params:.1f} tokens per parameter")
+schedule = f"learning_rate {learning_rate:g}"
+if decay_lr:
+    schedule += f", warm-up {warmup_iters:,} iterations ({warmup_iters / max(1, max_iters):.1%} of the run)"
+if decay_lr and lr_schedule != 'constant':
+    schedule += f", {lr_schedule} to {min_lr:g} at iteration {lr_decay_iters:,}"
+print0(f"schedule: {schedule}")
+print0(f"system: {name_of(device)} ({device}), {dtype}, compile {compile}, torch {torch.__version__}")
+print0(f"a guess has the loss ln({model.config.vocab_size}) = {math.log(model.config.vocab_size):.2f}")
 wandb_run_id = ckpt.get('wandb_run_id') if resuming else None
 if wandb_log and master_process and not eval_only:
     import wandb
@@ -452,7 +471,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     benchmarking = not stop and tasks and (last or eval_only or (
         tasks_interval > 0 and it > 0 and it % tasks_interval == 0))
     sampling = not stop and it > 0 and sample_interval > 0 and (
-        last or is_sample_step(it, sample_interval, sample_growth))
+        last or it == next_sample_step(it, sample_interval, sample_growth))
     saving = last or stop or (save_interval and it % save_interval == 0)
 
     # once in a while: evaluate, sample, save. The clock stands still
@@ -479,7 +498,8 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
                 benchmarking = bool(tasks)
                 sampling = it > 0 and sample_interval > 0
         if benchmarking:
-            log(it, evaluate_tasks(model, benchmarks, ctx, rank, world_size))
+            task_metrics, _ = evaluate_tasks(model, benchmarks, ctx, rank, world_size)
+            log(it, task_metrics)
         if sampling:  # in all processes, as FSDP needs them
             samples = f'samples after {it} iterations'
             if not last:

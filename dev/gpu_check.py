@@ -253,9 +253,9 @@ def masks(work):
     y = torch.randint(args['vocab_size'], (B, T), device=DEVICE)
     doc_ids = (torch.rand(B, T, device=DEVICE) < 0.02).cumsum(dim=1)
     dense = gradients(model, x, y, doc_ids)
-    model.set_loss_chunk_size(100)
+    model.loss_chunk_size = 100
     by_chunks = gradients(model, x, y, doc_ids)
-    model.set_loss_chunk_size(0)
+    model.loss_chunk_size = 0
     if not tiny:
         model.compile()
     flex = gradients(model, x, y, doc_ids)

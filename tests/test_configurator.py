@@ -28,41 +28,33 @@ def configure(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize('flag, name, value', [
+@pytest.mark.parametrize('args, name, value', [
     ('--learning_rate=1', 'learning_rate', 1.0),
     ('--max_iters=1e5', 'max_iters', 100000),
-    ('--max_iters=1_000', 'max_iters', 1000),
     ('--top_k=none', 'top_k', None),
-    ('--min_lr=0', 'min_lr', 0.0),
     ('--start=123', 'start', '123'),
-    ('--start=a=b', 'start', 'a=b'),
-    ('--start=', 'start', ''),
     ('--compile', 'compile', True),
-    ('--compile=auto', 'compile', 'auto'),
+    ('--start=a=b', 'start', 'a=b'),
     ('--eval_only=0', 'eval_only', False),
+    ('--max_iters 4', 'max_iters', 4),
+    ('--min_lr -1e-3', 'min_lr', -1e-3),
+    ('--compile False', 'compile', False),
 ])
-def test_a_flag_has_the_type_of_its_knob(configure, flag, name, value):
-    config, given = configure(flag)
+def test_a_flag_has_the_type_of_its_knob(configure, args, name, value):
+    config, given = configure(*args.split())
     assert config[name] == value and type(config[name]) is type(value)
     assert given == {name}
 
 
-@pytest.mark.parametrize('args, expected', [
-    (['--max_iters', '4'], {'max_iters': 4}),
-    (['--min_lr', '-1e-3'], {'min_lr': -1e-3}),
-    (['--start', '-', '--max_iters', '3'], {'start': '-', 'max_iters': 3}),
-    (['--compile', 'False'], {'compile': False}),
-    (['--eval_only', '--max_iters=2'], {'eval_only': True, 'max_iters': 2}),
-])
-def test_a_value_may_stand_behind_its_flag(configure, args, expected):
-    config, given = configure(*args)
-    assert {name: config[name] for name in given} == expected
+def test_a_switch_takes_no_other_word(configure, tmp_path):
+    (tmp_path / 'a.py').write_text('learning_rate = 5\n')
+    config, given = configure('--eval_only', '--max_iters=2', '--compile', tmp_path / 'a.py')
+    assert {name: config[name] for name in given} == {
+        'eval_only': True, 'max_iters': 2, 'compile': True, 'learning_rate': 5.0}
 
 
 @pytest.mark.parametrize('arg', [
-    '--max_iter=3', '--max_lr=3', '--max_iters=1.5', '--max_iters=nan', '--max_iters', '--learning_rate=fast',
-    '--eval_only=maybe', 'word', '--max_iters=1e99',
-])
+    '--max_iter=3', '--max_iters=1.5', '--max_iters=nan', '--max_iters', '--eval_only=maybe', 'word'])
 def test_what_cannot_be_meant_is_one_line_and_status_2(configure, capsys, arg):
     with pytest.raises(SystemExit) as stopped:
         configure(arg)
@@ -72,16 +64,15 @@ def test_what_cannot_be_meant_is_one_line_and_status_2(configure, capsys, arg):
 
 
 @pytest.mark.parametrize('wrong, meant', [
-    ('max_steps', 'max_iters'), ('max_lr', 'learning_rate'), ('learning_rat', 'learning_rate')])
+    ('max_lr', 'learning_rate'), ('learning_rat', 'learning_rate')])
 def test_a_mistyped_knob_and_another_trainers_name_lead_to_ours(wrong, meant):
     assert meant in configurator.suggestion(wrong, KNOBS)
 
 
-def test_every_other_name_leads_to_a_knob_of_a_script():
-    text = (REPO / 'train.py').read_text() + (REPO / 'sample.py').read_text()
-    for names in configurator.OTHER_NAMES.values():
-        for name in names.split(' or '):
-            assert f'\n{name} = ' in text or f'\n{name}: ' in text, name
+def test_every_other_name_leads_to_a_knob_of_train_py():
+    text = (REPO / 'train.py').read_text()
+    for name in configurator.OTHER_NAMES.values():
+        assert f'\n{name} = ' in text or f'\n{name}: ' in text, name
 
 
 def test_flags_win_over_config_files_and_later_files_over_earlier(configure, tmp_path):
@@ -95,16 +86,18 @@ def test_flags_win_over_config_files_and_later_files_over_earlier(configure, tmp
 
 
 def test_a_config_file_is_python_sees_the_knobs_and_counts_what_repeats_a_default(configure, tmp_path):
+    (tmp_path / 'base.py').write_text('top_k = 200\n')
     path = tmp_path / 'a.py'
-    path.write_text('import math\n_half = max_iters // 2\nmax_iters = math.ceil(_half)\neval_only = False\n')
+    path.write_text(f"import math\n_half = max_iters // 2\nmax_iters = math.ceil(_half)\neval_only = False\n"
+                    f"globals().update(start='a')\nexec(open({str(tmp_path / 'base.py')!r}).read())\n")
     config, given = configure(path)
-    assert config['max_iters'] == 50
-    assert given == {'max_iters', 'eval_only'}
+    assert (config['max_iters'], config['start']) == (50, 'a')
+    assert given == {'max_iters', 'eval_only', 'start', 'top_k'}
 
 
 @pytest.mark.parametrize('content', [
     b'max_iters = "many"\n', b'max_iter = 3\n', b'max_iters = 1 / 0\n', b'max_iters = = 3\n',
-    b'max_iters: 3\n1/0', 'out_dir = "a"'.encode('utf-16'), b'\x00\x01',
+    'out_dir = "a"'.encode('utf-16'),
 ])
 def test_a_config_file_that_cannot_be_used_is_one_line(configure, capsys, tmp_path, content):
     path = tmp_path / 'a.py'
@@ -124,7 +117,7 @@ def test_bare_words_go_to_the_positional_knob(configure):
 def test_nanogpts_exec_works(tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(
-        "batch_size = 12\ndtype = 'float32'\nlr = 1e-3\n"
+        "batch_size = 12\ndtype = 'float32'\n"
         "config_keys = [k for k, v in globals().items()\n"
         "               if not k.startswith('_') and isinstance(v, (int, float, str))]\n"
         "exec(open('configurator.py').read())\n"
@@ -134,8 +127,7 @@ def test_nanogpts_exec_works(tmp_path):
     (tmp_path / 'c.py').write_text("dtype = 'float16'\n")
     command = [sys.executable, 'script.py', 'c.py', '--batch_size=3']
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    last_line = result.stdout.splitlines()[-1]
-    assert last_line == "{'batch_size': 3, 'dtype': 'float16', 'lr': 0.001}", result.stderr
+    assert result.stdout == "{'batch_size': 3, 'dtype': 'float16'}\n", result.stderr
 
 
 def test_help_prints_the_knobs_without_importing_torch():

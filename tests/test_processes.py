@@ -23,13 +23,12 @@ def flags_of(name, data_dir, out_dir):
 
 
 def train_all(train, data_dir, folder):
-    """The folders of a run of each kind: {'gpt2': ..., 'muon': ...}, and what was printed."""
+    """The folders of a run of each kind: {'gpt2': ..., 'muon': ...}."""
     folders = {}
     for name in FLAGS:
         folders[name] = folder / name
         result = train('train.py', *flags_of(name, data_dir, folders[name]))
         assert result.returncode == 0, result.stderr
-        (folders[name] / 'stdout').write_text(result.stdout)
     return folders
 
 
@@ -55,9 +54,6 @@ def assert_close(folder, other):
 @pytest.mark.parametrize('name', FLAGS)
 def test_two_processes_train_as_one(one, two, name):
     assert_close(two[name], one[name])
-    output = (two[name] / 'stdout').read_text()
-    assert '4 sequences x 16 tokens x 2 micro-batches x 2 processes' in output
-    assert len(re.findall(r'^iter 0:', output, re.M)) == 1  # one process prints
 
 
 @pytest.mark.parametrize('name', FLAGS)
@@ -66,7 +62,6 @@ def test_fsdp_trains_as_one_and_one_process_resumes_it(data_dir, tmp_path, one, 
     result = run_processes(2, 'train.py', *flags, '--shard=0', '--sample_interval=3', '--sample_tokens=5',
                            '--max_iters=3')
     assert result.returncode == 0, result.stderr
-    assert 'samples after 3 iterations' in result.stdout
     result = run_script('train.py', *flags, '--init_from=resume')
     assert result.returncode == 0, result.stderr
     assert_close(tmp_path / 'out', one[name])
@@ -80,7 +75,6 @@ def test_two_processes_resume_to_the_bit(data_dir, tmp_path, two):
     whole, parts = load_checkpoint(two['muon']), load_checkpoint(tmp_path / 'out')
     assert_equal(whole['model'], parts['model'])
     assert_equal(whole['optimizer']['state'], parts['optimizer']['state'])
-    assert losses_of(two['muon']) == losses_of(tmp_path / 'out')
 
 
 def test_torchrun_restarts_a_killed_process_and_the_run_ends_with_the_same_bits(data_dir, tmp_path, two):

@@ -8,7 +8,7 @@ import pytest
 from conftest import TEXT, data_file
 
 from tokenizer import (
-    PATTERN, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
+    GPT2_STATE, PATTERN, format_ranks, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
     same_tokenizer, token_bytes, write_tokenizer_files)
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll na\u00efve \u6f22\u5b57 \U0001f642 "
@@ -28,7 +28,7 @@ def learned():
 def gpt2(monkeypatch):
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(data_file('tiktoken_cache')))
     pytest.importorskip('tiktoken')
-    return make_tokenizer({'kind': 'tiktoken', 'name': 'gpt2'})
+    return make_tokenizer(GPT2_STATE)
 
 
 def save_byte_level(path, special, **options):
@@ -37,20 +37,6 @@ def save_byte_level(path, special, **options):
     tokenizer = tokenizers.ByteLevelBPETokenizer(**options)
     tokenizer.train_from_iterator([TEXT], vocab_size=300, special_tokens=special)
     tokenizer._tokenizer.save(str(path))
-
-
-def save_words(path, chars, unknown=None, **model_options):
-    """A BPE of characters with sentencepiece's mark for a space, that knows `chars` alone."""
-    tokenizers = pytest.importorskip('tokenizers')
-    vocab = {char: i for i, char in enumerate(sorted({*chars, '\u2581'}))}
-    if unknown:
-        vocab[unknown] = len(vocab)
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token=unknown, **model_options))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    tokenizer.decoder = tokenizers.decoders.Metaspace()
-    if unknown:
-        tokenizer.add_special_tokens([unknown])
-    tokenizer.save(str(path))
 
 
 # -----------------------------------------------------------------------------
@@ -64,8 +50,7 @@ def check_round_trip(tokenizer, text):
     assert np.array_equal(again.encode(text), ids) and again.state() == tokenizer.state()
     assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
     assert len(tokenizer.token_bytes()) == tokenizer.n_vocab > ids.max()
-    assert again.n_vocab == tokenizer.n_vocab and again.stop_ids == tokenizer.stop_ids
-    assert again.end_of_text == tokenizer.end_of_text and again.special == tokenizer.special
+    assert again.special == tokenizer.special and again.stop_ids == tokenizer.stop_ids
 
 
 def test_bytes():
@@ -73,7 +58,6 @@ def test_bytes():
     check_round_trip(tokenizer, STRANGE)
     assert tokenizer.n_vocab == 257 and tokenizer.end_of_text == 256 and tokenizer.stop_ids == [256]
     assert tokenizer.encode_prompt('a<|endoftext|>b') == [97, 256, 98]
-    assert tokenizer.decode([97, 256, 98]) == 'a<|endoftext|>b'
     assert tokenizer.encode('<|endoftext|>').max() < 256, 'in a text it is text'
 
 
@@ -81,7 +65,6 @@ def test_characters():
     tokenizer = make_tokenizer({'kind': 'char', 'chars': 'a\u00e9\u6f22\U0001f642'})
     check_round_trip(tokenizer, '\U0001f642\u00e9\u6f22aa')
     assert tokenizer.encode_prompt('\u00e9a') == [1, 0] and tokenizer.token_bytes().tolist() == [1, 2, 3, 4]
-    assert tokenizer.end_of_text is None and tokenizer.stop_ids == []
     with pytest.raises(ValueError, match='z'):
         tokenizer.encode('az')
     assert tokenizer.decode([0, 99]) == 'a', 'an id of a padded vocabulary'
@@ -89,12 +72,8 @@ def test_characters():
 
 def test_a_learned_bpe(learned):
     check_round_trip(learned, STRANGE)
-    check_round_trip(learned, TEXT[:5000])
     assert learned.n_vocab <= 400 and learned.end_of_text == learned.n_vocab - 1
     assert len(learned.encode(TEXT)) < len(TEXT) / 2
-    assert learned.state()['name'] == 'bpe:400'
-    with pytest.raises(ValueError):
-        learn_bpe(256, [TEXT])
 
 
 def test_gpt2(gpt2):
@@ -113,22 +92,21 @@ def test_hugging_faces(tmp_path, prefix):
     assert tokenizer.decode(ids.tolist()).lstrip() == text and tokenizer.count_lost(text, ids) == 0
     assert tokenizer.token_bytes()[ids].sum() == len(text.encode()) + prefix
     assert tokenizer.end_of_text == 0 and tokenizer.stop_ids == [0]
-    assert tokenizer.special == {'<|endoftext|>': 0}
     assert tokenizer.encode('<|endoftext|>').min() > 0 and 0 in tokenizer.encode_prompt('<|endoftext|>')
-    again = make_tokenizer(tokenizer.state())
-    assert np.array_equal(again.encode(text), ids)
+    assert np.array_equal(make_tokenizer(tokenizer.state()).encode(text), ids)
 
 
 def test_numbers():
     tokenizer = make_tokenizer({'kind': 'ids', 'n_vocab': 40})
     assert tokenizer.encode_prompt('7 3\n39') == [7, 3, 39] and tokenizer.decode([7, 3]) == '7 3'
+    assert tokenizer.n_vocab == 40 and not tokenizer.token_bytes().any()
     for text in ('To be', '40', '-1'):
         with pytest.raises(ValueError):
             tokenizer.encode(text)
 
 
 # -----------------------------------------------------------------------------
-# states of earlier versions
+# states and files
 
 
 def test_states_of_earlier_versions_are_read():
@@ -137,29 +115,23 @@ def test_states_of_earlier_versions_are_read():
     assert byte.stop_ids == [258, 256]
     char = make_tokenizer({'kind': 'char', 'chars': 'ab', 'added': ['<|bos|>', '<|user_start|>']})
     assert char.special == {'<|bos|>': 2, '<|user_start|>': 3} and char.end_of_text == 2 and char.n_vocab == 4
-    assert char.stop_ids == []
-    ranks = b''.join(b'%s %d\n' % (line, i) for i, line in enumerate(base64_bytes()))
-    state = {'kind': 'tiktoken', 'name': 'bpe:300', 'pat_str': PATTERN, 'ranks': ranks + b'dGhl 256\n',
+    pytest.importorskip('tiktoken')
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    state = {'kind': 'tiktoken', 'name': 'bpe:300', 'pat_str': PATTERN,
+             'ranks': format_ranks(ranks) + b'dGhl 256\n',
              'special_tokens': {'<|endoftext|>': 257, '<|bos|>': 258}}
     bpe = make_tokenizer(state)
     assert bpe.encode_prompt('the<|endoftext|>') == [256, 257] and bpe.n_vocab == 259 and bpe.state() == state
 
 
-def base64_bytes():
-    import base64
-    return [base64.b64encode(bytes([byte])) for byte in range(256)]
-
-
 @pytest.mark.parametrize('state', [
-    None, [], {}, {'kind': 'new'}, {'kind': 'char'}, {'kind': 'char', 'chars': 5}, {'kind': 'ids'},
-    {'kind': 'tiktoken', 'name': 'nothing'}, {'kind': 'tiktoken', 'ranks': b'x'}, {'kind': 'hf', 'name': 'x'},
-    {'kind': 'hf', 'json': '{"version": "1.0"}'}, {'kind': 'byte', 'added': 5},
-    {'kind': 'tiktoken', 'name': 'x', 'pat_str': PATTERN, 'special_tokens': {}, 'ranks': b'YQ== 0\nYg== 0\n'},
-    {'kind': 'tiktoken', 'name': 'x', 'pat_str': PATTERN, 'special_tokens': {}, 'ranks': b'YQ== 0\n'}])
+    None, {}, {'kind': 'new'}, {'kind': 'char', 'chars': 5}, {'kind': 'ids'},
+    {'kind': 'tiktoken', 'name': 'nothing'}, {'kind': 'tiktoken', 'ranks': b'x'},
+    {'kind': 'hf', 'json': '{"version": "1.0"}'}])
 def test_a_damaged_state_is_one_line(state):
     with pytest.raises(ValueError) as e:
         make_tokenizer(state)
-    assert str(e.value).count('\n') == 0
+    assert '\n' not in str(e.value)
 
 
 def test_files_beside_meta_json_make_the_same_tokenizer(tmp_path, learned):
@@ -176,20 +148,15 @@ def test_files_beside_meta_json_make_the_same_tokenizer(tmp_path, learned):
             path.write_bytes(path.read_bytes() + b' ')
             with pytest.raises(ValueError):
                 read_tokenizer_files(folder, meta)
-            path.unlink()
-            with pytest.raises(ValueError):
-                read_tokenizer_files(folder, meta)
 
 
 # -----------------------------------------------------------------------------
 # long and strange texts
 
 
-@pytest.mark.parametrize('text', [
-    'word' + ' ' * 2_000_000 + 'word\n', '\n' * 1_500_000, ' \t' * 700_000, 'a' * 300_000])
+@pytest.mark.parametrize('text', ['word' + ' ' * 2_000_000 + 'word\n', 'a' * 300_000])
 def test_a_run_that_is_too_long_for_a_regular_expression_is_encoded(learned, text):
-    ids = learned.encode(text)
-    assert learned.decode(ids.tolist()) == text
+    assert learned.decode(learned.encode(text).tolist()) == text
 
 
 def test_half_of_a_surrogate_pair_is_encoded_as_unknown(tmp_path, learned):
@@ -198,13 +165,12 @@ def test_half_of_a_surrogate_pair_is_encoded_as_unknown(tmp_path, learned):
         assert re.fullmatch('a.b', tokenizer.decode(tokenizer.encode('a\ud800b').tolist()))
 
 
-@pytest.mark.parametrize('name', ['learned', 'gpt2', 'byte'])
-def test_a_text_may_be_cut_where_split_at_says(request, name):
-    tokenizer = make_tokenizer(BYTE) if name == 'byte' else request.getfixturevalue(name)
-    whole = tokenizer.encode(STRANGE * 3).tolist()
-    cut = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', STRANGE * 3)
-    assert len(cut) > 9 and tokenizer.split_at == ('anywhere' if name == 'byte' else 'words')
-    assert sum([tokenizer.encode(part).tolist() for part in cut], []) == whole
+@pytest.mark.parametrize('name', ['learned', 'gpt2'])
+def test_a_text_may_be_cut_at_words(request, name):
+    tokenizer = request.getfixturevalue(name)
+    cut = re.split(r'(?<=[^\W\d_])(?=[ \n\r\t])', STRANGE)
+    assert len(cut) > 3 and tokenizer.split_at == 'words'
+    assert np.array_equal(np.concatenate([tokenizer.encode(part) for part in cut]), tokenizer.encode(STRANGE))
 
 
 # -----------------------------------------------------------------------------
@@ -213,14 +179,21 @@ def test_a_text_may_be_cut_where_split_at_says(request, name):
 
 @pytest.mark.parametrize('unknown', [None, '[UNK]'])
 def test_characters_that_a_tokenizer_drops_are_counted(tmp_path, unknown):
-    save_words(tmp_path / 'words.json', 'the cat sat', unknown)
-    tokenizer = make_tokenizer(hugging_face_state(tmp_path / 'words.json'))
+    tokenizers = pytest.importorskip('tokenizers')
+    vocab = {char: i for i, char in enumerate('acehst\u2581')}  # the last is sentencepiece's mark for a space
+    if unknown:
+        vocab[unknown] = len(vocab)
+    saved = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token=unknown))
+    saved.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    saved.decoder = tokenizers.decoders.Metaspace()
+    if unknown:
+        saved.add_special_tokens([unknown])
+    tokenizer = make_tokenizer({'kind': 'hf', 'json': saved.to_str()})
     text = 'the cat sat 123 \u00e9\u00e9, the hat'
     ids = tokenizer.encode(text)
     assert tokenizer.count_lost(text, ids) == 6
     assert tokenizer.count_lost('the cat', tokenizer.encode('the cat')) == 0
     assert tokenizer.token_bytes()[ids].sum() == len(text) - 6 + 1, 'and the space before the first word'
-    assert tokenizer.split_at == 'nowhere'
 
 
 def test_a_file_whose_decoder_is_set_after_loading_is_read_as_its_authors_use_it(tmp_path):
@@ -241,9 +214,8 @@ def test_a_file_whose_decoder_is_set_after_loading_is_read_as_its_authors_use_it
     ids = ours.encode(text)
     assert ids.tolist() == theirs.encode(text).ids
     assert ours.decode(ids.tolist()) == theirs.decode(ids.tolist(), skip_special_tokens=False)
-    assert ours.decode(ids.tolist()) == ' 12 times 5 is <UNK>60<UNK><UNK><UNK>\n', 'the last one is two bytes'
     assert ours.count_lost(text, ids) == 3
-    assert ours.end_of_text == theirs.token_to_id('<SOS>') and ours.stop_ids == [2, 1]
+    assert ours.end_of_text == theirs.token_to_id('<SOS>') and ours.stop_ids == [2, 1], 'by their names'
     assert make_tokenizer(ours.state()).decode(ids.tolist()) == ours.decode(ids.tolist())
 
 
@@ -251,84 +223,58 @@ def test_a_file_whose_decoder_is_set_after_loading_is_read_as_its_authors_use_it
 # files of others
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+def test_a_config_beside_a_tokenizer_json_is_read(tmp_path):
     save_byte_level(tmp_path / 'tokenizer.json', ['<s>', '</s>'])
     plain = hugging_face_state(tmp_path)
     (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": {"content": "<s>"}}', encoding='utf-8-sig')
     (tmp_path / 'tokenizer.json').write_text(plain['json'], encoding='utf-8-sig')
-    marked = hugging_face_state(tmp_path)
-    assert marked['json'] == plain['json']
-    assert make_tokenizer(plain).stop_ids == [1, 0], 'by their names'
-    assert make_tokenizer(marked).stop_ids == [0], 'as the config says'
+    state = hugging_face_state(tmp_path)
+    assert state['json'] == plain['json'], 'a byte order mark is no part of a file'
+    tokenizer = make_tokenizer(state)
+    assert tokenizer.stop_ids == [0]
 
 
-def test_a_chat_template_beside_it_is_read(tmp_path):
-    save_byte_level(tmp_path / 'tokenizer.json', ['<s>'])
-    (tmp_path / 'chat_template.jinja').write_text('{{ messages }}')
-    assert make_tokenizer(hugging_face_state(tmp_path)).config['chat_template'] == '{{ messages }}'
-
-
-def test_vocab_json_and_merges_txt_are_named_with_the_way(tmp_path):
+def test_files_of_other_formats_are_named_with_the_way(tmp_path):
     tokenizers = pytest.importorskip('tokenizers')
+    (tmp_path / 'tokenizer.model').write_bytes(b'\x0a\x0e\x0a\x05<unk>')
+    for path in (tmp_path, tmp_path / 'tokenizer.model'):
+        with pytest.raises(ValueError, match='sentencepiece'):
+            hugging_face_state(path)
+    (tmp_path / 'tokenizer.model').unlink()
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator([TEXT], vocab_size=300)
     tokenizer.save_model(str(tmp_path))
     for path in (tmp_path, tmp_path / 'vocab.json'):
         with pytest.raises(ValueError, match='merges.txt') as e:
             hugging_face_state(path)
-    command = re.search('python -c "(.*)"', str(e.value))[1]
-    exec(command)
+    exec(re.search('python -c "(.*)"', str(e.value))[1])
     ours = make_tokenizer(hugging_face_state(tmp_path))
     assert ours.encode(STRANGE).tolist() == tokenizer.encode(STRANGE).ids
 
 
-def test_sentencepieces_file_is_named_with_the_way(tmp_path):
-    (tmp_path / 'tokenizer.model').write_bytes(b'\x0a\x0e\x0a\x05<unk>')
-    for path in (tmp_path, tmp_path / 'tokenizer.model'):
-        with pytest.raises(ValueError, match='sentencepiece'):
-            hugging_face_state(path)
-
-
-@pytest.mark.parametrize('content', [
-    b'', b'{', b'[]', b'{}', b'{"a": 1}', b'{"a": "b"}', b'{"model": 1}', b'{"model": {}}', b'\xff\xfe{\0}\0',
-    b'[' * 99_999])
+@pytest.mark.parametrize('content', [b'', b'[]', b'{}', b'{"model": 1}', b'\xff\xfe{\0}\0', b'[' * 99_999])
 def test_a_damaged_tokenizer_json_is_one_line(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_bytes(content)
     with pytest.raises(ValueError) as e:
         make_tokenizer(hugging_face_state(tmp_path))
-    assert 'tokenizer' in str(e.value) and '\n' not in str(e.value)
-
-
-def test_no_file_is_one_line(tmp_path):
-    for path in (tmp_path, tmp_path / 'nothing', tmp_path / 'nothing.json', 'gpt3'):
-        with pytest.raises(ValueError):
-            hugging_face_state(path)
-
-
-@pytest.mark.parametrize('model', [
-    {'type': 'WordLevel', 'vocab': {'the': 0}, 'unk_token': '<unk>'},
-    {'type': 'Unigram', 'unk_id': None, 'vocab': [['a', -1.0]], 'byte_fallback': False},
-    {'type': 'BPE', 'vocab': {'a': 0}, 'merges': [], 'unk_token': '<unk>'},
-    {'type': 'WordPiece', 'vocab': {'a': 0}, 'unk_token': '[UNK]', 'continuing_subword_prefix': '##',
-     'max_input_chars_per_word': 100}])
-def test_a_text_that_cannot_be_encoded_is_one_line_with_tokenizer_and_reason(tmp_path, model):
-    pytest.importorskip('tokenizers')
-    (tmp_path / 'mine.json').write_text(json.dumps({'version': '1.0', 'added_tokens': [], 'model': model}))
-    tokenizer = make_tokenizer(hugging_face_state(tmp_path / 'mine.json'))
-    with pytest.raises(ValueError, match=r'mine\.json cannot encode the text \(.+\)') as e:
-        tokenizer.encode('zebra 12')
     assert '\n' not in str(e.value)
 
 
+def test_a_text_that_cannot_be_encoded_is_one_line_with_the_tokenizer(tmp_path):
+    pytest.importorskip('tokenizers')
+    model = {'type': 'WordLevel', 'vocab': {'the': 0}, 'unk_token': '<unk>'}
+    (tmp_path / 'mine.json').write_text(json.dumps({'version': '1.0', 'added_tokens': [], 'model': model}))
+    with pytest.raises(ValueError, match=r'mine\.json'):
+        make_tokenizer(hugging_face_state(tmp_path / 'mine.json')).encode('zebra 12')
+
+
 def test_an_encoding_that_is_not_at_hand_is_one_line(tmp_path, monkeypatch):
-    pytest.importorskip('tiktoken')
-    import tiktoken
+    tiktoken = pytest.importorskip('tiktoken')
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(tmp_path))
     monkeypatch.setattr(tiktoken.registry, 'ENCODINGS', {})
-    monkeypatch.setattr('requests.get', lambda *args, **kwargs: (_ for _ in ()).throw(ConnectionError()))
+    monkeypatch.setattr('requests.get', lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ValueError, match='TIKTOKEN_CACHE_DIR'):
-        make_tokenizer({'kind': 'tiktoken', 'name': 'gpt2'})
-    assert not token_bytes({'kind': 'tiktoken', 'name': 'gpt2'}, 50304).any(), 'and is not asked for'
+        make_tokenizer(GPT2_STATE)
 
 
 # -----------------------------------------------------------------------------
@@ -339,24 +285,16 @@ def test_token_bytes_of_a_state_fit_the_vocabulary_of_a_network(learned):
     sizes = token_bytes(learned.state(), 448)
     assert len(sizes) == 448 and sizes[:256].tolist() == [1] * 256 and not sizes[learned.n_vocab - 1:].any()
     assert token_bytes(BYTE, 100).tolist() == [1] * 100
-    assert not token_bytes({'kind': 'ids', 'n_vocab': 9}, 9).any()
 
 
-def test_gpt2_is_gpt2_whether_named_or_spelled_out(gpt2):
+def test_which_tokenizers_are_the_same(gpt2, tmp_path):
     full = gpt2.state()
-    named = {'kind': 'tiktoken', 'name': 'gpt2'}
     char = {'kind': 'char', 'chars': 'ab'}
-    for a, b in ((full, named), (named, full), (None, full), (char, dict(char))):
-        assert same_tokenizer(a, b)
-    for a, b in ((full, {**named, 'name': 'r50k_base'}), (full, {**full, 'pat_str': 'x'}), (char, full),
-                 (char, {**char, 'chars': 'ac'}), (char, BYTE)):
-        assert not same_tokenizer(a, b)
-
-
-def test_a_tokenizer_json_is_compared_by_what_it_makes_of_a_text(tmp_path):
     save_byte_level(tmp_path / 'a.json', ['<s>'])
-    a = hugging_face_state(tmp_path / 'a.json')
-    renamed = {**a, 'name': 'another', 'config': '{}'}
     save_byte_level(tmp_path / 'b.json', ['<s>', '</s>'])
-    assert same_tokenizer(a, renamed) and not same_tokenizer(a, hugging_face_state(tmp_path / 'b.json'))
-    assert not same_tokenizer(a, BYTE)
+    hf = hugging_face_state(tmp_path / 'a.json')
+    for a, b in ((full, GPT2_STATE), (GPT2_STATE, full), (None, full), (hf, {**hf, 'name': 'another'})):
+        assert same_tokenizer(a, b)
+    for a, b in ((full, {**GPT2_STATE, 'name': 'r50k_base'}), (full, {**full, 'pat_str': 'x'}), (char, full),
+                 (char, {**char, 'chars': 'ac'}), (hf, hugging_face_state(tmp_path / 'b.json')), (hf, BYTE)):
+        assert not same_tokenizer(a, b)

@@ -91,8 +91,6 @@ def test_a_resumed_run_ends_with_the_same_bits(works, tiny, tmp_path, cut, flags
     assert_equal(one['model'], other['model'])
     assert_equal(one['optimizer']['state'], other['optimizer']['state'])
     assert losses_of(whole) == losses_of(parts)
-    evaluated = [row['iter'] for row in read_log(parts) if row['val_loss']]
-    assert len(set(evaluated)) == len(evaluated)  # no row twice
 
 
 def test_a_run_learns(works, tiny):
@@ -243,21 +241,20 @@ def test_auto_resume_continues_a_run_also_one_that_began_from_weights(works, tin
     assert 'iter 0:' in fresh.out
 
 
-def test_on_a_resume_what_was_given_holds_and_an_edited_default_counts(works, tiny, tmp_path, out):
+def test_on_a_resume_what_was_given_holds_and_an_edited_default_counts(works, tiny, data_dir, tmp_path, out):
     works('train.py', *tiny, '--weight_decay=0.3')
     assert load_checkpoint(out)['optimizer']['param_groups'][0]['weight_decay'] == 0.3
     edited = tmp_path / 'train.py'
     edited.write_text((REPO / 'train.py').read_text().replace('grad_clip = 1.0', 'grad_clip = 0.5')
                       .replace('weight_decay = 1e-1', 'weight_decay = 0.7'))
-    place = [f'--out_dir={out}', '--init_from=resume', '--device=cpu', f"--data_dir={out.parent / 'data'}"]
-    place[3] = [flag for flag in tiny if flag.startswith('--data_dir')][0]
+    place = [f'--out_dir={out}', '--init_from=resume', '--device=cpu', f'--data_dir={data_dir}']
     result = works(edited, *place, '--max_iters=8', '--beta2=0.9', '--n_layer=5')
     assert result.globals['grad_clip'] == 0.5  # this file's
     assert result.globals['weight_decay'] == 0.3  # given then
     assert result.globals['beta2'] == 0.9  # given now
     assert result.globals['n_layer'] == 2  # the architecture is the checkpoint's
-    for line in ('grad_clip', 'max_iters', 'beta2', 'n_layer'):
-        assert re.search(rf'^.*{line}.*->|^.*{line}.*ignored|^.*{line}', result.out, re.M)
+    for name in ('grad_clip', 'max_iters', 'beta2'):
+        assert re.search(rf'^  {name}: .* -> ', result.out, re.M)
     again = works(edited, *place, '--max_iters=9')
     assert again.globals['beta2'] == 0.9  # given in between
     groups = load_checkpoint(out)['optimizer']['param_groups']
@@ -341,8 +338,7 @@ def test_nanogpts_run_goes_on_as_it_is_and_its_sample_py_reads_ours(works, scrip
 @pytest.mark.parametrize('flags', [
     ['--dataset=missing'], ['--init_from=resume'], ['--init_from=nowhere/ckpt.pt'], ['--batch_size=0'],
     ['--n_head=3'], ['--arch=local'], ['--lr_schedule=square'], ['--matrix_optimizer=muon'], ['--device=tpu'],
-    ['--block_size=1000000'], ['--total_batch_size=100'], ['--tasks=nothing'], ['--shard=3'],
-    ['--dtype=int8'], ['--sample_interval=3', '--sample_prompts=nowhere.txt'],
+    ['--block_size=1000000'], ['--total_batch_size=100'], ['--tasks=nothing'], ['--dtype=int8'],
 ])
 def test_what_a_person_gets_wrong_is_one_line_and_nothing_is_written(script, tiny, out, flags):
     result = script('train.py', *tiny, *flags)
@@ -391,7 +387,7 @@ def test_wandb_gets_the_rows_under_one_id_and_a_failing_init_leaves_the_old_run(
 
     monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init, log=rows.append))
     works('train.py', *tiny, '--wandb_log=True')
-    assert {'iter', 'train/loss', 'val/loss', 'lr', 'mfu'} <= {name for row in rows for name in row} | {'mfu'}
+    assert {'iter', 'train/loss', 'val/loss', 'lr'} <= {name for row in rows for name in row}
     works('train.py', *tiny, '--wandb_log=True', '--init_from=resume', '--max_iters=8')
     assert ids == [None, 'abc']
 
