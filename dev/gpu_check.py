@@ -469,15 +469,6 @@ def bench(part, *flags):
             report(part, 'bench.py', line)
 
 
-def loop(work):
-    """train.py against a bare loop."""
-    if tiny:
-        bench('loop', '--what=loop', '--sizes=toy', '--archs=gpt2', '--rounds=1', '--turn=0.1')
-        return
-    bench('loop', '--what=loop', '--sizes=baby64', '--archs=gpt2', '--rounds=6')
-    bench('loop', '--what=loop', '--sizes=124M', '--batch_size=32', '--archs=gpt2', '--rounds=4', '--turn=4')
-
-
 def race(work):
     """124M on books: nanoGPT, ours, modern with Muon, ninety seconds each."""
     flags = [f'--data_dir={data_dir}']
@@ -490,7 +481,7 @@ def race(work):
 
 # seconds that a part takes on an H100, roughly: it is left out where fewer are left
 PARTS = {losses: 60, sampling: 20, resume: 60, graphs: 60, masks: 40, sampling_speed: 90, baby_speed: 50,
-         shakespeare: 110, gpt2_speed: 60, mask_speed: 60, loop: 100, race: 420}
+         shakespeare: 110, gpt2_speed: 60, mask_speed: 60, race: 420}
 
 
 def main():
