@@ -4,9 +4,9 @@
 #            python prepare.py hellaswag     (the benchmark)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_edu_124m.py
 #   batch    64 sequences x 1,024 tokens x 8 GPUs = 524,288 tokens per iteration; with fewer GPUs the same, in
-#            more micro-batches. 64 take 28.1 GB of an H100, 32 take 15.0 (dev/results.md): --batch_size=32
+#            more micro-batches. 64 take 29.6 GB of an H100, 32 take 15.0 (dev/results.md): --batch_size=32
 #   budget   5 x 19,073 iterations = 50 billion tokens, five epochs; one epoch: --max_iters=19073
-#   cost     5.0e10 tokens at the 515,600 tokens/s of one H100 (dev/results.md) are 27 hours, without
+#   cost     5.0e10 tokens at the 536,100 tokens/s of one H100 (dev/results.md) are 26 hours, without
 #            evaluations. Arithmetic; the whole run was not measured by us
 #   loss     to beat: OpenAI's GPT-2 of this size has a loss of 3.29 there and 0.294 on HellaSwag, GPT-3 of
 #            this size 0.337 (build-nanogpt). Not measured by us

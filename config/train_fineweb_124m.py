@@ -6,7 +6,7 @@
 #                config/arch_modern.py
 #   batch    32 sequences x 1,024 tokens x 2 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   3,250 iterations = 1.7 billion tokens
-#   cost     1.7e9 tokens at the 424,000 tokens/s of modern with Muon on one H100 (dev/results.md) are 67
+#   cost     1.7e9 tokens at the 446,900 tokens/s of modern with Muon on one H100 (dev/results.md) are 63
 #            minutes, without evaluations. Arithmetic; 8.4 minutes on 8 H100 for the source of the recipe
 #   loss     3.28 for validation on FineWeb (modded-nanogpt, track 3, result 36: 3.2787, mean of 10 runs); not
 #            measured by us

@@ -5,8 +5,8 @@
 #   one GPU  python train.py config/train_gpt2.py --batch_size=32 --total_batch_size=491520
 #   batch    12 sequences x 1,024 tokens x 5 micro-batches x 8 GPUs = 491,520 tokens per iteration
 #   budget   600,000 iterations = 295 billion tokens
-#   cost     about 4 days on 8 A100 40GB (nanoGPT's README). One H100 trains 515,600 tokens/s at micro-batches
-#            of 64, 491,000 at 32 (dev/results.md): 6.6 days by that. The whole run was not measured by us
+#   cost     about 4 days on 8 A100 40GB (nanoGPT's README). One H100 trains 536,100 tokens/s at micro-batches
+#            of 64, 518,200 at 32 (dev/results.md): 6.4 days by that. The whole run was not measured by us
 #   loss     about 2.85 for validation (nanoGPT's README); not measured by us. OpenAI's GPT-2 of this size,
 #            trained on other text, has 3.12
 

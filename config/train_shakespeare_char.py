@@ -3,10 +3,10 @@
 #   data     python prepare.py shakespeare_char   (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char.py
 #   batch    64 sequences x 256 characters = 16,384 characters per iteration; 5,000 iterations = 82 epochs
-#   cost     60 seconds on one H100 and 32 more to compile at commit a170a90, without CUDA graphs;
-#            3 minutes on one A100 (nanoGPT's README)
-#   loss     1.4564 for validation at its best there, 1.4480 in another run (dev/results.md), then it
-#            overfits; 1.4697 in nanoGPT's README
+#   cost     30 seconds on one H100, 54 with compiling and evaluating; 3 minutes on one A100 (nanoGPT's
+#            README)
+#   loss     1.4515 for validation at its best there, after 12 seconds (dev/results.md), then it overfits;
+#            1.4697 in nanoGPT's README
 #
 # On a CPU nanoGPT's README makes it smaller: 1.90 over all of val.bin after 2,000 iterations.
 #   python train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 \
