@@ -11,6 +11,7 @@ What cannot be read is a ValueError of one line; functions that only train.py ca
 """
 
 import dataclasses
+import glob
 import math
 import os
 import re
@@ -43,9 +44,8 @@ def number_of(path):
 
 def numbered(out_dir):
     """The paths of a run's numbered checkpoints, oldest first."""
-    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
-    paths = [os.path.join(out_dir, name) for name in names if number_of(name) is not None]
-    return sorted(paths, key=number_of)
+    paths = glob.glob(os.path.join(glob.escape(out_dir), 'ckpt_*.pt'))
+    return sorted([path for path in paths if number_of(path) is not None], key=number_of)
 
 
 def candidates(out_dir):
@@ -63,7 +63,7 @@ def newest(out_dir):
 
 def exists(out_dir):
     """Whether the folder holds a run."""
-    return newest(out_dir) is not None
+    return bool(candidates(out_dir))
 
 
 def find(source):
@@ -72,11 +72,9 @@ def find(source):
     source = os.fspath(source)
     if os.path.isfile(source) or huggingface.is_hub_name(source):
         return source
-    path = os.path.join(source, 'ckpt.pt')
-    if os.path.exists(path):
-        return path
-    if exists(source):
-        return newest(source)
+    for path in [os.path.join(source, 'ckpt.pt'), *candidates(source)]:
+        if os.path.exists(path):
+            return path
     if os.path.exists(os.path.join(source, 'config.json')):
         return source
     raise ValueError(f"no checkpoint in {source}. train first, or name a run's folder, a checkpoint, a "
@@ -118,7 +116,7 @@ def unpack(path, verify=True):
         for kind in [np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_]:
             allowed.append(type(np.dtype(kind)))
         for name in torch.serialization.get_unsafe_globals_in_checkpoint(source):
-            if name in ('numpy.core.multiarray.scalar', 'numpy._core.multiarray.scalar'):
+            if name.endswith('.multiarray.scalar'):  # of numpy 1 or 2
                 allowed.append((np.float64(0).__reduce__()[0], name))
             elif name.endswith('Config') or name == 'argparse.Namespace':
                 allowed.append((Settings, name))
@@ -159,21 +157,24 @@ ALL_BUT = {'device', 'dtype', 'compile', 'backend'}  # chosen for another machin
 
 
 def normalize(raw, path):
-    """The dict of read() for what is in a file: ours, nanoGPT's, build-nanogpt's."""
+    """The dict of read() for what is in a file: ours, nanoGPT's, commit a170a90's, build-nanogpt's."""
     if 'model' not in raw:
         raise ValueError(f"{path} has no weights under 'model', as bare weights have not. save them with "
                          "their sizes: torch.save({'model': model.state_dict(), 'model_args': {...}}, PATH)")
     ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'config': {},
             'given': None, 'tokenizer': None, 'data': None, 'tokens_per_iter': None, 'train_seconds': 0.0}
-    ckpt.update(raw)
-    ckpt['path'] = path
+    ckpt = {**ckpt, **raw, 'path': path}
     config = ckpt['config']
     if isinstance(config, Settings):
         config = vars(config)
-        if 'model_args' not in ckpt:  # build-nanogpt's; its network has biases and the tanh approximation
-            ckpt['model_args'] = {'bias': True, 'mlp': 'gelu_tanh', **config}
-            ckpt['iter_num'] = ckpt['step']
-            config = {}
+    if 'model_args' not in ckpt:  # build-nanogpt's; its network has biases and the tanh approximation
+        ckpt['model_args'] = {'bias': True, 'mlp': 'gelu_tanh', **config}
+        ckpt['iter_num'] = ckpt['step']
+        config = {}
+    config = {name: plain(value) for name, value in config.items()}
+    ckpt['config'] = config
+    ckpt['iter_num'] = int(ckpt['iter_num'])
+    ckpt['best_val_loss'] = float(ckpt['best_val_loss'])
 
     weights = {}
     for name, p in ckpt['model'].items():
@@ -195,11 +196,7 @@ def normalize(raw, path):
     ckpt['model'] = weights
     ckpt['model_args'] = args
 
-    config = {name: plain(value) for name, value in config.items()}
-    ckpt['config'] = config
-    ckpt['iter_num'] = int(ckpt['iter_num'])
-    ckpt['best_val_loss'] = float(ckpt['best_val_loss'])
-    if 'trained_on' in ckpt:  # of commit a170a90
+    if 'trained_on' in ckpt:  # commit a170a90's
         ckpt['tokens_per_iter'] = ckpt['trained_on']['tokens per iteration']
         ckpt['train_seconds'] = ckpt['seconds']
         ckpt['given'] = read_json(os.path.join(os.path.dirname(path), 'run.json')).get('given')
@@ -324,7 +321,7 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
     one's folder does."""
     if dataset is None and ckpt['tokenizer'] is not None:
         return ckpt['tokenizer']
-    name = dataset or ckpt['config'].get('dataset') or 'NAME'
+    name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # train.py's default
     folder = folder_of(name, data_dir)  # a name, not a path: it may be a stranger's
     meta = read_meta(folder)  # GPT-2's where there is none, as nanoGPT assumes
     state = read_tokenizer_files(folder, meta)
@@ -368,9 +365,8 @@ def load_for_resume(out_dir, step=0):
         torch.distributed.broadcast_object_list(choice, src=0, device=torch.device('cpu'))
     path = choice[0]
     if path is None:  # that is never a new beginning
-        names = ', '.join(os.path.basename(path) for path in candidates(out_dir)) or 'none'
-        error(f"no checkpoint in {out_dir} can be resumed (resume_step={step}; there is: {names}). name "
-              "another run, or start one from weights: --init_from=PATH --out_dir=ANOTHER")
+        error(f"no checkpoint in {out_dir} can be resumed (resume_step={step}). name another run, or start "
+              "one from weights: --init_from=PATH --out_dir=ANOTHER")
     return read(path, verify=False)
 
 
@@ -553,10 +549,8 @@ def prepare_folder(out_dir, start_iter, delete, lock=None):
         unfinished = name.endswith('.pt.tmp')  # of a process that was killed
         if RUN_FILES.fullmatch(name) and (delete or unfinished):
             os.remove(os.path.join(out_dir, name))
-    original = os.path.join(out_dir, f'ckpt_original_{start_iter:08d}.pt')
-    if exists(out_dir) and not numbered(out_dir) and not os.path.exists(original):
-        link(newest(out_dir), original)  # nanoGPT's, whose name the first save takes
-        print0(f"note: {newest(out_dir)} is kept as {original}")
+    if exists(out_dir) and not numbered(out_dir):  # nanoGPT's, whose name the first save takes
+        link(newest(out_dir), os.path.join(out_dir, 'ckpt_original.pt'))
     for path in candidates(out_dir):  # the newest first, so that a kill in between leaves no gap
         try:
             iteration = number_of(path) or unpack(path, verify=False)['iter_num']

@@ -26,7 +26,7 @@ import torch
 
 from common import first_line
 from configurator import error
-from tokenizer import GPT2_STATE, check_state, make_tokenizer, read_tokenizer_files, token_bytes
+from tokenizer import GPT2_STATE, KINDS, make_tokenizer, read_tokenizer_files, token_bytes
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 
@@ -54,7 +54,10 @@ class Dataset:
                 if bin_files(self.folder, split):
                     kind = Conversations if 'chat' in self.meta else Tokens
                     tokens = kind(self.folder, split, self.meta, sizes, seed, document_mask)
-                    tokens.check(block_size)
+                    tokens.check()
+                    if block_size and tokens.n_targets(block_size) < block_size:
+                        error(f"{split} of dataset {name} has no window of {block_size} tokens with targets "
+                              f"that count ({tokens.n:,} tokens). use another --block_size, or more text")
                     self.splits[split] = tokens
                     self.fingerprint[split] = tokens.fingerprint
         except (ValueError, OSError) as e:
@@ -63,6 +66,8 @@ class Dataset:
             command = f"python prepare.py {shlex.quote(name)}"
             error(f"no dataset {name} ({self.folder}). make it: {command}, or from a text of your own: "
                   f"{command} --input=FILE_OR_FOLDER")
+        if block_size and document_mask and self.meta['end_of_text'] is None:
+            error(f"document_mask: no token separates the documents of dataset {name}. leave it out")
         self.train = self.splits['train']
         self.val = self.splits.get('val')
         self.vocab_size = padded_vocab_size(self.meta['vocab_size'], self.tokenizer_state)
@@ -171,9 +176,8 @@ class Tokens:
         shards = f" in {len(self.paths)} shards" if len(self.paths) > 1 else ''
         return f"{self.n:,} tokens{shards}"
 
-    def check(self, block_size=None):
-        """ValueError for what is wrong with some of the ids, and so with all batches, or if there are too few
-        of them for block_size."""
+    def check(self):
+        """ValueError for what is wrong with the first ids or with 64 places, and so with all batches."""
         path = self.paths[0]
         first = self.shard(0)[:65536]
         if int.from_bytes(first.tobytes()[:4], 'little') in (20240520, 20240801):
@@ -186,16 +190,6 @@ class Tokens:
                              f"ids.astype('{first.dtype}').tofile('{path}')")
         places = np.linspace(0, self.n - 1, 64).astype(np.int64)
         self.read(places, min(self.n, 1024))
-        if block_size:
-            self.check_size(block_size)
-
-    def check_size(self, block_size):
-        if self.document_mask and self.end_of_text is None:
-            raise ValueError(f"document_mask: no token separates the documents of {self.paths[0]}. leave it "
-                             "out")
-        if self.n <= block_size:  # each id needs a target
-            raise ValueError(f"{self.paths[0]} has {self.n:,} tokens, too few for one window. use "
-                             f"--block_size={max(1, self.n - 1)} or less, or more text")
 
 
 class Conversations(Tokens):
@@ -237,10 +231,9 @@ class Conversations(Tokens):
 
     def window_numbers(self, seed, numbers, block_size):
         """The windows of the training samples `numbers`: an epoch takes all of them, in a fresh order."""
-        n_windows = len(self.packing(block_size)[0])
-        numbers = np.asarray(numbers, dtype=np.uint64)
-        keys = hash64(seed, ORDER, numbers // n_windows)
-        return permute(numbers % n_windows, n_windows, keys).astype(np.int64)
+        packed, _ = self.packing(block_size)
+        _, places = shuffled(seed, np.asarray(numbers, dtype=np.uint64), len(packed))
+        return places.astype(np.int64)
 
     def batch(self, seed, numbers, block_size):
         return self.eval_batch(self.window_numbers(seed, numbers, block_size) * block_size, block_size)
@@ -274,17 +267,9 @@ class Conversations(Tokens):
 
     def summary(self, block_size):
         packed, targets = self.packing(block_size)
-        line = (f"{len(self.starts):,} conversations in {len(packed):,} windows, {targets.sum():,} of "
-                f"{self.n:,} tokens are learned")
         n_longer = (self.lengths > block_size).sum()
-        if n_longer:
-            line += f"; {n_longer:,} are longer than block_size and are cut or left out"
-        return line
-
-    def check_size(self, block_size):
-        if not self.packing(block_size)[0]:
-            raise ValueError(f"{self.paths[0]} has no target that counts in the first {block_size} tokens of "
-                             "any conversation. use a larger --block_size, or other conversations")
+        return (f"{len(self.starts):,} conversations in {len(packed):,} windows, {targets.sum():,} of "
+                f"{self.n:,} tokens are learned; {n_longer:,} are longer than block_size (cut or left out)")
 
 
 def best_fit(longest_first, lengths, block_size):
@@ -368,6 +353,13 @@ def permute(numbers, n, keys):
     return x
 
 
+def shuffled(seed, numbers, n):
+    """The epochs of the samples `numbers` (a uint64 array), and their places in range(n), of which an epoch
+    takes all, in a fresh order."""
+    epochs = numbers // n
+    return epochs, permute(numbers % n, n, hash64(seed, ORDER, epochs))
+
+
 CHUNK = 4096  # samples at once: faster than singly
 
 
@@ -375,10 +367,8 @@ CHUNK = 4096  # samples at once: faster than singly
 def chunk_of_starts(seed, chunk, n_tokens, block_size):
     """Where the samples from chunk * CHUNK on start, (CHUNK,) uint64."""
     numbers = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
-    n_blocks = n_tokens // block_size
-    epochs = numbers // n_blocks
+    epochs, blocks = shuffled(seed, numbers, n_tokens // block_size)
     offsets = hash64(seed, OFFSETS, epochs) % block_size
-    blocks = permute(numbers % n_blocks, n_blocks, hash64(seed, ORDER, epochs))
     return (offsets + blocks * block_size) % n_tokens
 
 
@@ -442,7 +432,7 @@ class Loader:
 def folder_of(name, data_dir=None):
     """The folder of the dataset `name`; ends with status 2 if that is no name."""
     data_dir = data_dir or DATA_DIR
-    if name != os.path.basename(name) or name in ('', '.', '..') or '\0' in name:
+    if name != os.path.basename(name) or name in ('', '.', '..'):
         error(f"dataset is a folder's name ({name!r}). give it alone; --data_dir=PATH replaces {data_dir}")
     return os.path.join(data_dir, name)
 
@@ -480,8 +470,9 @@ def map_ids(path, dtype):
 
 
 def read_meta(folder):
-    """The dict in meta.json. Without it the same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2's
-    tokens. ValueError if it is damaged, or the dataset is not finished."""
+    """The dict in meta.json, where {"vocab_size": 1000} is enough: then the ids are no text. Without it the
+    same from nanoGPT's meta.pkl, or, as nanoGPT assumes, GPT-2's tokens. ValueError if it is damaged, or the
+    dataset is not finished."""
     work = os.path.join(folder, 'unfinished')  # of prepare.py, where meta.json is the last to be written
     is_moving = os.path.exists(os.path.join(work, 'meta.json'))
     if is_moving or os.path.isdir(work) and not bin_files(folder, 'train'):
@@ -495,24 +486,19 @@ def read_meta(folder):
                 meta = json.load(f)
         elif os.path.exists(pkl_path):
             meta = from_meta_pkl(pkl_path)
-        return complete(meta)
+        vocab_size = int(meta['vocab_size'])
+        dtype = 'uint16' if vocab_size <= 65536 else 'uint32'
+        defaults = {'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size}, 'end_of_text': None, 'splits': {},
+                    'dtype': dtype}
+        meta = {**defaults, **meta, 'vocab_size': vocab_size}
+        kind = meta['tokenizer']['kind']
+        if not 0 < vocab_size <= 2**32 or meta['dtype'] not in ('uint16', 'uint32') or kind not in KINDS:
+            raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, kind of tokenizer {kind}")
+        meta['splits'] = {split: dict(entry) for split, entry in meta['splits'].items()}
+        return meta
     except Exception as e:  # a file may hold anything
         raise ValueError(f"the meta file in {folder} is damaged ({type(e).__name__}: {first_line(e)}). run "
                          "prepare.py for it again with --overwrite")
-
-
-def complete(meta):
-    """A meta.json with its defaults: one that a person wrote may say as little as {"vocab_size": 1000}, and
-    then the ids are no text. Raises some exception for what cannot be."""
-    vocab_size = int(meta['vocab_size'])
-    defaults = {'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size}, 'end_of_text': None, 'splits': {},
-                'dtype': 'uint16' if vocab_size <= 65536 else 'uint32'}
-    meta = {**defaults, **meta, 'vocab_size': vocab_size}
-    if not 0 < vocab_size <= 2**32 or meta['dtype'] not in ('uint16', 'uint32'):
-        raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}")
-    check_state(meta['tokenizer'])
-    meta['splits'] = {split: dict(entry) for split, entry in meta['splits'].items()}
-    return meta
 
 
 def checksum(entry):
@@ -524,13 +510,12 @@ def checksum(entry):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Executes nothing: dicts, lists, strings and numbers need no class. numpy's numbers and defaultdicts
-    become plain ones."""
+    """Executes nothing: dicts, lists, strings and numbers need no class. numpy's numbers become plain ones,
+    and a defaultdict may have plain values."""
 
     def find_class(self, module, name):
-        plain = {'scalar': plain_number, 'dtype': np.dtype, 'defaultdict': plain_dict,
-                 # what a defaultdict would make a missing value with
-                 'int': int, 'float': float, 'str': str, 'list': list, 'dict': dict}
+        plain = {'scalar': plain_number, 'dtype': np.dtype, 'defaultdict': collections.defaultdict,
+                 'int': int, 'str': str}
         if name not in plain:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}; only plain values are read")
         return plain[name]
@@ -538,10 +523,6 @@ class PlainUnpickler(pickle.Unpickler):
 
 def plain_number(dtype, content):
     return np.frombuffer(content, dtype, count=1)[0].item()
-
-
-def plain_dict(default=None):
-    return {}
 
 
 def from_meta_pkl(path):

@@ -43,7 +43,7 @@ from common import autocast, choose_backend, choose_device, choose_dtype, print0
 from dataset import Dataset
 from evaluation import evaluate_tasks, load_tasks, text_loss
 from model import generate_text
-from tokenizer import make_tokenizer, same_tokenizer, token_bytes
+from tokenizer import make_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -66,10 +66,8 @@ try:
     path = checkpoint.find(out_dir if init_from == 'resume' else init_from)
     ckpt = checkpoint.read(path)
     model = checkpoint.build_model(ckpt)
-    tokenizer_state = ckpt['tokenizer']
-    if tokenizer_state is None:  # nanoGPT's: the dataset has it
-        tokenizer_state = checkpoint.tokenizer_state_of(ckpt, dataset, data_dir)
-    tokenizer = make_tokenizer(tokenizer_state)
+    # nanoGPT's have no tokenizer: the dataset has it
+    tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 except ValueError as e:
     error(str(e))
 block_size = model.config.block_size
@@ -83,11 +81,10 @@ if split != 'none':
     data = Dataset(dataset, data_dir, document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
         error(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
-    n_ids = data.meta['vocab_size']
-    if n_ids > vocab_size or not same_tokenizer(tokenizer_state, data.tokenizer_state):
-        error(f"dataset {dataset} has another tokenizer than the model ({n_ids} ids, up to {vocab_size} "
-              f"there). make one with the model's, from the same text: python prepare.py {dataset}_2 "
-              f"--input=FILE --tokenizer={path}")
+    if not checkpoint.fits(ckpt, data.tokenizer_state, data.meta['vocab_size']):
+        error(f"dataset {dataset} has another tokenizer than the model ("
+              f"{data.meta['vocab_size']} ids, up to {vocab_size} there). make one with the model's, from "
+              f"the same text: python prepare.py {dataset}_2 --input=FILE --tokenizer={path}")
 task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer, block_size) if tasks else {}
 
 model.to(device).eval()

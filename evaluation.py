@@ -195,8 +195,7 @@ def load_tasks(names, max_per_task, data_dir, tokenizer, block_size):
                 bundle = read_bundle(os.path.join(folder, 'eval_bundle'))
                 tasks[name] = [task for task in bundle if name in ('core', task.name)]
                 if not tasks[name]:
-                    names_there = ', '.join(task.name for task in bundle)
-                    error(f"no such task ({name}). use hellaswag, core, FILE.jsonl, or one of {names_there}")
+                    raise ValueError("core.yaml has no such task")
             for task in tasks[name]:
                 read_examples(task, tokenizer, block_size, max_per_task)
         except Exception as e:  # a file may hold anything
@@ -227,11 +226,8 @@ def read_bundle(folder):
 
 def read_examples(task, tokenizer, block_size, limit):
     """Fill the task from its file; limit: at most so many examples, 0: all."""
-    lines = []
     with open(task.path, encoding='utf-8-sig') as f:
-        for number, line in enumerate(f, start=1):
-            if line.strip():
-                lines.append((number, line))
+        lines = [line for line in f if line.strip()]
     # with nanochat's seeds, here and below: the same examples and prompts
     random.Random(1337).shuffle(lines)
     if limit > 0:
@@ -240,9 +236,9 @@ def read_examples(task, tokenizer, block_size, limit):
         raise ValueError(f"{task.path} is empty")
     parsed = []
     try:
-        for number, line in lines:
+        for line in lines:
             parsed.append(json.loads(line))
-        for i, (number, _) in enumerate(lines):
+        for i, line in enumerate(lines):
             others = parsed[:i] + parsed[i + 1:]
             shots = random.Random(1234 + i).sample(others, min(task.shots, len(others)))
             rows, answer = render(parsed[i], shots, task.delimiter, tokenizer)
@@ -257,7 +253,7 @@ def read_examples(task, tokenizer, block_size, limit):
                 shortened.append((torch.tensor(ids[n_cut:]), start))
             task.examples.append((shortened, answer))
     except Exception as e:  # the line may hold anything
-        raise ValueError(f"{task.path}, line {number}: {e!r}")
+        raise ValueError(f"{e!r} in {task.path}, {line[:80]!r}")
 
 
 def render(example, shots, delimiter, tokenizer):
@@ -352,8 +348,8 @@ def score_task(model, task, ctx, rank=0, world_size=1):
 
 @torch.no_grad()
 def answer_losses(model, rows, ctx, rank=0, world_size=1):
-    """Two lists over rows, [(ids, where the answer begins)]: nats per token of the answer, and whether each
-    of its tokens is the most likely one. The same in all processes."""
+    """Two lists over rows, [(ids, where the answer begins)]: nats per token of the answer, and 1.0 if each of
+    its tokens is the most likely one, else 0.0. The same in all processes."""
     assert not model.training, "call model.eval() first"
     device = next(model.parameters()).device
     # batches of similar lengths, of at most 2,048 tokens after padding: their logits take 0.4 GB, of 50,304
@@ -364,8 +360,7 @@ def answer_losses(model, rows, ctx, rank=0, world_size=1):
             batches.append([])
         batches[-1].append(i)
     # each row has its own place; the device is asked for all of them at the end
-    losses = torch.zeros(len(rows), device=device)
-    greedy = torch.zeros(len(rows), device=device)
+    found = torch.zeros(2, len(rows), device=device)  # loss, greedy
     # texts have all lengths, and each would be compiled
     with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
         for batch, counts in shared_among(len(batches), rank, world_size):
@@ -379,6 +374,7 @@ def answer_losses(model, rows, ctx, rank=0, world_size=1):
             logits, nats = model(x.to(device), y, reduction='none')
             if counts:
                 place = torch.tensor(batches[batch], device=device)
-                losses[place] = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
-                greedy[place] = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1).float()
-    return all_reduce_sum(losses).tolist(), [hit > 0 for hit in all_reduce_sum(greedy).tolist()]
+                found[0, place] = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
+                found[1, place] = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1).float()
+    losses, greedy = all_reduce_sum(found).tolist()
+    return losses, greedy

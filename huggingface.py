@@ -10,6 +10,7 @@ What cannot be read or written is a ValueError of one line.
 """
 
 import dataclasses
+import glob
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 
 from common import first_line
 from model import PRESETS, GPTConfig
-from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, oniguruma
+from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
 
 # on the Hub; as nanoGPT calls them
 GPT2_REPOS = {
@@ -28,7 +29,7 @@ GPT2_REPOS = {
     'gpt2-xl': 'openai-community/gpt2-xl',
 }
 CLASSES = {'gpt2': 'GPT2LMHeadModel', 'llama': 'LlamaForCausalLM', 'modern': 'NanoChatForCausalLM'}
-MODEL_TYPES = {'gpt2': 'gpt2', 'llama': 'llama', 'modern': 'nanochat'}
+ARCHS = {'gpt2': 'gpt2', 'llama': 'llama', 'nanochat': 'modern'}  # their model_type, our preset
 
 # weights, without their .weight or .bias; {} is the number of the layer
 GPT2_WEIGHTS = [  # our names are GPT-2's
@@ -155,7 +156,8 @@ def to_config(config, dtype):
     """The config.json, a dict, of a GPTConfig. ValueError if transformers has no such network."""
     check_parts(config)
     arch = config.arch
-    out = {'architectures': [CLASSES[arch]], 'model_type': MODEL_TYPES[arch], 'dtype': dtype}
+    model_types = {ours: theirs for theirs, ours in ARCHS.items()}
+    out = {'architectures': [CLASSES[arch]], 'model_type': model_types[arch], 'dtype': dtype}
     for ours, theirs in FIELDS[arch].items():
         out[theirs] = getattr(config, ours)
     activations = {mlp: activation for activation, mlp in ACTIVATIONS.items()}
@@ -176,10 +178,7 @@ def to_config(config, dtype):
 
 def from_config(theirs):
     """The arguments of a GPTConfig for a config.json, a dict. An exception of some kind if there are none."""
-    archs = {model_type: arch for arch, model_type in MODEL_TYPES.items()}
-    if theirs.get('model_type') not in archs:
-        raise ValueError(f"its model_type is {theirs.get('model_type')!r}")
-    arch = archs[theirs['model_type']]
+    arch = ARCHS[theirs['model_type']]
     # what an old config.json leaves out; transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     defaults = {'n_inner': None, 'num_key_value_heads': None, 'rope_theta': 10000.0,
@@ -217,18 +216,17 @@ def from_config(theirs):
 
 # what is downloaded; the last only where there are no safetensors
 TOKENIZER_FILES = ['tokenizer*']
-MODEL_FILES = ['config.json', 'model*.safetensors*', *TOKENIZER_FILES]
-PICKLES = ['pytorch_model*']
+MODEL_FILES = ['config.json', 'model*.safetensors', *TOKENIZER_FILES]
+PICKLES = ['pytorch_model*.bin']
 
 
 def is_hub_name(source):
     """Whether `source` may name a model on the Hub: gpt2 and its sisters, OWNER/NAME, OWNER/NAME@REVISION."""
-    if source in GPT2_REPOS:
-        return not os.path.exists(source)
     owner = os.path.dirname(source)
-    if source.endswith('.pt'):
+    if source.endswith('.pt') or os.path.exists(source) or os.path.exists(owner):
         return False
-    return bool(re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source)) and not os.path.exists(owner)
+    is_full_name = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source) is not None
+    return source in GPT2_REPOS or is_full_name
 
 
 def find_folder(source, files):
@@ -249,26 +247,22 @@ def find_folder(source, files):
 
 
 def weight_files(folder):
-    """The paths of the files with a model's weights."""
-    for name in ['model.safetensors', 'pytorch_model.bin']:
-        path = os.path.join(folder, name)
-        if os.path.exists(path):
-            return [path]
-        if os.path.exists(path + '.index.json'):
-            with open(path + '.index.json', encoding='utf-8') as f:
-                files = json.load(f)['weight_map'].values()  # {weight: file}
-            return [os.path.join(folder, file) for file in sorted(set(files))]
+    """The paths of the files with a model's weights, which may be in several."""
+    for name in ['model.safetensors', 'model-*.safetensors', 'pytorch_model.bin', 'pytorch_model-*.bin']:
+        paths = glob.glob(os.path.join(glob.escape(folder), name))
+        if paths:
+            return sorted(paths)
     return []
 
 
 def read(source):
     """The model `source`, a folder or a name on the Hub, as the dict of a checkpoint (see checkpoint.read)
-    without an optimizer. Nothing in its files is executed."""
+    without an optimizer. Nothing in its files is executed. dtypes stay: checkpoint.build_model() converts."""
     folder = find_folder(source, MODEL_FILES)
     try:
         from safetensors.torch import load_file
         with open(os.path.join(folder, 'config.json'), encoding='utf-8-sig') as f:
-            theirs = json.load(f)
+            args = from_config(json.load(f))
         files = weight_files(folder) or weight_files(find_folder(source, PICKLES))
         if not files:
             raise ValueError("it has neither model.safetensors nor pytorch_model.bin")
@@ -278,32 +272,22 @@ def read(source):
                 weights.update(load_file(path))
             else:
                 weights.update(torch.load(path, map_location='cpu', weights_only=True))
-        return as_checkpoint(theirs, weights, read_tokenizer(source, needed=False), source)
+
+        arch = args['arch']
+        n_layer = len(weights)  # or fewer: a damaged config.json may have any number
+        our_names = {theirs: ours for ours, theirs in weight_names(arch, n_layer).items()}
+        model = {}
+        for name, p in weights.items():
+            if arch == 'gpt2' and not name.startswith(('transformer.', 'lm_head.')):
+                name = 'transformer.' + name  # OpenAI's GPT-2 was saved without it
+            ours = our_names.get(name, name)
+            model[ours] = convert(ours, p, args['n_head'], arch)
+        tokenizer_state = read_tokenizer(source, needed=False)
     except Exception as e:  # a file may say anything
         raise ValueError(f"{source} cannot be read into model.py ({type(e).__name__}: {first_line(e)}). "
                          "GPT-2, Llama and NanoChat can, with their activations, and rope as it is or "
                          "llama3's: choose another model, or save this one again with save_pretrained")
-
-
-def as_checkpoint(theirs, weights, tokenizer_state, path):
-    """The dict of a checkpoint for a config.json, a dict, and the weights under their names. dtypes stay:
-    checkpoint.build_model() converts."""
-    args = from_config(theirs)
-    arch = args['arch']
-    names = weight_names(arch, n_layer=len(weights))  # there are no more layers than weights
-    our_names = {name: ours for ours, name in names.items()}
-    model = {}
-    for name, p in weights.items():
-        if arch == 'gpt2' and not name.startswith(('transformer.', 'lm_head.')):
-            name = 'transformer.' + name  # OpenAI's GPT-2 was saved without it
-        ours = our_names.get(name, name)
-        model[ours] = convert(ours, p, args['n_head'], arch)
-    biases = [name for name in model if name in names and name.endswith('.bias')]
-    if biases and not any(model[name].any() for name in biases):  # transformers' GPT-2 always has them
-        args['bias'] = False
-        for name in biases:
-            del model[name]
-    return {'model': model, 'model_args': args, 'tokenizer': tokenizer_state, 'path': path}
+    return {'model': model, 'model_args': args, 'tokenizer': tokenizer_state, 'path': source}
 
 
 def read_tokenizer(source, needed=True):
@@ -334,8 +318,6 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
         'pad_token_id': None,  # NanoChat's default is 1, and row 1 of its embedding would not train
     }
     theirs.update(generation)
-    # ids that only pad the vocabulary
-    generation['suppress_tokens'] = list(range(tokenizer.n_vocab, config.vocab_size)) or None
     tokenizer_json, tokenizer_config = to_tokenizer_json(tokenizer, chat)
     texts = {
         'config.json': json.dumps(theirs, indent=2),
@@ -350,10 +332,6 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
     for name, text in texts.items():
         with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
             f.write(text)
-    # safetensors makes its files for their owner alone; those just written have what the umask says
-    mode = os.stat(os.path.join(folder, 'config.json')).st_mode
-    for name in os.listdir(folder):
-        os.chmod(os.path.join(folder, name), mode)
     return CLASSES[config.arch]
 
 
@@ -389,7 +367,7 @@ def to_tokenizer_json(tokenizer, chat):
         raise ValueError("its ids are no text, for which transformers has no tokenizer")
     if kind == 'hf':  # as it came
         text = state['json']
-        config = json.loads(state.get('config') or json.dumps(config))
+        config.update(tokenizer.config)
     else:
         if kind == 'char':
             vocab = {char: id for id, char in enumerate(state['chars'])}
@@ -413,7 +391,7 @@ def to_tokenizer_json(tokenizer, chat):
 def bpe_tokenizer(ranks, special, pattern):
     """A byte-level BPE. ranks: {token, in bytes: id}; special: {token: id}; pattern: the regular expression
     of tiktoken's that splits the text."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models
     letters = bytes_to_unicode()
     spelled = {}
     for token in ranks:
@@ -429,9 +407,6 @@ def bpe_tokenizer(ranks, special, pattern):
                 merges.append((spelled[left], spelled[right]))
     # ignore_merges: a word in the vocabulary is that token, however its merges would end, as in tiktoken
     out = Tokenizer(models.BPE({**vocab, **special}, merges, ignore_merges=True))
-    out.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(oniguruma(pattern)), 'isolated'),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    out.pre_tokenizer = pre_tokenizer_of(pattern)
     out.decoder = decoders.ByteLevel()
     return out

@@ -34,7 +34,6 @@ data_dir: str = None  # where the datasets are. None: data/ beside this file
 if __name__ == '__main__':  # the processes that encode import this file, too
     config, given = configure(globals(), positional='name')
 
-import codecs
 import collections
 import concurrent.futures
 import dataclasses
@@ -45,7 +44,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import multiprocessing
 import os
 import pickle
@@ -84,18 +82,17 @@ class NamedSet:
 
 
 TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
-OPENWEBTEXT = 'hf:Skylion007/openwebtext/plain_text/*.parquet'
-FINEWEB = 'hf:HuggingFaceFW/fineweb/sample/10BT/*.parquet'
-FINEWEB_EDU = 'hf:HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet'
-TINYSTORIES = 'hf:roneneldan/TinyStories/data/train-*.parquet'
 NAMED_SETS = {
     'pystdlib': NamedSet('', 'byte', config='config/quickstart.py'),
     'shakespeare_char': NamedSet(TINYSHAKESPEARE, 'char', config='config/train_shakespeare_char.py'),
     'shakespeare': NamedSet(TINYSHAKESPEARE, config='config/finetune_shakespeare.py'),
-    'openwebtext': NamedSet(OPENWEBTEXT, val_fraction=0.0005, config='config/train_gpt2.py'),
-    'fineweb': NamedSet(FINEWEB, val_fraction=0.0005, config='config/train_fineweb_124m.py'),
-    'fineweb_edu': NamedSet(FINEWEB_EDU, val_fraction=0.0005, config='config/train_edu_124m.py'),
-    'tinystories': NamedSet(TINYSTORIES, val_fraction=0.0005),
+    'openwebtext': NamedSet('hf:Skylion007/openwebtext/plain_text/*.parquet', val_fraction=0.0005,
+                            config='config/train_gpt2.py'),
+    'fineweb': NamedSet('hf:HuggingFaceFW/fineweb/sample/10BT/*.parquet', val_fraction=0.0005,
+                        config='config/train_fineweb_124m.py'),
+    'fineweb_edu': NamedSet('hf:HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet', val_fraction=0.0005,
+                            config='config/train_edu_124m.py'),
+    'tinystories': NamedSet('hf:roneneldan/TinyStories/data/train-*.parquet', val_fraction=0.0005),
 }
 # made as nanoGPT makes them, byte for byte: without <|endoftext|>
 AS_NANOGPT = ['shakespeare_char', 'shakespeare']
@@ -126,22 +123,16 @@ def fetch(url, path):
 ROW_KINDS = ['jsonl', 'json', 'parquet']
 TEXT_KINDS = ['txt', 'md', *ROW_KINDS]  # what is read of a folder
 PANDOC = 'make text of it: pandoc -t plain --wrap=none {0} -o {0}.txt'
-UNPACK = 'unpack it, and name the files that were in it'
-OTHER_KINDS = {
+OTHER_KINDS = {  # what to do with files that are no text, or whose markup would be read as text
     'html': PANDOC, 'htm': PANDOC, 'epub': PANDOC, 'docx': PANDOC, 'odt': PANDOC, 'rtf': PANDOC,
     'pdf': 'make text of it: pdftotext {0} {0}.txt',
-    'csv': 'make rows of it: python -c "import sys, pandas as pd; pd.read_csv(sys.argv[1]).to_parquet('
-           'sys.argv[2])" {0} {0}.parquet',
-    'zip': UNPACK, 'tar': UNPACK, 'tgz': UNPACK, 'bz2': UNPACK, 'xz': UNPACK, 'zst': UNPACK, '7z': UNPACK,
-    'bin': 'it holds token ids: put it into data/NAME as train.bin, see data/README.md',
-    'npy': 'it holds token ids: put it into data/NAME, where train.py reads it',
+    'csv': 'make rows of it, in Python: pandas.read_csv(PATH).to_parquet(PATH + ".parquet")',
 }
 
 
 def kind_of(path):
     """'txt', 'jsonl', ...: a file's ending; of a compressed file the one before .gz."""
-    base, ending = os.path.splitext(path.lower().removesuffix('.gz'))
-    return ending[1:]
+    return os.path.splitext(path.lower().removesuffix('.gz'))[1][1:]
 
 
 def find_files(sources):
@@ -149,35 +140,32 @@ def find_files(sources):
     read once, under whatever names it is found."""
     found = {}  # by their real paths
     for source in sources:
-        if source.startswith('hf:'):
-            for path in find_hub_files(source):
-                found[path] = path
-            continue
         pattern = os.path.expanduser(source)
-        matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        if not matches:
-            error(f"no such file or folder ({source}). name the one with your text")
+        if source.startswith('hf:'):
+            matches = find_hub_files(source)
+        elif os.path.exists(pattern):
+            matches = [pattern]
+        else:
+            matches = sorted(glob.glob(pattern, recursive=True))
         chosen = []
         others = []
         for path in matches:
-            if os.path.isdir(path):
-                inside = list(files_below(path))
-                chosen += [file for file in inside if kind_of(file) in TEXT_KINDS]
-                others += [file for file in inside if kind_of(file) not in TEXT_KINDS]
-            elif kind_of(path) in OTHER_KINDS:
-                others.append(path)
-            else:
-                chosen.append(path)  # any other kind is plain text
-        if not chosen and others:
-            remedy = OTHER_KINDS.get(kind_of(others[0]), 'name its files, to read them as text: --input=FILE')
-            error(f"no .txt, .md, .jsonl, .json or .parquet ({others[0]}). "
-                  f"{remedy.format(shlex.quote(others[0]))}")
+            files = files_below(path) if os.path.isdir(path) else [path]
+            for file in files:
+                kind = kind_of(file)
+                # any other kind is plain text, too, if it is named; in a folder it may be an image
+                if kind in TEXT_KINDS or file == path and kind not in OTHER_KINDS:
+                    chosen.append(file)
+                else:
+                    others.append(file)
+        if not chosen:
+            what = others[0] if others else source
+            remedy = OTHER_KINDS.get(kind_of(what), 'name a file with text, or a folder that has some')
+            error(f"no .txt, .md, .jsonl, .json or .parquet ({what}). {remedy.format(shlex.quote(what))}")
         if others:
             print0(f"skipping {len(others):,} files of other kinds in {source}, such as {others[0]}")
         for path in chosen:
             found.setdefault(os.path.realpath(path), path)
-    if not found:
-        error(f"no files ({', '.join(sources)}). name the file or folder with your text")
     return list(found.values())
 
 
@@ -198,19 +186,17 @@ def find_pystdlib():
 
 
 def find_hub_files(source):
-    """'hf:OWNER/NAME/FILE' for each file of a Hub dataset that fits OWNER/NAME/PATTERN, by default the
-    .parquet ones."""
-    owner, _, rest = source.removeprefix('hf:').partition('/')
-    repo_name, _, pattern = rest.partition('/')
-    repo = f'{owner}/{repo_name}'
+    """'hf:OWNER/NAME/FILE' for each file of a Hub dataset that fits source, 'hf:OWNER/NAME/PATTERN'."""
     try:
         import huggingface_hub
+        owner, repo_name, pattern = source.removeprefix('hf:').split('/', 2)
+        repo = f'{owner}/{repo_name}'
         names = huggingface_hub.HfApi().list_repo_files(repo, repo_type='dataset')
     except Exception as e:
-        error(f"{source} cannot be listed ({type(e).__name__}: {first_line(e)}). it needs pip install "
-              "huggingface_hub and the network; some sets want you to accept their terms and to log in: hf "
-              "auth login")
-    found = sorted(name for name in names if fnmatch.fnmatch(name, pattern or '*.parquet'))
+        error(f"{source} cannot be listed ({type(e).__name__}: {first_line(e)}). it is to be "
+              "hf:OWNER/NAME/PATTERN, and needs pip install huggingface_hub and the network; some sets want "
+              "you to accept their terms and to log in: hf auth login")
+    found = sorted(name for name in names if fnmatch.fnmatch(name, pattern))
     if not found:
         error(f"{source} fits none of its files ({', '.join(names[:5])}, ...). name a pattern of theirs")
     return [f'hf:{repo}/{name}' for name in found]
@@ -222,11 +208,7 @@ def local_path(path):
         return path
     import huggingface_hub
     owner, repo_name, file = path.removeprefix('hf:').split('/', 2)
-    try:
-        return huggingface_hub.hf_hub_download(f'{owner}/{repo_name}', file, repo_type='dataset')
-    except Exception as e:
-        raise ValueError(f"{path} cannot be downloaded ({type(e).__name__}: {first_line(e)}). run the same "
-                         "command again later: it goes on with this file")
+    return huggingface_hub.hf_hub_download(f'{owner}/{repo_name}', file, repo_type='dataset')
 
 
 # -----------------------------------------------------------------------------
@@ -236,24 +218,22 @@ def local_path(path):
 def read_text(path, by_line=False):
     """The text of a file, a million characters or a line at a time; each line ends in \\n."""
     opened = gzip.open if path.lower().endswith('.gz') else open
-    base, ending = os.path.splitext(path)
-    iconv = f"-t utf-8 {shlex.quote(path)} > {shlex.quote(base + '.utf8' + ending)}"
+    remedy = (f"if it is text, convert it: iconv -f ENCODING -t utf-8 {shlex.quote(path)} > NEW_FILE, with "
+              "cp1252, gb18030, euc-kr, utf-16le, ... as ENCODING")
     try:
         with opened(path, 'rb') as file:
-            has_utf16_mark = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            has_utf16_mark = file.peek(2).startswith((b'\xff\xfe', b'\xfe\xff'))
             f = io.TextIOWrapper(file, 'utf-16' if has_utf16_mark else 'utf-8-sig')
             blocks = f if by_line else iter(lambda: f.read(1 << 20), '')
             try:
                 for text in blocks:
                     if '\0' in text:
-                        raise ValueError(f"{path} holds NUL characters, so it is no text in UTF-8. if it is "
-                                         f"UTF-16 without a mark: iconv -f utf-16le {iconv}")
+                        raise ValueError(f"{path} holds NUL characters, so it is no text in UTF-8. {remedy}")
                     yield text
             except UnicodeDecodeError as e:
                 offset = file.tell() - len(e.object) + e.start  # e.object is what was read last
-                what = f"byte 0x{e.object[e.start]:02x} at offset {offset}"
-                raise ValueError(f"{path} is not {e.encoding.upper()} ({what}). if it is text, convert it: "
-                                 f"iconv -f ENCODING {iconv}, with cp1252, gb18030, euc-kr, ... as ENCODING")
+                raise ValueError(f"{path} is not {e.encoding.upper()} (byte 0x{e.object[e.start]:02x} at "
+                                 f"offset {offset}). {remedy}")
     except (OSError, EOFError, zlib.error) as e:  # the last two: of a .gz that is cut off or damaged
         raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). make it readable, or save or "
                          "download it again")
@@ -302,14 +282,13 @@ def read_parquet(path):
 # -----------------------------------------------------------------------------
 # documents
 
+# characters that are encoded at once: more than most books. Hugging Face's take 150 bytes of memory for each
+LONGEST_TEXT = 1 << 22
 
-def read_documents(paths, notes, split_at='words'):
-    """(begins, text, path) for the documents of all files, in order. A long one comes as several texts, which
-    are cut where it does not change their ids; only the first of them begins one. notes: a Counter of what
-    should be told."""
-    # 'nowhere': Llama 2's tokenizer, for one, puts a space before whatever it is given. So only a text that
-    # is longer than most books is cut, as it takes 150 bytes of memory per character
-    most = 1 << 22 if split_at == 'nowhere' else 1 << 20
+
+def read_documents(paths, notes):
+    """(begins, text, path) for the documents of all files, in order. A very long one comes as several texts,
+    and only the first of them begins one. notes: a Counter of what should be told."""
     for path in paths:
         path = local_path(path)
         if kind_of(path) in ROW_KINDS:
@@ -320,19 +299,13 @@ def read_documents(paths, notes, split_at='words'):
         held = ''  # of the document
         for text, is_end in texts:
             held += text
-            start = 0
-            while len(held) - start > most:
-                window = held[start:start + most]
-                if split_at == 'nowhere':
-                    found = re.match(r'.*\n', window, re.DOTALL)
-                else:
-                    # between a letter and a space: no pattern of a tokenizer joins the two, or looks back
-                    found = re.match(r'.*[^\W\d_](?=[ \n\r\t])', window, re.DOTALL)
-                cut = found.end() if found else most
-                yield begins, window[:cut], path
+            while len(held) > LONGEST_TEXT:
+                # cut between a letter and a space: no pattern of a tokenizer joins the two, or looks back
+                found = re.match(r'.*[^\W\d_](?=[ \n\r\t])', held[:LONGEST_TEXT], re.DOTALL)
+                cut = found.end() if found else LONGEST_TEXT
+                yield begins, held[:cut], path
                 begins = False
-                start += cut
-            held = held[start:]
+                held = held[cut:]
             if is_end:
                 if held:
                     yield begins, held, path
@@ -374,19 +347,22 @@ def read_texts(path, notes):
 
 
 def gather_pieces(documents, n_bytes):
-    """(documents, whether they are the last ones) for pieces with n_bytes of text each, or a little more. The
-    texts are in UTF-8, which takes the least memory."""
+    """(shard, documents) for pieces with n_bytes of text each, or a little more. shard: what the names of its
+    files have behind train or val, _000000 and so on; nothing if it is the only one. The texts are in UTF-8,
+    which takes the least memory."""
+    number = 0
     piece = []
     filled = 0
     for begins, text, path in documents:
         if filled >= n_bytes:
-            yield piece, False
+            yield f'_{number:06d}', piece
+            number += 1
             piece = []
             filled = 0
         content = text.encode()
         piece.append((begins, content, path))
         filled += len(content)
-    yield piece, True
+    yield f'_{number:06d}' if number else '', piece
 
 
 # -----------------------------------------------------------------------------
@@ -426,33 +402,30 @@ def split_by_hash(text, val_fraction):
 # -----------------------------------------------------------------------------
 # shards
 
-SPLITS = ['train', 'val']
+COUNTS = ['tokens', 'bytes', 'token_bytes', 'documents', 'lost_characters']
 
 
 def dtype_of(tok):
     return np.dtype('<u2' if tok.n_vocab <= 1 << 16 else '<u4')
 
 
-def encode_shard(number, documents, folder, val_fraction, as_nanogpt):
+def encode_shard(shard, documents, folder):
     """Write the ids of a piece to train_00000k.bin and val_00000k.bin, then a record of what is in them: a
-    shard that has one is whole, and is not made again. number: '_00000k', or '' of a single piece, which
-    becomes train.bin and val.bin. Returns the record."""
-    record_path = os.path.join(folder, f'shard{number}.json')
+    shard that has one is whole, and is not made again. Returns the record, {split: what meta.json says of
+    its file}."""
+    record_path = os.path.join(folder, f'shard{shard}.json')
     record = read_json(record_path)
     if record:
         return record
-    tok = tokenizer_in(folder)
+    meta, tok = read_begun(folder)
     dtype = dtype_of(tok)
-    separator = b''
-    if tok.end_of_text is not None and not as_nanogpt:
-        separator = np.array(tok.end_of_text, dtype).tobytes()
     token_bytes = tok.token_bytes()
-    content = {}
-    for split in SPLITS:
-        content[split] = bytearray()
-        record[split] = {'tokens': 0, 'bytes': 0, 'token_bytes': 0, 'documents': 0, 'lost_characters': 0,
-                         'shards': []}
-    for split, begins, text, path in divide_splits(documents, val_fraction):
+    separator = b''
+    if meta['end_of_text'] is not None:
+        separator = np.array(meta['end_of_text'], dtype).tobytes()
+    content = collections.defaultdict(bytearray)
+    counts = collections.defaultdict(collections.Counter)
+    for split, begins, text, path in divide_splits(documents, meta['plan']['val_fraction']):
         try:
             ids = tok.encode(text)
         except ValueError as e:
@@ -460,40 +433,34 @@ def encode_shard(number, documents, folder, val_fraction, as_nanogpt):
         if begins:
             content[split] += separator
         content[split] += ids.astype(dtype).tobytes()
-        entry = record[split]
-        entry['documents'] += begins
-        entry['bytes'] += len(text.encode())
+        counts[split]['documents'] += begins
+        counts[split]['bytes'] += len(text.encode())
         # a tokenizer of Hugging Face may drop text: then the bytes of its tokens are not those of the text
-        entry['token_bytes'] += int(token_bytes[ids].sum())
-        entry['lost_characters'] += tok.count_lost(text, ids)
-    for split, entry in record.items():
-        if content[split]:
-            file = f'{split}{number}.bin'
-            write_whole(os.path.join(folder, file), content[split])
-            entry['tokens'] = len(content[split]) // dtype.itemsize
-            sha256 = hashlib.sha256(content[split]).hexdigest()
-            entry['shards'].append({'file': file, 'tokens': entry['tokens'], 'sha256': sha256})
+        counts[split]['token_bytes'] += int(token_bytes[ids].sum())
+        counts[split]['lost_characters'] += tok.count_lost(text, ids)
+    for split, ids in content.items():
+        if not ids:
+            continue
+        file = f'{split}{shard}.bin'
+        write_whole(os.path.join(folder, file), ids)
+        record[split] = {'file': file, 'sha256': hashlib.sha256(ids).hexdigest(),
+                         'tokens': len(ids) // dtype.itemsize, **counts[split]}
     write_json(record_path, record)
     return record
 
 
-def encode_shards(pieces, n_processes, *args):
-    """The record of each shard, in order. args: the last ones of encode_shard()."""
-    executor = None
+def encode_shards(pieces, n_processes, folder):
+    """The record of each shard, in order."""
+    # forks of a process without threads; of one with torch in it they could hang
+    context = multiprocessing.get_context('forkserver' if sys.platform == 'linux' else 'spawn')
+    executor = concurrent.futures.ProcessPoolExecutor(n_processes, context, follow_parent)
     waiting = collections.deque()  # one more than there are processes, so that none of them has to wait
     try:
-        for number, (documents, is_last) in enumerate(pieces):
-            is_single = number == 0 and is_last
-            shard_number = '' if is_single else f'_{number:06d}'
-            if n_processes == 1 or is_single:
-                yield encode_shard(shard_number, documents, *args)
-                documents.clear()  # makes room for the next ones
+        for shard, documents in pieces:
+            if n_processes == 1 or not shard:
+                yield encode_shard(shard, documents, folder)
                 continue
-            if executor is None:
-                # forks of a process without threads; of one with torch in it they could hang
-                context = multiprocessing.get_context('forkserver' if sys.platform == 'linux' else 'spawn')
-                executor = concurrent.futures.ProcessPoolExecutor(n_processes, context, follow_parent)
-            waiting.append(executor.submit(encode_shard, shard_number, documents, *args))
+            waiting.append(executor.submit(encode_shard, shard, documents, folder))
             if len(waiting) > n_processes:
                 yield waiting.popleft().result()
         for future in waiting:
@@ -502,10 +469,9 @@ def encode_shards(pieces, n_processes, *args):
         raise ValueError("a process that encodes was killed, perhaps for lack of memory. run the same "
                          "command with fewer --processes: it goes on")
     finally:
-        if executor:
-            for process in multiprocessing.active_children():  # after an error they would go on for minutes
-                process.terminate()
-            executor.shutdown(cancel_futures=True)
+        for process in multiprocessing.active_children():  # after an error they would go on for minutes
+            process.terminate()
+        executor.shutdown(cancel_futures=True)
 
 
 def follow_parent():
@@ -528,24 +494,22 @@ OTHER_TOKENIZER = "use another one: --tokenizer=byte, gpt2 or bpe:8192, which ha
 def choose_tokenizer(spec, paths):
     """The tokenizer that --tokenizer names; a vocabulary that is learned is learned from the files."""
     if not spec:
-        megabytes = sum(os.path.getsize(path) for path in paths if not path.startswith('hf:')) / 1e6
-        spec = 'gpt2' if chat or megabytes > 1 or paths[0].startswith('hf:') else 'char'
-        print0(f"tokenizer {spec} for {megabytes:.2f} MB. also: --tokenizer=char, byte, gpt2, bpe:8192")
-    is_learned = spec == 'char' or spec.startswith('bpe:')
-    if is_learned and chat:
-        raise ValueError(f"--chat learns no tokenizer ({spec}). use that of the model to finetune: "
-                         "--tokenizer=OUT_DIR/ckpt.pt; or byte, gpt2, hf:OWNER/NAME")
+        sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]  # not those of the Hub
+        is_small = len(sizes) == len(paths) and sum(sizes) < 1e6
+        spec = 'char' if is_small and not chat else 'gpt2'
+        print0(f"tokenizer {spec}. also: --tokenizer=char, byte, gpt2, bpe:8192")
     if spec == 'char':
         chars = set()
         n_documents = 0
         for begins, text, _ in read_documents(paths, collections.Counter()):
             chars.update(text)
             n_documents += begins
-        added = [END_OF_TEXT] if n_documents > 1 else []
-        state = {'kind': 'char', 'chars': ''.join(sorted(chars)), 'added': added}
-    elif is_learned:
+        state = {'kind': 'char', 'chars': ''.join(sorted(chars)), 'added': []}
+        if n_documents > 1:
+            state['added'].append(END_OF_TEXT)
+    elif spec.startswith('bpe:'):
         print0(f"learning {spec[4:]} tokens")
-        return learn_bpe(int(spec[4:]), texts_to_learn_from(paths))
+        state = learn_bpe(int(spec[4:]), texts_to_learn_from(paths)).state()
     elif spec == 'byte':
         state = {'kind': 'byte'}
     elif spec.startswith('hf:'):
@@ -565,15 +529,15 @@ def choose_tokenizer(spec, paths):
 
 
 @functools.cache  # GPT-2's takes a quarter of a second to make
-def tokenizer_in(folder):
-    """The tokenizer that main() has written into a folder."""
-    meta = read_json(os.path.join(folder, 'plan.json'))
-    return make_tokenizer(read_tokenizer_files(folder, meta))
+def read_begun(folder):
+    """(what begun.json says, its tokenizer)"""
+    meta = read_json(os.path.join(folder, 'begun.json'))
+    return meta, make_tokenizer(read_tokenizer_files(folder, meta))
 
 
 def texts_to_learn_from(paths):
-    """The beginnings of about 64 of the files, 67 million characters together."""
-    chosen = paths[::math.ceil(len(paths) / 64)]
+    """The beginnings of at most 64 of the files, 67 million characters together."""
+    chosen = paths[::len(paths) // 64 + 1]
     for path in chosen:
         left = (1 << 26) // len(chosen)
         for _, text, _ in read_documents([path], collections.Counter()):
@@ -585,56 +549,47 @@ def texts_to_learn_from(paths):
 
 
 # -----------------------------------------------------------------------------
-# a dataset, in the folder `work`. Each adds to `meta` what meta.json says of the splits
+# the splits, in the folder `work`; what meta.json says of them is added to `meta`
 
 
 def write_json(path, value):
     write_whole(path, json.dumps(value, indent=1).encode())
 
 
-def make_text(work, meta, paths, share, as_nanogpt):
-    tok = tokenizer_in(work)
+def make_text(work, meta, paths):
     notes = collections.Counter()
-    pieces = gather_pieces(read_documents(paths, notes, tok.split_at), shard_mb * 1e6)
-    splits = {}
-    for record in encode_shards(pieces, processes or os.cpu_count(), work, share, as_nanogpt):
+    pieces = gather_pieces(read_documents(paths, notes), shard_mb * 1e6)
+    shards = {'train': [], 'val': []}
+    n_train = 0
+    for record in encode_shards(pieces, processes or os.cpu_count(), work):
         for split, entry in record.items():
-            if split not in splits:
-                splits[split] = entry
-            else:
-                for key, value in entry.items():
-                    splits[split][key] += value
-        n_train = splits['train']['tokens']
+            shards[split].append(entry)
+        n_train = sum(entry['tokens'] for entry in shards['train'])
         print0(f"{n_train:,} tokens to train on")
         if max_tokens is not None and n_train >= max_tokens:
             break
     if n_train < 2:
-        shutil.rmtree(work, ignore_errors=True)  # these shards are of no use
         raise ValueError("too little text: none to train on. use more, or a smaller --val_fraction")
-    meta['splits'] = {split: entry for split, entry in splits.items() if entry['tokens']}
-
-    if meta['tokenizer']['kind'] == 'char':  # the same vocabulary for what reads nanoGPT's folders
-        stoi = {char: id for id, char in enumerate(meta['tokenizer']['chars'])}
-        stoi.update(tok.special)
-        itos = {id: char for char, id in stoi.items()}
-        content = pickle.dumps({'vocab_size': tok.n_vocab, 'itos': itos, 'stoi': stoi})
-        write_whole(os.path.join(work, 'meta.pkl'), content)
-        meta['checksums']['meta.pkl'] = hashlib.sha256(content).hexdigest()
+    for split, entries in shards.items():
+        if entries:
+            meta['splits'][split] = {'shards': entries}
+            for key in COUNTS:
+                meta['splits'][split][key] = sum(entry[key] for entry in entries)
 
     if notes['markers']:
         print0(f"{END_OF_TEXT} separates the documents of plain text ({notes['markers']:,} times)")
     if notes['end in marker']:
         print0(f"note: {notes['end in marker']:,} texts end in {END_OF_TEXT}. in a row that is text, and not "
                "the token, which stands before each document anyway: remove it from the rows")
-    n_lost = sum(entry['lost_characters'] for entry in splits.values())
+    n_lost = sum(entry['lost_characters'] for entry in meta['splits'].values())
     if n_lost:
         print0(f"note: the tokenizer loses {n_lost:,} characters of the text. {OTHER_TOKENIZER}")
 
 
-def make_conversations(work, meta, paths, share):
+def make_conversations(work, meta, paths):
     """Beside the ids of a split, train.bin, lie train.mask, a bit per id, set if the assistant says it, and
     train.starts, where each conversation begins. All of them are in memory."""
-    tok = tokenizer_in(work)
+    tok = make_tokenizer(read_tokenizer_files(work, meta))
     form = chat_format(tok)
     conversations = []
     left_out = []  # why
@@ -647,35 +602,41 @@ def make_conversations(work, meta, paths, share):
     if left_out:
         print0(f"note: {len(left_out):,} rows are no conversations and are left out, first {left_out[0]}")
 
-    found = {split: [] for split in SPLITS}
+    share = meta['plan']['val_fraction']
+    n_train = round((1 - share) * len(conversations))
+    are_few = len(conversations) * share < 5  # so few that val might have none: it is the end
+    rendered = {'train': [], 'val': []}
     for number, messages in enumerate(conversations):
-        if len(conversations) * share < 5:  # so few that val might have none: it is the end
-            split = 'val' if number >= round((1 - share) * len(conversations)) else 'train'
+        if are_few:
+            split = 'train' if number < n_train else 'val'
         else:
             key = json.dumps([list(message.values()) for message in messages], ensure_ascii=False)
             split = split_by_hash(key, share)
-        found[split].append(form.render(messages))
-    if not found['train']:
+        rendered[split].append(form.render(messages))
+    if not rendered['train']:
         raise ValueError("no conversation to train on. give more of them, see docs/chat.md, or a smaller "
                          "--val_fraction")
 
     meta['chat'] = form.template
-    for split, rendered in found.items():
-        if not rendered:
+    for split, pairs in rendered.items():
+        if not pairs:
             continue
-        ids = np.concatenate([ids for ids, _ in rendered]).astype(dtype_of(tok))
-        mask = np.concatenate([mask for _, mask in rendered])
-        ends = np.cumsum([len(ids) for ids, _ in rendered])
-        starts = np.concatenate(([0], ends[:-1])).astype('<u8').tobytes()
-        bits = np.packbits(mask, bitorder='little').tobytes()
-        files = {f'{split}.bin': ids.tobytes(), f'{split}.mask': bits, f'{split}.starts': starts}
+        ids = np.concatenate([ids for ids, mask in pairs])
+        mask = np.concatenate([mask for ids, mask in pairs])
+        lengths = np.array([len(ids) for ids, mask in pairs])
+        starts = np.cumsum(lengths) - lengths
+        files = {
+            f'{split}.bin': ids.astype(dtype_of(tok)).tobytes(),
+            f'{split}.mask': np.packbits(mask, bitorder='little').tobytes(),
+            f'{split}.starts': starts.astype('<u8').tobytes(),
+        }
         for file, content in files.items():
             write_whole(os.path.join(work, file), content)
             meta['checksums'][file] = hashlib.sha256(content).hexdigest()
         meta['splits'][split] = {
-            'tokens': len(ids), 'bytes': int(tok.token_bytes()[ids].sum()), 'documents': len(rendered),
-            'targets': int(mask.sum()), 'sha256': meta['checksums'][f'{split}.bin'],
-            'mask_sha256': hashlib.sha256(bits + starts).hexdigest()}
+            'tokens': len(ids), 'bytes': int(tok.token_bytes()[ids].sum()), 'documents': len(pairs),
+            'sha256': meta['checksums'][f'{split}.bin'],
+            'mask_sha256': hashlib.sha256(files[f'{split}.mask'] + files[f'{split}.starts']).hexdigest()}
 
 
 # -----------------------------------------------------------------------------
@@ -699,28 +660,22 @@ def move_into_place(folder, work):
     for name in os.listdir(folder):
         if OUR_FILES.fullmatch(name) and name not in names:  # of what was there
             os.remove(os.path.join(folder, name))
-    # nothing can go on from shards that are no longer in `work`
-    clear(work, keep=['.lock', 'meta.json'])
     os.replace(os.path.join(work, 'meta.json'), os.path.join(folder, 'meta.json'))
     shutil.rmtree(work, ignore_errors=True)
 
 
-def clear(folder, keep):
-    for name in os.listdir(folder):
-        if name not in keep:
-            os.remove(os.path.join(folder, name))
+def fetch_benchmark():
+    url = BENCHMARKS[name]
+    path = os.path.join(data_dir or DATA_DIR, os.path.basename(url))
+    fetch(url, path)
+    if path.endswith('.zip'):
+        with zipfile.ZipFile(path) as f:
+            f.extractall(os.path.dirname(path))
+    print0(f"{path} is there. measure on it: python eval.py --tasks={name}")
 
 
 def main():
-    if name in BENCHMARKS:
-        url = BENCHMARKS[name]
-        path = os.path.join(data_dir or DATA_DIR, os.path.basename(url))
-        fetch(url, path)
-        if path.endswith('.zip'):
-            with zipfile.ZipFile(path) as f:
-                f.extractall(os.path.dirname(path))
-        print0(f"{path} is there. measure on it: python eval.py --tasks={name}")
-        return
+    # which dataset, of which files
     dataset = name
     sources = input
     if sources is None and name not in NAMED_SETS and os.path.exists(name):
@@ -736,89 +691,98 @@ def main():
     if sources is not None:
         paths = find_files(sources)
     elif named.source.startswith('hf:'):
-        paths = find_files([named.source])
+        paths = find_hub_files(named.source)
     elif named.source:
         paths = [os.path.join(folder, 'input.txt')]
         fetch(named.source, paths[0])
     else:
         paths = find_pystdlib()
 
-    try:
-        # what decides the result: with the same an earlier preparation is continued, or is done
-        spec = tokenizer or named.tokenizer
-        share = named.val_fraction if val_fraction is None else val_fraction
-        stamps = []  # which change when the content of a file does
-        for path in [*paths, spec]:
-            if os.path.isfile(path):
-                found = os.stat(path)
-                path = f'{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}'
-            stamps.append(path)
-        files = hashlib.sha256('\n'.join(stamps).encode('utf-8', 'surrogateescape')).hexdigest()
-        plan = {'tokenizer': spec, 'text_key': text_key, 'val_fraction': share, 'max_tokens': max_tokens,
-                'shard_mb': shard_mb, 'chat': chat, 'files': files}
+    # what decides the result: with the same an earlier preparation is continued, or is done
+    spec = tokenizer or named.tokenizer
+    share = named.val_fraction if val_fraction is None else val_fraction
+    stamps = []  # which change when the content of a file does
+    for path in [*paths, spec]:
+        if os.path.isfile(path):
+            found = os.stat(path)
+            path = f'{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}'
+        stamps.append(path)
+    files = hashlib.sha256('\n'.join(stamps).encode('utf-8', 'surrogateescape')).hexdigest()
+    plan = {'tokenizer': spec, 'text_key': text_key, 'val_fraction': share, 'max_tokens': max_tokens,
+            'shard_mb': shard_mb, 'chat': chat, 'files': files}
 
-        was_moving = os.path.exists(os.path.join(work, 'meta.json'))
-        if was_moving:  # when it was killed
-            with checkpoint.lock_folder(work):
-                move_into_place(folder, work)
-        if bin_files(folder, 'train') and (was_moving or not overwrite):
-            meta = read_json(os.path.join(folder, 'meta.json'))
-            if meta.get('plan') == plan:
-                print0(f"{folder} is there already. --overwrite makes it again")
-                print_summary(dataset, folder, meta, named)
-                return
-            if not overwrite:
-                error(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}), or the "
-                      "text has changed. give this one another name, or replace that one with --overwrite")
+    with checkpoint.lock_folder(folder):
+        try:
+            meta = make_dataset(folder, work, plan, paths)
+        except ValueError as e:  # of the text or the tokenizer
+            if not glob.glob('shard_*.json', root_dir=work):  # from which it could go on
+                shutil.rmtree(work, ignore_errors=True)
+            error(str(e))
+        except OSError as e:  # a full disk
+            error(f"{first_line(e)}. mend that, and run the same command again: it goes on")
 
-        os.makedirs(work, exist_ok=True)
-        with checkpoint.lock_folder(work):
-            meta = read_json(os.path.join(work, 'plan.json'))
-            if meta.get('plan') == plan:
-                print0("going on from the shards that are there")
-            else:
-                clear(work, keep=['.lock'])
-                tok = choose_tokenizer(spec, paths)
-                meta = write_tokenizer_files(work, tok, dtype_of(tok))
-                meta['splits'] = {}
-                meta['command'] = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
-                meta['plan'] = plan
-                write_json(os.path.join(work, 'plan.json'), meta)
-            if chat:
-                make_conversations(work, meta, paths, share)
-            else:
-                make_text(work, meta, paths, share, dataset in AS_NANOGPT)
-            write_json(os.path.join(work, 'meta.json'), meta)
-            move_into_place(folder, work)
-    except ValueError as e:  # of the text or the tokenizer
-        if not glob.glob(os.path.join(glob.escape(work), 'shard*.json')):  # from which it could go on
-            shutil.rmtree(work, ignore_errors=True)
-            if not os.listdir(folder):
-                os.rmdir(folder)
-        error(str(e))
-    except OSError as e:
-        error(f"{e.filename or folder} cannot be read or written ({e.strerror or first_line(e)}). make room, "
-              "and run the same command again: it goes on; or name another file or --data_dir")
-    print_summary(dataset, folder, meta, named)
-
-
-def print_summary(dataset, folder, meta, named):
     for split, entry in meta['splits'].items():
         print0(f"{folder}, {split}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, "
                f"{entry['bytes']:,} bytes of text")
-    flags = f'{named.config} --dataset={shlex.quote(dataset)}'
-    if 'chat' in meta:
-        flags = f'config/finetune_chat.py --dataset={shlex.quote(dataset)} --init_from=THE_RUN_TO_FINETUNE'
-    if data_dir:
-        flags += f' --data_dir={shlex.quote(data_dir)}'
     state = meta['tokenizer']
-    print0(f"tokenizer {state.get('name', state['kind'])}, {meta['vocab_size']:,} ids. train on it: "
-           f"python train.py {flags}")
+    print0(f"tokenizer {state.get('name', state['kind'])}, {meta['vocab_size']:,} ids")
+    config = 'config/finetune_chat.py' if chat else named.config
+    command = ['python', 'train.py', config, f'--dataset={dataset}']
+    if data_dir:
+        command.append(f'--data_dir={data_dir}')
+    print0(f"train on it: {shlex.join(command)}")
+
+
+def make_dataset(folder, work, plan, paths):
+    """Make the dataset in `work`, then move it into its folder, unless it is there. Returns its meta.json,
+    which is called begun.json as long as shards can be missing."""
+    if os.path.exists(os.path.join(work, 'meta.json')):  # killed while it moved its files
+        move_into_place(folder, work)
+    if bin_files(folder, 'train') and not overwrite:
+        meta = read_json(os.path.join(folder, 'meta.json'))
+        if meta.get('plan') != plan:
+            error(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}), or the text "
+                  "has changed. give this one another name, or replace that one with --overwrite")
+        print0(f"{folder} is there already. --overwrite makes it again")
+        return meta
+
+    begun = os.path.join(work, 'begun.json')
+    meta = read_json(begun)
+    if meta.get('plan') == plan:
+        print0("going on from the shards that are there")
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+        os.makedirs(work)
+        tok = choose_tokenizer(plan['tokenizer'], paths)
+        meta = write_tokenizer_files(work, tok, dtype_of(tok))
+        if os.path.basename(folder) in AS_NANOGPT:
+            meta['end_of_text'] = None  # no id stands before each document
+        if tok.state()['kind'] == 'char':  # the vocabulary for what reads nanoGPT's folders
+            stoi = {char: id for id, char in enumerate(tok.state()['chars'])} | tok.special
+            itos = {id: char for char, id in stoi.items()}
+            content = pickle.dumps({'vocab_size': tok.n_vocab, 'itos': itos, 'stoi': stoi})
+            write_whole(os.path.join(work, 'meta.pkl'), content)
+            meta['checksums']['meta.pkl'] = hashlib.sha256(content).hexdigest()
+        meta['splits'] = {}
+        meta['command'] = shlex.join(['python', 'prepare.py'] + sys.argv[1:])
+        meta['plan'] = plan
+        write_json(begun, meta)
+    if chat:
+        make_conversations(work, meta, paths)
+    else:
+        make_text(work, meta, paths)
+    write_json(begun, meta)
+    os.replace(begun, os.path.join(work, 'meta.json'))  # from here on nothing can go on from these shards
+    move_into_place(folder, work)
+    return meta
 
 
 if __name__ == '__main__':
     try:
-        main()
+        if name in BENCHMARKS:
+            fetch_benchmark()
+        else:
+            main()
     except KeyboardInterrupt:
         print0("stopped. the same command goes on from the shards that are there")
         sys.exit(130)

@@ -6,8 +6,6 @@ ids that are plain numbers. Each of them has
     end_of_text          the id that stands before each document, or None
     stop_ids             ids that end a text when they are generated, a list
     special              {token: id} of the special tokens
-    split_at             where a text may be cut without changing its ids: 'anywhere', at 'words' (between a
-                         letter and a space), 'nowhere'
     encode(text)         the ids, an array. Nothing in the text is special: <|endoftext|> is 13 characters
     encode_prompt(text)  the ids as a list, in which special tokens are themselves
     decode(ids)          the text
@@ -28,7 +26,7 @@ import re
 
 import numpy as np
 
-from common import first_line, print0, write_whole
+from common import first_line, write_whole
 
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
@@ -36,7 +34,6 @@ GPT2_STATE = {'kind': 'tiktoken', 'name': 'gpt2'}  # for make_tokenizer(): it is
 # the split pattern of GPT-4's tokenizer (tiktoken's cl100k_base), also that of a learned BPE
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
            r"\s*[\r\n]|\s+(?!\S)|\s")
-UNKNOWN = ('<unk>', '<UNK>', '[UNK]')  # what tokenizers have for what they do not know
 # a text with a bit of everything: what two tokenizers make of it tells whether they are the same
 SAMPLE_TEXT = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n        return  x**2  "
                "# caf\u00e9 na\u00efve \u00dcber\n\u6771\u4eac \u043f\u0440\u0438\u0432\u0435\u0442 "
@@ -49,7 +46,6 @@ SAMPLE_TEXT = ("Don't panic: 1234567 items, 3.14 and 50%!\n\n\tdef f(x_1):\n    
 
 class PieceTokenizer:
     """What characters, bytes and tiktoken's BPEs have in common: each id stands for some bytes."""
-    split_at = 'anywhere'
 
     def __init__(self, state, pieces, special):
         """pieces: {id: bytes} of the ids of text; special: {token: id}."""
@@ -126,7 +122,6 @@ class CharTokenizer(PieceTokenizer):
 
 class NumberTokenizer(PieceTokenizer):
     """For ids that are no text: notes, moves, genes. They are written as numbers."""
-    split_at = 'nowhere'
 
     def __init__(self, state):
         super().__init__(state, {id: b'' for id in range(state['n_vocab'])}, {})
@@ -145,22 +140,18 @@ class NumberTokenizer(PieceTokenizer):
 
 class TiktokenTokenizer(PieceTokenizer):
     """GPT-2's BPE and the other encodings of the tiktoken package, and a learned BPE."""
-    split_at = 'words'
 
     def __init__(self, state):
         import tiktoken
-        if 'ranks' in state:
-            self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'],
-                                              mergeable_ranks=parse_ranks(state['ranks']),
-                                              special_tokens=state['special_tokens'])
-        else:  # from tiktoken's cache or the network
-            self.encoding = tiktoken.get_encoding(state['name'])
-        # tiktoken's own page says to take these from an encoding in order to extend it
-        ranks = self.encoding._mergeable_ranks
-        special = self.encoding._special_tokens
-        state = {'kind': 'tiktoken', 'name': self.encoding.name, 'pat_str': self.encoding._pat_str,
-                 'special_tokens': special, 'ranks': format_ranks(ranks)}
-        super().__init__(state, {rank: token for token, rank in ranks.items()}, special)
+        if is_only_named(state):
+            named = tiktoken.get_encoding(state['name'])  # from tiktoken's cache or the network
+            # tiktoken's own page says to take these from an encoding in order to extend it
+            state = {**state, 'pat_str': named._pat_str, 'special_tokens': named._special_tokens,
+                     'ranks': format_ranks(named._mergeable_ranks)}
+        ranks = parse_ranks(state['ranks'])
+        self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
+                                          special_tokens=state['special_tokens'])
+        super().__init__(state, {rank: token for token, rank in ranks.items()}, state['special_tokens'])
 
     def encode(self, text):
         text = without_surrogates(text)
@@ -199,8 +190,8 @@ def without_surrogates(text):
 
 class HFTokenizer:
     """A tokenizer.json, read by the `tokenizers` package. Before each document stands its
-    beginning-of-sequence token or, if it has none, its end-of-sequence token."""
-    split_at = 'nowhere'  # sentencepiece's, for one, put a space before whatever they are given
+    beginning-of-sequence token or, if it has none, its end-of-sequence token. A tokenizer_config.json tells
+    which these are; without one, their names do."""
 
     def __init__(self, state):
         import tokenizers
@@ -209,7 +200,7 @@ class HFTokenizer:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab = self.tokenizer.get_vocab()
-        unknown = [token for token in UNKNOWN if token in self.vocab]
+        unknown = [token for token in ('<unk>', '<UNK>', '[UNK]') if token in self.vocab]
         self.unknown_ids = [self.vocab[token] for token in unknown]
         is_byte_level = isinstance(self.tokenizer.pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel)
         if is_byte_level and not self.tokenizer.decoder:
@@ -222,18 +213,23 @@ class HFTokenizer:
         self.added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
         self.special = {token.content: id for id, token in self.added.items() if token.special}
 
-        self.config = json.loads(state.get('config') or '{}')  # tokenizer_config.json
-        bos = self.special.get(text_of_token(self.config.get('bos_token')))
-        eos = self.special.get(text_of_token(self.config.get('eos_token')))
-        self.end_of_text = bos
-        if bos is None:
+        if state.get('config'):
+            self.config = json.loads(state['config'])  # tokenizer_config.json
+        else:
+            self.config = guess_config(self.special)
+        eos = self.id_in_config('eos_token')
+        self.end_of_text = self.id_in_config('bos_token')
+        if self.end_of_text is None:
             self.end_of_text = eos if eos is not None else self.special.get(END_OF_TEXT)
         # what its authors end a text with, and what stands before the next one in our datasets
         self.stop_ids = [id for id in dict.fromkeys([eos, self.end_of_text]) if id is not None]
 
-        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)  # it writes a character for each byte
-        has_all_bytes = all(letter in self.vocab for letter in bytes_to_unicode().values())
-        self.is_lossless = self.byte_level and has_all_bytes and not self.tokenizer.normalizer
+    def id_in_config(self, name):
+        """The id of the special token that the config names, such as 'bos_token'; None without one."""
+        token = self.config.get(name)
+        if isinstance(token, dict):
+            token = token['content']
+        return self.special.get(token)
 
     def encode(self, text):
         return np.array(self.encode_with(text, is_prompt=False), dtype=np.uint32)
@@ -257,36 +253,26 @@ class HFTokenizer:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def count_lost(self, text, ids):
-        if self.is_lossless:
-            return 0
         known = ids[~np.isin(ids, self.unknown_ids)]
         lost = collections.Counter(text) - collections.Counter(self.decode(known.tolist()))
         return lost.total()
 
     def token_bytes(self):
         lengths = np.zeros(self.n_vocab, dtype=np.int64)
+        is_byte_level = 'ByteLevel' in str(self.tokenizer.decoder)  # it writes a character for each byte
         for token, id in self.vocab.items():
             if token in self.special:
                 continue
-            if self.byte_level and id not in self.added:
+            if is_byte_level and id not in self.added:
                 lengths[id] = len(token)
-                continue
-            # sentencepiece writes a mark for a space, and a byte that is no character as <0x0A>
-            text = token.replace('\u2581', ' ')
-            if re.fullmatch('<0x[0-9A-F]{2}>', text):
-                text = ' '
-            lengths[id] = len(text.encode('utf-8', 'surrogatepass'))
+            elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's byte that is no character
+                lengths[id] = 1
+            else:  # with sentencepiece's mark for a space
+                lengths[id] = len(token.replace('\u2581', ' ').encode('utf-8', 'surrogatepass'))
         return lengths
 
     def state(self):
         return dict(self._state)
-
-
-def text_of_token(token):
-    """A token as Hugging Face's files have it, a string or a dict that holds it; None for anything else."""
-    if isinstance(token, dict):
-        token = token.get('content')
-    return token if isinstance(token, str) else None
 
 
 def hugging_face_state(path):
@@ -294,48 +280,27 @@ def hugging_face_state(path):
     one; a tokenizer_config.json beside it is read as well."""
     path = os.path.abspath(path)
     file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
-    folder = os.path.dirname(file)
-    is_missing = not os.path.exists(file)
-    if file.endswith('.model') or is_missing and os.path.exists(os.path.join(folder, 'tokenizer.model')):
-        raise ValueError(f"{folder} has sentencepiece's tokenizer.model, not a tokenizer.json. convert it: "
-                         "pip install transformers sentencepiece protobuf; python -c \"from transformers "
-                         "import LlamaTokenizer as T; "
-                         f"T.from_pretrained('{folder}').save_pretrained('{folder}')\"")
-    if file.endswith('vocab.json') or is_missing and os.path.exists(os.path.join(folder, 'vocab.json')):
-        raise ValueError(f"{folder} has vocab.json and merges.txt, not a tokenizer.json. convert them: "
-                         "python -c \"from tokenizers import ByteLevelBPETokenizer as T; T("
-                         f"'{folder}/vocab.json', '{folder}/merges.txt').save('{folder}/tokenizer.json')\"")
-    if is_missing:
-        raise ValueError(f"no such tokenizer ({file}). name a tokenizer.json or a folder that has one")
-    state = {'kind': 'hf', 'name': os.path.basename(path), 'json': read_json_text(file)}
-    if 'model' not in json.loads(state['json']):
-        raise ValueError(f"{file} is no tokenizer.json (it has no model). save it with Tokenizer.save(PATH)")
-
-    config_file = os.path.join(folder, 'tokenizer_config.json')
+    if not os.path.exists(file) or file.endswith(('.model', 'vocab.json')):
+        raise ValueError(f"no tokenizer.json ({path}). name one or a folder that has one. of sentencepiece's "
+                         "tokenizer.model, or vocab.json with merges.txt, docs/huggingface.md makes one")
+    state = {'kind': 'hf', 'name': os.path.basename(path), 'json': read_utf8(file)}
+    config_file = os.path.join(os.path.dirname(file), 'tokenizer_config.json')
     if os.path.exists(config_file):
-        state['config'] = read_json_text(config_file)
-    else:
-        guessed = guess_special_tokens(make_tokenizer(state).special)
-        if guessed:
-            print0(f"note: {state['name']} has no tokenizer_config.json; by their names: {guessed}")
-            state['config'] = json.dumps(guessed)
+        state['config'] = read_utf8(config_file)
     return state
 
 
-def read_json_text(path):
-    """The text of a JSON file that holds an object, without a byte order mark."""
+def read_utf8(path):
+    """The text of a file, without a byte order mark."""
     try:
         with open(path, encoding='utf-8-sig') as f:
-            text = f.read()
-        if not isinstance(json.loads(text), dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as e:
+            return f.read()
+    except (OSError, UnicodeError) as e:
         raise ValueError(f"{path} cannot be read ({first_line(e)}). download or save it again")
-    return text
 
 
-def guess_special_tokens(tokens):
-    """What a tokenizer_config.json would say of these special tokens: {'bos_token': ...}."""
+def guess_config(tokens):
+    """What a tokenizer_config.json would say of special tokens with these names, a dict."""
     found = {}
     for token in tokens:
         word = token.lower().strip('<|>[]')
@@ -357,10 +322,15 @@ def bytes_to_unicode():
     return letters
 
 
-def oniguruma(pattern):
-    """A regular expression of tiktoken's for the `tokenizers` package, in whose dialect {1,3}+ repeats (it is
-    not possessive) and $ is the end of a line."""
-    return re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
+def pre_tokenizer_of(pattern):
+    """What splits a text by a regular expression of tiktoken's, and then into bytes, for the `tokenizers`
+    package. In its dialect {1,3}+ repeats (it is not possessive) and $ is the end of a line."""
+    from tokenizers import Regex, pre_tokenizers
+    pattern = re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
 
 
 # -----------------------------------------------------------------------------
@@ -372,30 +342,22 @@ KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': NumberTokenizer, '
 
 def make_tokenizer(state):
     """The tokenizer of a state(), or of an encoding of tiktoken's that is only named, such as GPT2_STATE."""
-    check_state(state)
-    name = state.get('name', state['kind'])
     try:
         return KINDS[state['kind']](state)
     except Exception as e:  # a state comes from a file, and each package has errors of its own
         remedy = "install the package that is missing, or make its dataset or save its tokenizer.json again"
-        if is_only_named(state):
+        if state and is_only_named(state):
             remedy = ("use char, byte, bpe:8192, a tokenizer.json, or one of tiktoken's, as gpt2 and "
                       "o200k_base, which are downloaded once. without network here, bring FOLDER from a "
                       "machine that has it: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
-                      f"tiktoken.get_encoding('{name}')\"")
-        what = f"{type(e).__name__}: {first_line(e)}"
-        raise ValueError(f"the tokenizer {name} cannot be made ({what}). {remedy}")
-
-
-def check_state(state):
-    """ValueError if `state` is not that of a tokenizer."""
-    if not isinstance(state, dict) or state.get('kind') not in KINDS:
-        raise ValueError(f"no such kind of tokenizer ({str(state)[:60]}). it may be that of a newer version")
+                      f"tiktoken.get_encoding('{state.get('name')}')\"")
+        raise ValueError(f"the tokenizer {str(state)[:60]} cannot be made ({type(e).__name__}: "
+                         f"{first_line(e)}). {remedy}")
 
 
 def is_only_named(state):
     """Whether it takes tiktoken, and perhaps the network, to know the merges of a state."""
-    return state['kind'] == 'tiktoken' and 'ranks' not in state
+    return state.get('kind') == 'tiktoken' and 'ranks' not in state
 
 
 def learn_bpe(n_vocab, texts):
@@ -403,18 +365,14 @@ def learn_bpe(n_vocab, texts):
     `tokenizers` package. It is used through tiktoken, which is three times as fast."""
     if n_vocab < 257:
         raise ValueError(f"no such size of a vocabulary (bpe:{n_vocab}). use 257 or more, as bpe:8192")
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, trainers
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(oniguruma(PATTERN)), 'isolated'),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
-    trainer = trainers.BpeTrainer(vocab_size=n_vocab - 1, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    learner.pre_tokenizer = pre_tokenizer_of(PATTERN)
+    trainer = trainers.BpeTrainer(vocab_size=n_vocab - 1, show_progress=False, initial_alphabet=list(byte_of))
     learner.train_from_iterator(texts, trainer)
 
     # in tiktoken's files the bytes come first, in their order; then what was merged, the earliest first
-    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     vocab = learner.get_vocab()
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in sorted(vocab, key=vocab.get):
@@ -432,7 +390,7 @@ def token_bytes(state, vocab_size):
     """Bytes of text per token id, (vocab_size,) int64; 0 for special tokens. All 0 where it is unknown: the
     ids are no text, or the state only names an encoding of tiktoken's, which may need the network."""
     lengths = np.zeros(vocab_size, dtype=np.int64)
-    if state['kind'] != 'ids' and not is_only_named(state):
+    if state.get('kind') != 'ids' and not is_only_named(state):
         known = make_tokenizer(state).token_bytes()[:vocab_size]
         lengths[:len(known)] = known
     return lengths
@@ -442,10 +400,8 @@ def same_tokenizer(a, b):
     """Whether two states give the same ids. One that is unknown (None) or only named is taken at its word."""
     if a is None or b is None or a == b:
         return True
-    if a['kind'] == b['kind'] == 'tiktoken':
-        return a['name'] == b['name'] and (is_only_named(a) or is_only_named(b))
     if 'hf' not in (a['kind'], b['kind']):
-        return False
+        return a.get('name') == b.get('name') and (is_only_named(a) or is_only_named(b))
     # GPT-2's vocabulary, say, once from tiktoken and once as tokenizer.json
     text = a.get('chars') or b.get('chars') or SAMPLE_TEXT
     try:

@@ -92,7 +92,7 @@ def data_file(name):
 def script(monkeypatch, capsys):
     """script('train.py', '--max_iters=3') runs a script in this process, as importing torch takes seconds:
     .status, .out, .err, .globals (of a script that ended by itself)."""
-    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE]
 
     def run(path, *args):
         monkeypatch.setattr(sys, 'argv', [str(REPO / path), *map(str, args)])

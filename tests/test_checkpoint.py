@@ -2,13 +2,10 @@
 should; a save is whole or absent."""
 
 import argparse
-import errno
 import json
 import math
 import os
 import resource
-import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,11 +22,9 @@ TOKENIZER = {'kind': 'char', 'chars': '\n .0123456789eimst'}
 SIZES = {'n_layer': 2, 'n_head': 2, 'n_embd': 32, 'block_size': 16}
 DEFAULTS = {  # knobs as train.py has them
     'out_dir': 'out', 'overwrite': False, 'batch_size': 12, 'block_size': 1024, 'n_layer': 12,
-    'gradient_accumulation_steps': 40, 'learning_rate': 6e-4, 'weight_decay': 0.1, 'beta2': 0.95,
-    'grad_clip': 1.0, 'max_iters': 600000, 'max_tokens': None, 'eval_iters': 200, 'document_mask': False,
-    'device': 'auto', 'compile': 'auto'}
-GIVEN = {**SIZES, 'batch_size': 4, 'gradient_accumulation_steps': 1, 'max_iters': 6, 'learning_rate': 1e-2,
-         'eval_iters': 2}
+    'gradient_accumulation_steps': 40, 'weight_decay': 0.1, 'grad_clip': 1.0, 'max_iters': 600000,
+    'max_tokens': None, 'eval_iters': 200, 'document_mask': False, 'device': 'auto'}
+GIVEN = {**SIZES, 'batch_size': 4, 'gradient_accumulation_steps': 1, 'max_iters': 6, 'eval_iters': 2}
 
 
 def network(**shape):
@@ -64,7 +59,7 @@ def nanogpt_state(net=None):
     for name in set(state['model_args']) - {*SIZES, 'bias', 'vocab_size', 'dropout'}:
         del state['model_args'][name]
     state['best_val_loss'] = torch.tensor(3.25)
-    state['config'].update(device='cuda', compile=True, weight_decay=9.0)
+    state['config'].update(device='cuda', weight_decay=9.0)
     return state
 
 
@@ -81,10 +76,6 @@ def ckpt(path):
 
 # -----------------------------------------------------------------------------
 # what a stranger's checkpoint may be: the table in docs/from_nanogpt.md
-
-
-def as_it_is(state):
-    return state
 
 
 def wrapped(state):
@@ -111,12 +102,8 @@ def nanogpts_first(state):
     return state
 
 
-def without_an_optimizer(state):
-    return {**state, 'optimizer': None}
-
-
 class TheirConfig:
-    """build-nanogpt's GPTConfig; its script is not here when the file is read."""
+    """build-nanogpt's GPTConfig."""
 
 
 def of_build_nanogpt(state):
@@ -128,7 +115,7 @@ def of_build_nanogpt(state):
 def of_an_older_version(state):
     """Of commit a170a90."""
     state['model_args'].update(rope_scaling='llama3:8:1:4:16', near=0, near_layers=0)
-    state['config'].update(budget='384 tokens', token_noise=0.05, teacher=None, weight_decay=0.2)
+    state['config'].update(token_noise=0.05, weight_decay=0.2)
     state.update(trained_on={'tokens per iteration': 64}, seconds=state.pop('train_seconds'))
     for name in ['given', 'data', 'tokens_per_iter']:
         del state[name]
@@ -136,27 +123,23 @@ def of_an_older_version(state):
 
 
 SCALING = dict(zip(huggingface.ROPE_SCALING, [8.0, 1.0, 4.0, 16.0]))
-READ = {  # a state, the network, what is made of the state, whether a run can go on from it
-    "nanoGPT's": (nanogpt_state, {}, as_it_is, True),
-    'compiled, in DDP': (nanogpt_state, {}, wrapped, True),
-    'other classes': (nanogpt_state, {}, of_other_classes, True),
-    "nanoGPT's first": (nanogpt_state, {'bias': True}, nanogpts_first, True),
-    'an untied head': (nanogpt_state, {'tie': False}, as_it_is, True),  # no field of nanoGPT's says so
-    'no optimizer': (nanogpt_state, {}, without_an_optimizer, False),
-    "build-nanogpt's": (our_state, {'bias': True, 'mlp': 'gelu_tanh'}, of_build_nanogpt, False),
-    'ours': (our_state, {'arch': 'llama', 'n_kv_head': 1}, as_it_is, True),
-    "commit a170a90's": (our_state, {'arch': 'llama', 'rope_scaling': SCALING}, of_an_older_version, True),
+READ = {  # a state, the network, what is made of the state
+    "nanoGPT's": (nanogpt_state, {}, None),
+    'compiled, in DDP': (nanogpt_state, {}, wrapped),
+    'other classes': (nanogpt_state, {}, of_other_classes),
+    "nanoGPT's first": (nanogpt_state, {'bias': True}, nanogpts_first),
+    'an untied head': (nanogpt_state, {'tie': False}, None),  # no field of nanoGPT's says so
+    "build-nanogpt's": (our_state, {'bias': True, 'mlp': 'gelu_tanh'}, of_build_nanogpt),
+    'ours': (our_state, {'arch': 'llama', 'n_kv_head': 1}, None),
+    "commit a170a90's": (our_state, {'arch': 'llama', 'rope_scaling': SCALING}, of_an_older_version),
 }
 
 
 def write(kind, path):
-    make, shape, edit, _ = READ[kind]
+    make, shape, edit = READ[kind]
     net = network(**shape)
-    TheirConfig.__module__ = 'train_gpt2'
-    sys.modules['train_gpt2'] = types.ModuleType('train_gpt2')
-    sys.modules['train_gpt2'].TheirConfig = TheirConfig
-    torch.save(edit(make(net=net)), path)
-    del sys.modules['train_gpt2']
+    state = make(net=net)
+    torch.save(edit(state) if edit else state, path)
     return net
 
 
@@ -167,12 +150,12 @@ def test_what_is_read_is_the_same_network(kind, path):
     idx = torch.randint(18, (2, 16))
     assert torch.equal(checkpoint.build_model(ckpt).eval()(idx, idx)[0], net(idx, idx)[0])
     assert ckpt['iter_num'] == 2 and type(ckpt['model_args']['n_layer']) is int
-    if READ[kind][3]:
-        checkpoint.check_optimizer(ckpt)
-        assert ckpt['tokens_per_iter'] == 64 and ckpt['best_val_loss'] == 3.25
-    else:
+    if kind == "build-nanogpt's":  # without an optimizer
         with pytest.raises(ValueError):
             checkpoint.check_optimizer(ckpt)
+        return
+    checkpoint.check_optimizer(ckpt)
+    assert ckpt['tokens_per_iter'] == 64 and ckpt['best_val_loss'] == 3.25
 
 
 def with_args(**changes):
@@ -191,7 +174,6 @@ REFUSED = {  # a word of the line: what the file holds
     'damaged': b'PK\x03\x04',
     'finite': our_state(net=with_nan),
     'near': with_args(arch='local', near=16384),
-    'another network': with_args(n_layer=1),
     'mlp.c_fc': with_args(mlp_width=64),
 }
 
@@ -205,7 +187,7 @@ def test_what_is_not_read_is_called_what_it_is_in_a_line(word, path):
     with pytest.raises(ValueError) as refused:
         checkpoint.read(path)
     line = str(refused.value)
-    assert line.startswith(str(path)) and word in line and '\n' not in line and '--overwrite' not in line
+    assert word in line and '\n' not in line and '--overwrite' not in line
 
 
 class Evil:
@@ -228,46 +210,43 @@ def test_nothing_in_a_file_is_executed(path, tmp_path):
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_one_file(path, tmp_path, monkeypatch):
-    for i, name in enumerate(['ckpt.pt', 'two.pt']):
-        weights = {'a': torch.full((1000 + i,), float(i)), 'b': torch.full((1000,), float(i))}
-        torch.save(weights, tmp_path / name)
+    torch.save(torch.zeros(1000), path)
+    torch.save(torch.ones(1000), tmp_path / 'other.pt')
     real = torch.UntypedStorage.from_file
 
     def replaced_meanwhile(*args):  # torch has read the table of contents, and maps the numbers now
-        if (tmp_path / 'two.pt').exists():
-            os.replace(tmp_path / 'two.pt', path)
+        os.replace(tmp_path / 'other.pt', path)
         return real(*args)
 
     monkeypatch.setattr(torch.UntypedStorage, 'from_file', replaced_meanwhile)
-    found = checkpoint.unpack(str(path))
-    assert not found['a'].any() and not found['b'].any()
+    assert not checkpoint.unpack(str(path)).any()
 
 
 # -----------------------------------------------------------------------------
 # the model
 
 
-@pytest.mark.parametrize('arch, block_size', [('gpt2', 8), ('llama', 8), ('llama', 32)])
+@pytest.mark.parametrize('arch, block_size', [('gpt2', 8), ('llama', 32)])
 def test_positions_are_cropped_and_with_rope_also_added(arch, block_size, path):
     net = network(arch=arch)
     torch.save(our_state(net=net), path)
     other = checkpoint.build_model(checkpoint.read(path), block_size=block_size).eval()
     idx = torch.randint(18, (2, 8))
     assert torch.equal(net(idx, idx)[0], other(idx, idx)[0])
-    other(torch.randint(18, (1, block_size)))
+    assert other.config.block_size == block_size
 
 
 @pytest.mark.parametrize('tie', [True, False])
 def test_a_grown_vocabulary_leaves_the_old_rows_as_they_were(tie, path):
     net = network(tie=tie)
     torch.save(our_state(net=net), path)
-    grown = checkpoint.build_model(checkpoint.read(path), vocab_size=22)
+    grown = checkpoint.build_model(checkpoint.read(path), vocab_size=22).eval()
     assert (grown.lm_head.weight is grown.transformer.wte.weight) == tie
-    for module, old in [(grown.lm_head, net.lm_head), (grown.transformer.wte, net.transformer.wte)]:
-        assert module.weight.shape == (22, 32) and torch.equal(module.weight[:18], old.weight)
-        # near the mean of the others, and apart from each other
-        assert (module.weight[18:] - old.weight.mean(0)).abs().max() < old.weight.std()
-        assert not torch.equal(module.weight[18], module.weight[19])
+    idx = torch.randint(18, (2, 16))
+    logits = grown(idx, idx)[0]
+    assert logits.size(2) == 22
+    torch.testing.assert_close(logits[:, :, :18], net(idx, idx)[0])
+    assert not torch.equal(grown.lm_head.weight[18], grown.lm_head.weight[19])
 
 
 def test_a_model_outlives_the_file_that_it_came_from(ckpt, path, tmp_path):
@@ -285,9 +264,6 @@ def test_a_tokenizer_that_a_checkpoint_does_not_tell_is_that_of_its_dataset(ckpt
     ckpt['config']['dataset'] = '..'  # a stranger's, which opens nothing
     with pytest.raises(SystemExit):
         checkpoint.tokenizer_state_of(ckpt, None, data_dir)
-    ckpt['model_args']['vocab_size'] = 50304  # as nanoGPT assumes
-    ckpt['config'] = {}
-    assert checkpoint.tokenizer_state_of(ckpt)['name'] == 'gpt2'
 
 
 # -----------------------------------------------------------------------------
@@ -314,18 +290,8 @@ def run(tmp_path):
     return tmp_path
 
 
-def resumed(out_dir, step=0):
-    return checkpoint.load_for_resume(str(out_dir), step)['iter_num']
-
-
-def test_a_resume_takes_the_newest_or_the_named_checkpoint(run):
-    assert resumed(run) == 6 and resumed(run, step=4) == 4
-    (run / 'ckpt_00000002.pt').unlink()
-    assert resumed(run, step=2) == 2  # ckpt_best.pt
-    assert checkpoint.find(run).endswith('ckpt.pt') and checkpoint.newest(run).endswith('06.pt')
-    with pytest.raises(SystemExit) as ended:
-        resumed(run, step=5)
-    assert ended.value.code == 2
+def resumed(out_dir):
+    return checkpoint.load_for_resume(str(out_dir))['iter_num']
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, capsys):
@@ -342,14 +308,11 @@ def test_a_state_that_is_not_finite_is_not_gone_on_from(run):
     state['optimizer']['state'][1]['exp_avg'][0] = math.nan
     torch.save(state, run / 'ckpt_00000006.pt')
     assert resumed(run) == 4
-    checkpoint.load(run / 'ckpt_00000006.pt')  # its weights are fine
 
 
-@pytest.mark.parametrize('changes', [
-    None, {'optimizer': None}, {'optimizer': {'state': 3}}, {'config': {'teacher': 'out-a'}}])
-def test_where_no_checkpoint_can_be_resumed_that_is_an_error(changes, path, tmp_path):
-    if changes:
-        torch.save(our_state(**changes), path)
+@pytest.mark.parametrize('optimizer', [None, {'state': 3}])
+def test_without_an_optimizer_a_checkpoint_is_not_resumed(optimizer, path, tmp_path):
+    torch.save(our_state(optimizer=optimizer), path)
     with pytest.raises(SystemExit) as ended:
         resumed(tmp_path)
     assert ended.value.code == 2
@@ -361,43 +324,24 @@ def test_where_no_checkpoint_can_be_resumed_that_is_an_error(changes, path, tmp_
 
 def inherit(ckpt, resuming=True, **flags):
     """The knobs and the names given, for a start of train.py with these flags."""
-    kinds = kinds_of({'__annotations__': {'max_tokens': float, 'compile': bool | str}}, DEFAULTS)
+    kinds = kinds_of({'__annotations__': {'max_tokens': float}}, DEFAULTS)
     return checkpoint.inherit({**DEFAULTS, **flags}, set(flags), ckpt, resuming, kinds)
 
 
-def test_what_was_given_holds_unless_it_is_given_again(ckpt, monkeypatch, capsys):
-    monkeypatch.setitem(DEFAULTS, 'grad_clip', 0.5)
-    monkeypatch.setitem(DEFAULTS, 'max_iters', 9)
-    config, given = inherit(ckpt, learning_rate=0.5)
-    assert config['learning_rate'] == 0.5 and config['batch_size'] == 4
-    assert config['max_iters'] == 6  # an edited default of what was given
-    assert config['grad_clip'] == 0.5  # an edited default of what was left to train.py
-    assert {'learning_rate', 'batch_size', 'max_iters'} <= given and 'grad_clip' not in given
-    out = capsys.readouterr().out
-    assert '0.01 -> 0.5' in out and '1.0 -> 0.5' in out and 'batch_size' not in out
-
-
-def test_the_architecture_is_the_checkpoints(ckpt, capsys):
-    config, _ = inherit(ckpt, n_layer=5, block_size=8)
-    assert config['n_layer'] == 2 and config['block_size'] == 16
-    assert 'block_size=8' in capsys.readouterr().out
-    for flags, block_size in [({}, 16), ({'block_size': 8}, 8), ({'block_size': 32}, 16)]:
-        config, _ = inherit(ckpt, resuming=False, **flags)
-        assert config['n_layer'] == 2 and config['block_size'] == block_size
-        assert config['batch_size'] == 12  # only weights are taken
+def test_a_new_run_has_at_most_the_checkpoints_context_but_with_rope_any(ckpt):
+    assert inherit(ckpt, resuming=False, block_size=32)[0]['block_size'] == 16
     ckpt['model_args']['positions'] = 'rope'
-    assert inherit(ckpt, resuming=False, block_size=32)[0]['block_size'] == 32
+    config, _ = inherit(ckpt, resuming=False, block_size=32)
+    assert config['block_size'] == 32 and config['batch_size'] == 12  # only weights are taken
 
 
 def test_what_belongs_to_a_start_or_is_no_knob_is_not_taken_over(ckpt, capsys):
-    wrong = {'out_dir': '/', 'device': 'cuda:7', 'overwrite': True, 'grad_clip': 'much',
-             'weight_decay': math.nan}
-    for name, value in {**wrong, 'token_noise': 0.05}.items():
-        ckpt['config'][name] = value
-        ckpt['given'].add(name)
+    wrong = {'out_dir': '/', 'device': 'cuda:7', 'overwrite': True, 'grad_clip': 'much', 'token_noise': 0.05}
+    ckpt['config'].update(wrong)
+    ckpt['given'].update(wrong)
     config, _ = inherit(ckpt)
-    assert 'token_noise' not in config and 'token_noise=0.05' in capsys.readouterr().out
-    assert all(config[name] == DEFAULTS[name] for name in wrong)
+    assert 'token_noise=0.05' in capsys.readouterr().out
+    assert all(config.get(name) == DEFAULTS.get(name) for name in wrong)
 
 
 def test_a_length_that_is_given_anew_replaces_the_old_one(ckpt):
@@ -408,22 +352,12 @@ def test_a_length_that_is_given_anew_replaces_the_old_one(ckpt):
     assert config['max_tokens'] is None and 'max_tokens' not in given
 
 
-def test_of_nanogpts_all_is_given_but_what_fits_its_machine(path):
-    write("nanoGPT's", path)
-    config, _ = inherit(checkpoint.read(path))
-    assert config['batch_size'] == 4 and config['max_iters'] == 6
-    assert config['device'] == config['compile'] == 'auto'
-    # its optimizer's own, which a resume of nanoGPT's keeps, whatever it writes into config
-    assert config['weight_decay'] == 0.3 and config['beta2'] == 0.97
-
-
 def test_of_commit_a170a90_run_json_tells_what_was_given(path, tmp_path):
     write("commit a170a90's", path)
     assert inherit(checkpoint.read(path))[0]['weight_decay'] == 0.2  # nothing tells
-    (tmp_path / 'run.json').write_text(json.dumps({'given': ['batch_size', 'budget']}))
+    (tmp_path / 'run.json').write_text(json.dumps({'given': ['batch_size']}))
     config, _ = inherit(checkpoint.read(path))
-    assert config['batch_size'] == 4 and config['max_iters'] == 6  # that of its budget
-    assert config['weight_decay'] == 0.1  # it was left to the defaults
+    assert config['batch_size'] == 4 and config['weight_decay'] == 0.1  # this was left to the defaults
 
 
 @pytest.mark.parametrize('flags, best', [
@@ -439,59 +373,32 @@ def test_a_run_is_not_deleted_from_which_the_weights_come(ckpt, tmp_path):
         inherit(ckpt, resuming=False, overwrite=True, out_dir=str(tmp_path))
 
 
-def check(ckpt, state=TOKENIZER, n_ids=18, padded=18, masked=False, sha256='ab', tokens_per_iter=64,
-          resuming=False):
-    """The vocabulary size for such a dataset, or None where it is refused."""
+def check(ckpt, state, n_ids, padded=None, masked=False, resuming=False):
+    """The vocabulary size for a dataset with such a tokenizer, or None where it is refused."""
     data = SimpleNamespace(
-        name='toy', meta={'vocab_size': n_ids}, vocab_size=padded, tokenizer_state=state,
-        fingerprint={'train': {'tokens': 9, 'sha256': sha256}}, train=SimpleNamespace(masked=masked))
+        name='toy', meta={'vocab_size': n_ids}, vocab_size=padded or n_ids, tokenizer_state=state,
+        fingerprint=ckpt['data'], train=SimpleNamespace(masked=masked))
     try:
-        return checkpoint.check_data(ckpt, data, tokens_per_iter, resuming)
+        return checkpoint.check_data(ckpt, data, 64, resuming)
     except SystemExit:
         return None
 
 
-def test_other_data_another_batch_or_tokenizer_are_refused(ckpt):
-    assert check(ckpt, resuming=True) == 18
-    for changes in [{'sha256': 'cd'}, {'tokens_per_iter': 128}]:
-        assert check(ckpt, **changes, resuming=True) is None and check(ckpt, **changes) == 18
+def test_another_tokenizer_is_refused(ckpt):
     other = {'kind': 'char', 'chars': 'abcdefghijklmnopqr'}
-    assert check(ckpt, other) is None
+    assert check(ckpt, TOKENIZER, 18) == 18 and check(ckpt, other, 18) is None
     ckpt['tokenizer'] = None  # nanoGPT's, of which the size is known
-    assert check(ckpt, other) == 18 and check(ckpt, n_ids=17) is None and check(ckpt, n_ids=19) is None
-    ckpt['model_args']['vocab_size'] = 50304  # padded
+    assert check(ckpt, other, 18) == 18 and check(ckpt, other, 17) is None and check(ckpt, other, 19) is None
     gpt2 = {'kind': 'tiktoken', 'name': 'gpt2'}
-    assert check(ckpt, gpt2, n_ids=50257, padded=50304) == 50304
+    ckpt['model_args']['vocab_size'] = 50304  # padded
+    assert check(ckpt, gpt2, 50257, 50304) == 50304
     ckpt['tokenizer'] = gpt2
     ckpt['model_args']['vocab_size'] = 50257  # Hugging Face's, where our datasets pad it
-    assert check(ckpt, gpt2, n_ids=50257, padded=50304) == 50257
-
-
-def test_conversations_may_add_their_tokens_in_a_new_run_alone(ckpt):
-    roles = ['<|bos|>', '<|user_start|>', '<|user_end|>', '<|assistant_start|>', '<|assistant_end|>']
-    chat = {'state': {**TOKENIZER, 'added': roles}, 'n_ids': 23, 'padded': 23}
-    assert check(ckpt, **chat, masked=True) == 23
-    assert check(ckpt, **chat, masked=True, resuming=True) is None and check(ckpt, **chat) is None
-    ckpt['tokenizer'] = None
-    assert check(ckpt, **chat, masked=True) == 23
+    assert check(ckpt, gpt2, 50257, 50304) == 50257
 
 
 # -----------------------------------------------------------------------------
 # writing
-
-
-def test_the_newest_stay_and_the_links_name_the_newest_and_the_best(tmp_path):
-    assert save(tmp_path, 1, best=False, only_best=True)
-    assert iter_of(tmp_path / 'ckpt.pt') == 1  # without a best one
-    for it in [2, 3, 4]:
-        assert save(tmp_path, it, best=it == 2, keep=2)
-    assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000003.pt', 'ckpt_00000004.pt', 'ckpt_best.pt']
-    assert iter_of(tmp_path / 'ckpt.pt') == 4 and iter_of(tmp_path / 'ckpt_best.pt') == 2
-    assert save(tmp_path, 5, best=False, only_best=True, keep=0)
-    assert iter_of(tmp_path / 'ckpt.pt') == 4
-    assert save(tmp_path, 6, only_best=True)
-    assert iter_of(tmp_path / 'ckpt.pt') == iter_of(tmp_path / 'ckpt_best.pt') == 6
-    assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000006.pt', 'ckpt_best.pt']
 
 
 def test_wherever_the_disk_is_full_the_older_checkpoints_stay_and_no_part_is_left(tmp_path, capsys):
@@ -507,24 +414,14 @@ def test_wherever_the_disk_is_full_the_older_checkpoints_stay_and_no_part_is_lef
         assert names_in(tmp_path) == before and iter_of(tmp_path / 'ckpt.pt') == 1
 
 
-def no_room(*args):
-    raise OSError(errno.ENOSPC, 'No space left on device')
-
-
-def test_a_flush_that_fails_is_a_failed_save(tmp_path, monkeypatch):
-    save(tmp_path, 1, best=False)
-    monkeypatch.setattr(os, 'fsync', no_room)
-    assert not save(tmp_path, 2, best=False)
-    assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000001.pt']
-
-
 def test_without_hard_links_the_names_are_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, 'link', no_room)
+    def no_links(*args):
+        raise OSError
+
+    monkeypatch.setattr(os, 'link', no_links)
     assert save(tmp_path, 1) and save(tmp_path, 2)
     assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000002.pt', 'ckpt_best.pt']
-    monkeypatch.setattr('shutil.copyfileobj', no_room)
-    assert not save(tmp_path, 3)
-    assert iter_of(tmp_path / 'ckpt_best.pt') == 2 and iter_of(tmp_path / 'ckpt_00000002.pt') == 2
+    assert iter_of(tmp_path / 'ckpt.pt') == iter_of(tmp_path / 'ckpt_best.pt') == 2
 
 
 # -----------------------------------------------------------------------------
@@ -535,31 +432,16 @@ def prepare(folder, iteration, delete=False):
     checkpoint.prepare_folder(str(folder), iteration, delete).close()
 
 
-def test_what_is_after_the_start_of_a_resume_is_put_aside(run):
-    (run / 'log.csv').write_text('iter,loss,val_loss\n0,,3.0\n0,2.9,\n2,2.5,\n4,,2.4\n4,2.3,\n6,,2.2\n')
-    (run / 'ckpt_00000008.pt.tmp').write_text('half')
-    prepare(run, 4)
-    assert names_in(run) == ['.lock', 'ckpt.pt.old', 'ckpt_00000002.pt', 'ckpt_00000004.pt',
-                             'ckpt_00000006.pt.old', 'ckpt_best.pt', 'log.csv']
-    assert (run / 'log.csv').read_text() == 'iter,loss,val_loss\n0,,3.0\n0,2.9,\n2,2.5,\n'
-    assert resumed(run) == 4
-
-
 def test_only_delete_removes_a_run_and_nothing_else(run):
-    for name in ['log.csv', 'notes.txt']:
-        (run / name).write_text('iter\n0\n')
-    before = names_in(run)
+    (run / 'notes.txt').write_text('mine')
     prepare(run, 0)  # another run has begun in the meantime
-    kept = [name if name == 'notes.txt' else name + '.old' for name in before]
-    assert names_in(run) == ['.lock', *kept]
-    save(run, 2)
+    assert len(list(run.glob('*.old'))) == 5
     prepare(run, 0, delete=True)
-    assert names_in(run) == ['.lock', 'log.csv.old', 'notes.txt']
+    assert names_in(run) == ['.lock', 'notes.txt']
 
 
 def test_nanogpts_ckpt_pt_keeps_a_name_when_it_is_continued_in_place(path, tmp_path):
     write("nanoGPT's", path)
-    content = path.read_bytes()
     prepare(tmp_path, 2)
     save(tmp_path, 4)
-    assert iter_of(path) == 4 and (tmp_path / 'ckpt_original_00000002.pt').read_bytes() == content
+    assert iter_of(path) == 4 and iter_of(tmp_path / 'ckpt_original.pt') == 2

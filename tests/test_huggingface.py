@@ -70,20 +70,13 @@ def test_a_folder_is_the_same_network_to_transformers_and_read_back(shape, tmp_p
     idx[0, :5] = 1  # NanoChat's padding by default; it must count here
     assert_same_logits(net, theirs, idx)
 
-    ckpt = checkpoint.read(str(tmp_path / 'hf'))
-    weights = net.state_dict()
-    assert set(ckpt['model']) == set(weights)
-    for name, p in ckpt['model'].items():
+    again = checkpoint.build_model(checkpoint.read(str(tmp_path / 'hf')))
+    weights = again.state_dict()
+    for name, p in net.state_dict().items():
         assert torch.equal(p, weights[name])
-    again = checkpoint.build_model(ckpt).config
-    again.init = net.config.init  # the folder does not tell how it was initialized
-    assert again == net.config
-
-
-def test_half_precision_and_padding_arrive_as_meant(tmp_path):
-    theirs = write(random_model(dict(vocab_size=260)), tmp_path, dtype='bfloat16')  # 257 bytes, padded
-    assert theirs.dtype == torch.bfloat16
-    assert theirs.generation_config.suppress_tokens == [257, 258, 259]
+    # the folder does not tell how it was initialized; transformers' GPT-2 has biases, which may be 0
+    assert again.config == dataclasses.replace(net.config, init=again.config.init, bias=again.config.bias)
+    assert again.config.bias == (net.config.arch == 'gpt2')
 
 
 @dataclasses.dataclass
@@ -92,15 +85,12 @@ class Edited(GPTConfig):
 
 
 def test_a_network_that_transformers_has_not_is_refused():
-    for arch in ['gpt2', 'llama', 'modern']:
-        huggingface.check_parts(Edited(arch=arch))
-        with pytest.raises(ValueError, match='window=8'):
-            huggingface.check_parts(Edited(arch=arch, window=8))
-    for shape in [dict(arch='llama', mlp='gelu'), dict(positions='rope'), dict(n_kv_head=2),
+    huggingface.check_parts(Edited())
+    for shape in [dict(window=8), dict(arch='llama', mlp='gelu'), dict(positions='rope'), dict(n_kv_head=2),
                   dict(arch='llama', softcap=15.0), dict(arch='modern', qk_norm=False)]:
         with pytest.raises(ValueError):
-            huggingface.check_parts(GPTConfig(**shape))
-    with pytest.raises(ValueError, match='wte2'):
+            huggingface.check_parts(Edited(**shape))
+    with pytest.raises(ValueError):
         huggingface.their_weights({'transformer.wte2.weight': torch.zeros(1)}, GPTConfig(), torch.float32)
 
 
@@ -128,11 +118,8 @@ def save_shards(theirs, folder):
 def save_pickles(theirs, folder):
     """As transformers saved before safetensors."""
     theirs.config.save_pretrained(folder)
-    weight_map = {}
     for i, (name, p) in enumerate(theirs.state_dict().items()):
-        weight_map[name] = f'pytorch_model-{i}.bin'
-        torch.save({name: p}, folder / weight_map[name])
-    (folder / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': weight_map}))
+        torch.save({name: p}, folder / f'pytorch_model-{i}.bin')
 
 
 LLAMA = dict(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -173,15 +160,13 @@ def test_a_folder_of_transformers_is_the_same_network_here(kind, tmp_path):
     dict(rope_scaling={'type': 'linear', 'factor': 2.0}, rope_parameters=None),
     dict(partial_rotary_factor=0.5),
     dict(hidden_act='relu'),
-    dict(num_hidden_layers=10**9),
 ])
 def test_a_config_that_model_py_has_not_is_refused(change, tmp_path):
     write(random_model(SHAPES['llama']), tmp_path)
     path = tmp_path / 'config.json'
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError):
         checkpoint.read(str(tmp_path))
-    assert '\n' not in str(refused.value)
 
 
 def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path):
@@ -269,9 +254,7 @@ def test_models_of_the_hub_are_found_by_their_names(tmp_path, monkeypatch):
         net = random_model(dict(vocab_size=257))
         snapshot = folder / 'snapshots' / ('0' * 40)
         write(net, snapshot)
-        loaded = GPT.from_pretrained(name, dict(dropout=0.1))
-        assert loaded.config.dropout == 0.1
-        assert torch.equal(loaded.lm_head.weight, net.lm_head.weight)
+        assert torch.equal(GPT.from_pretrained(name).lm_head.weight, net.lm_head.weight)
     # OpenAI's tokenizer goes with OpenAI's names
     assert huggingface.read_tokenizer('gpt2') == {'kind': 'tiktoken', 'name': 'gpt2'}
     assert same_tokenizer(huggingface.read_tokenizer(name), BYTES.state())
@@ -280,13 +263,10 @@ def test_models_of_the_hub_are_found_by_their_names(tmp_path, monkeypatch):
         assert any(fnmatch.fnmatch(file, pattern) for pattern in huggingface.MODEL_FILES)
 
 
-def test_what_is_not_there_is_a_line(tmp_path, monkeypatch):
+def test_a_path_is_never_asked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'runs').mkdir()
-    assert not huggingface.is_hub_name('runs/first')  # a path, never asked for on the Hub
-    with pytest.raises(ValueError) as refused:
-        checkpoint.read('someone/nothing')
-    assert '\n' not in str(refused.value)
+    assert not huggingface.is_hub_name('runs/first') and huggingface.is_hub_name('someone/first')
 
 
 # -----------------------------------------------------------------------------
@@ -299,11 +279,10 @@ def test_export_writes_all_or_nothing_and_what_it_wrote_is_trained_on(data_dir, 
     flags = [*TINY, '--dataset=toy', f'--data_dir={data_dir}', '--arch=modern', '--n_kv_head=1']
     works('train.py', *flags, out)
     works('export.py', out, f'--to={to}', '--dtype=bfloat16')
-    assert (to / 'model.safetensors').stat().st_mode == (to / 'config.json').stat().st_mode
+    assert transformers.AutoModelForCausalLM.from_pretrained(to).dtype == torch.bfloat16
     # finetune what was exported, on the same data, whose tokenizer is recognized
     works('train.py', *flags, f'--init_from={to}', f"--out_dir={tmp_path / 'again'}")
-    for wrong in ([f'--to={to}'], [], [f"--to={tmp_path / 'x'}", '--dtype=q8_0']):
-        assert script('export.py', out, *wrong).status == 2
+    assert script('export.py', out, f'--to={to}').status == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ['again', 'hf', 'out']
 
 

@@ -1,7 +1,6 @@
 """The network is nanoGPT's, its parts are what their names say, and its texts are those of the definition,
 whatever makes them fast."""
 
-import copy
 import json
 import math
 import shutil
@@ -15,9 +14,7 @@ import torch
 from conftest import REPO, assert_equal
 from torch.nn import functional as F
 
-from model import (
-    GPT, PRESETS, GPTConfig, KVCache, attention, causal_mask, generate_text, positions_in_document,
-    sample_next)
+from model import GPT, PRESETS, GPTConfig, attention, causal_mask, generate_text, sample_next
 from optim import create_optimizer
 
 RECORD = json.loads(record_nanogpt.REFERENCE.read_text())
@@ -80,42 +77,28 @@ def test_the_flop_count_is_that_of_the_matrix_products_and_attention():
     idx = torch.zeros(1, 32, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         net(idx, idx)[1].backward()
-    products = 0
-    for op, n in counter.get_flop_counts()['Global'].items():
-        if 'scaled_dot' not in str(op) and 'flash' not in str(op):
-            products += n
+    products = counter.get_flop_counts()['Global'][torch.ops.aten.mm]
     # the rest of our count is attention, 12 L C T per token
     assert net.flops_per_token() * 32 == products + 12 * 2 * 32 * 32 * 32
+    mfu = net.estimate_mfu(4, 0.5, peak_flops=1e12)
+    assert mfu == pytest.approx(net.flops_per_token() * 32 * 4 / 0.5 / 1e12)
 
 
-def test_gpt2_has_the_published_number_of_parameters_and_flops():
+def test_gpt2_has_the_published_number_of_parameters():
     with torch.device('meta'):
         net = GPT(GPTConfig(vocab_size=50257))
     assert net.get_num_params(non_embedding=False) == 124439808  # as Hugging Face counts it
     assert net.get_num_params() == 124439808 - 1024 * 768
-    assert net.flops_per_token() == pytest.approx(0.855e9, rel=1e-3)
-    assert net.estimate_mfu(4, 0.5, peak_flops=1e12) == pytest.approx(0.855 * 1024 * 4 / 500, rel=1e-3)
 
 
 # -----------------------------------------------------------------------------
 # settings
 
 
-def test_an_arch_sets_the_parts_that_are_not_given_and_model_args_give_the_config_back():
-    config = GPTConfig(arch='modern', softcap=0.0)
-    assert (config.norm, config.softcap, config.tie) == ('rmsnorm_plain', 0.0, False)
-    assert GPTConfig(arch='llama', n_embd=512, n_head=8).mlp_width == 1408
+def test_the_args_of_a_checkpoint_give_the_config_back_and_a_gpt2_has_nanogpts():
     assert set(GPTConfig(bias=False).model_args()) == set(record_nanogpt.SHAPES['bias'])
-    for config in [config, GPTConfig(mlp='gelu_tanh', n_kv_head=3)]:
+    for config in [GPTConfig(mlp='gelu_tanh', n_kv_head=3), GPTConfig(arch='modern', softcap=0.0)]:
         assert GPTConfig(**config.model_args()) == config
-
-
-@pytest.mark.parametrize('args', [
-    dict(arch='gpt3'), dict(n_head=5), dict(n_kv_head=5), dict(arch='llama', n_embd=36, n_head=4),
-    dict(arch='llama', bias=True), dict(arch='modern', tie=True)])
-def test_parts_that_make_no_sense_together_are_refused(args):
-    with pytest.raises(ValueError):
-        GPTConfig(**args)
 
 
 def test_the_initialization_of_modern_keeps_its_rules():
@@ -128,15 +111,12 @@ def test_the_initialization_of_modern_keeps_its_rules():
         assert p.std().item() == pytest.approx(want, rel=0.05), name
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'llama'])
-def test_cropping_keeps_the_function_of_short_inputs(arch):
-    net = lively(arch, block_size=8)
-    idx = torch.arange(4).view(1, 4)
+def test_cropping_keeps_the_function_of_short_inputs():
+    net = lively('gpt2', block_size=8)
+    idx = random_ids(1, 4)
     before = net(idx)[0]
     net.crop_block_size(4)
     assert torch.equal(net(idx)[0], before)
-    with pytest.raises(AssertionError):
-        net(torch.arange(5).view(1, 5))
 
 
 # -----------------------------------------------------------------------------
@@ -174,27 +154,17 @@ def test_attention_is_its_definition_also_where_queries_share_keys_and_values(K,
 
 
 @pytest.mark.parametrize('arch', PRESETS)
-def test_documents_in_one_window_do_not_see_each_other(arch):
-    net = lively(arch)
+def test_documents_in_one_window_do_not_see_each_other(arch, monkeypatch):
+    net = lively(arch, n_embd=64)
     idx = random_ids(2, 16)
     doc_ids = torch.tensor([[4] * 5 + [9] * 8 + [2] * 3, [7] * 16])
     together = net(idx, idx, doc_ids)[0]
-    assert positions_in_document(doc_ids).tolist() == [[*range(5), *range(8), *range(3)], [*range(16)]]
     for row, part in [(0, slice(0, 5)), (0, slice(5, 13)), (0, slice(13, 16)), (1, slice(0, 16))]:
         alone = net(idx[row:row + 1, part], idx[row:row + 1, part])[0]
         torch.testing.assert_close(together[row:row + 1, part], alone, atol=1e-5, rtol=1e-4)
-
-
-def test_a_network_compiled_with_block_masks_is_one_graph_with_the_same_loss(monkeypatch):
-    torch._dynamo.reset()
-    net = lively('modern', n_kv_head=2, n_layer=1, n_embd=64)
-    idx = random_ids(2, 16)
-    doc_ids = random_ids(2, 16, vocab_size=2).cumsum(1)
+    monkeypatch.setattr(GPT, 'uses_block_mask', lambda self, doc_ids: True)  # FlexAttention, as on a GPU
     with torch.no_grad():
-        want = net(idx, idx, doc_ids)[1]
-        monkeypatch.setattr(GPT, 'uses_block_mask', lambda self, doc_ids: True)
-        net.compile(backend='eager', fullgraph=True)
-        torch.testing.assert_close(net(idx, idx, doc_ids)[1], want)
+        torch.testing.assert_close(net(idx, idx, doc_ids)[0], together, atol=1e-5, rtol=1e-4)
 
 
 # -----------------------------------------------------------------------------
@@ -214,8 +184,9 @@ def loss_and_gradients(net, low=False, reduction='mean'):
     return loss.detach(), {name: p.grad for name, p in net.named_parameters()}
 
 
-@pytest.mark.parametrize('arch', ['gpt2', 'modern'])  # tied and untied, without softcap and with it
-@pytest.mark.parametrize('low, error', [(False, 2e-6), (True, 2e-2)])
+# tied and untied, without softcap and with it
+@pytest.mark.parametrize('arch, low, error', [
+    ('gpt2', False, 2e-6), ('modern', False, 2e-6), ('modern', True, 2e-2)])
 def test_the_loss_by_chunks_is_the_loss(arch, low, error):
     net = lively(arch, block_size=32)
     loss, grads = loss_and_gradients(net, low)
@@ -228,14 +199,8 @@ def test_the_loss_by_chunks_is_the_loss(arch, low, error):
     torch.testing.assert_close(loss_and_gradients(net, low, 'none')[0], each, atol=error, rtol=error)
     for name in grads:
         assert (grads[name] - grads_by_chunks[name]).norm() <= error * grads[name].norm(), name
-
-
-@pytest.mark.parametrize('chunk_size', [0, 5])
-def test_the_loss_over_no_targets_is_zero(chunk_size):
-    net = lively('gpt2')
-    net.loss_chunk_size = chunk_size
-    idx = random_ids(3, 16)
-    assert net(idx, torch.full_like(idx, -1), return_logits=False)[1] == 0
+    idx = random_ids(1, 16)
+    assert net(idx, torch.full_like(idx, -1), return_logits=False)[1] == 0  # no targets at all
 
 
 @pytest.mark.parametrize('arch', ['gpt2', 'modern'])
@@ -246,44 +211,56 @@ def test_activation_checkpointing_changes_no_bit(arch):
     assert_equal(loss_and_gradients(net), before)
 
 
-def test_a_training_step_and_an_evaluation_are_compiled_as_one_graph():
-    torch._dynamo.reset()
-    net = lively('gpt2', n_layer=1, dropout=0.1, block_size=32)
-    net.activation_checkpointing = True
-    net.loss_chunk_size = 7
-    net.compile(backend='aot_eager', fullgraph=True)
-    for training in [True, False]:
-        net.train(training)
-        loss_and_gradients(net, low=True)
-
-
 # -----------------------------------------------------------------------------
 # generating
 
 
-def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_top_p_and_the_probabilities():
+def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
     torch.manual_seed(0)
-    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(4000, 1)
-    shares = torch.bincount(sample_next(logits, temperature=2.0)[:, 0], minlength=5) / 4000
-    torch.testing.assert_close(shares, torch.softmax(logits[0] / 2, 0), atol=0.03, rtol=0)
-    for options, want in [
-            (dict(temperature=0), {4}), (dict(temperature=1e-40), {4}), (dict(top_k=2), {4, 0}),
-            (dict(top_k=99), {0, 1, 2, 3, 4}), (dict(top_p=0.7), {4, 0}),  # the likeliest alone has 0.62
-            (dict(top_p=1e-9), {4}), (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
+    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(2000, 1)  # the likeliest has 0.62
+    for options, want in [(dict(temperature=0), {4}), (dict(top_k=2), {4, 0}), (dict(top_p=0.7), {4, 0}),
+                          (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
         assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
     assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # ties do not keep more than k
 
 
-def test_generate_keeps_the_prompt_draws_no_padding_and_follows_its_generator():
+@pytest.fixture
+def captured(monkeypatch):
+    """generate() takes the step that is captured on a GPU, and runs it as it is written."""
+    def use(on):
+        monkeypatch.setattr(GPT, 'can_capture', lambda self, max_new_tokens: on)
+    return use
+
+
+@pytest.mark.parametrize('on', [False, True])
+def test_generate_draws_each_time_anew_from_the_distribution(captured, on):
+    captured(on)
+    # modern as it is initialized, with a head that knows the token before: its blocks add nothing
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()
+    torch.nn.init.normal_(net.lm_head.weight, std=0.5)
+    idx = net.generate(torch.zeros(3000, 1, dtype=torch.long), 5, vocab_size=9, top_k=5, temperature=0.7)
+    logits = net(idx, idx)[0][:, :-1, :9] / 0.7
+    probs = logits.masked_fill(logits < logits.topk(5).values[..., -1:], -math.inf).softmax(-1)  # (B, 5, 9)
+    shares = F.one_hot(idx[:, 1:], 9).float().mean(dim=0)
+    torch.testing.assert_close(shares, probs.mean(dim=0), atol=0.03, rtol=0)
+    assert not torch.equal(shares[2], shares[3])
+
+
+@pytest.mark.parametrize('on', [False, True])
+def test_generate_keeps_the_prompt_draws_no_padding_and_follows_its_generator_and_the_weights(captured, on):
+    captured(on)
     net = lively('gpt2', block_size=8)
     idx = random_ids(3, 5, vocab_size=30)
-    seen = []
     generator = torch.Generator().manual_seed(1)
-    out = net.generate(idx, 12, vocab_size=30, generator=generator, on_tokens=seen.append)
-    assert out.shape == (3, 17) and out.max() < 30
-    assert torch.equal(out, torch.cat((idx, *seen), dim=1))
+    out = net.generate(idx, 12, vocab_size=30, generator=generator)
+    assert torch.equal(out[:, :5], idx) and out.max() < 30
+    assert not torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator))
     assert torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator.manual_seed(1)))
-    assert net.generate(idx, 9, on_tokens=lambda ids: True).shape == (3, 6)
+    step = net.captured
+    net.lm_head.weight = torch.nn.Parameter(-net.lm_head.weight.detach())  # lies elsewhere
+    assert not torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator.manual_seed(1)))
+    assert not on or net.captured is not step  # a graph would read the old weights
 
 
 def test_logits_that_are_not_finite_end_a_text():
@@ -294,15 +271,6 @@ def test_logits_that_are_not_finite_end_a_text():
     with pytest.raises(FloatingPointError):
         net.generate(random_ids(1, 4), 9, on_tokens=seen.append)
     assert len(seen) == 4  # up to the one that is drawn at position 6
-
-
-@pytest.fixture
-def captured(monkeypatch):
-    """generate() takes the step that is captured on a GPU, and runs it as it is written."""
-    def use(on):
-        monkeypatch.setattr(GPT, 'can_capture', lambda self, max_new_tokens: on)
-    use(True)
-    return use
 
 
 @pytest.mark.parametrize('arch', PRESETS)
@@ -319,63 +287,16 @@ def test_cache_and_captured_step_change_no_text_also_across_the_edge(arch, block
         assert torch.equal(net.generate(idx, 40, temperature=0, on_tokens=seen.append), plain), (B, T)
         assert torch.equal(torch.cat((idx, *seen), dim=1), plain)
         if block_size > 1:
-            assert len(seen) < 20  # they come several at a time
             assert max(len(set(row[T:])) for row in plain.tolist()) > 5  # texts that could differ
 
 
 def test_a_window_that_is_full_goes_on_from_its_last_half():
     net = lively('llama')
-    out = net.generate(torch.arange(20).view(1, 20), 14, temperature=0)[0]
-    # text so far: where the window begins
-    for length, start in {20: 4, 21: 13, 25: 13, 29: 13, 30: 22, 33: 22}.items():
-        assert out[length] == net(out[None, start:length])[0].argmax(), length
-    # up to block_size nothing is forgotten: nanoGPT's definition
-    short = net.generate(torch.arange(3).view(1, 3), 13, temperature=0)[0]
-    for length in range(3, 16):
-        assert short[length] == net(short[None, :length])[0].argmax(), length
-
-
-@pytest.mark.parametrize('arch', PRESETS)
-@pytest.mark.parametrize('static', [False, True])
-def test_a_cached_pass_gives_the_logits_of_the_whole_one_in_pieces_of_any_size(arch, static):
-    net = lively(arch, n_kv_head=2)
-    idx = random_ids(2, 16)
-    want = net(idx, idx)[0]
-    cache = KVCache(net, 2, 16, static)
-    for pieces in [[1] * 16, [5, 1, 4, 6]]:
-        cache.reset()
-        got = [net(piece, piece, cache=cache)[0] for piece in idx.split(pieces, dim=1)]
-        torch.testing.assert_close(torch.cat(got, dim=1), want, atol=1e-5, rtol=1e-4)
-
-
-def test_the_captured_step_draws_each_time_anew_from_the_distribution(captured):
-    # modern as it is initialized, with a head that knows the token before: its blocks add nothing
-    net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()
-    torch.nn.init.normal_(net.lm_head.weight, std=0.5)
-    idx = net.generate(torch.zeros(3000, 1, dtype=torch.long), 5, vocab_size=9, top_k=5, temperature=0.7)
-    logits = net(idx, idx)[0][:, :-1, :9] / 0.7
-    probs = logits.masked_fill(logits < logits.topk(5).values[..., -1:], -math.inf).softmax(-1)  # (B, 5, 9)
-    shares = F.one_hot(idx[:, 1:], 9).float().mean(dim=0)
-    torch.testing.assert_close(shares, probs.mean(dim=0), atol=0.03, rtol=0)
-    assert not torch.equal(shares[2], shares[3])
-
-
-def test_a_captured_step_is_kept_for_the_same_shape_and_follows_seeds_and_weights(captured):
-    net = lively('modern')
-    idx = random_ids(2, 4)
-    generator = torch.Generator().manual_seed(3)
-    first = net.generate(idx, 50, generator=generator)
-    step = net.captured
-    assert not torch.equal(net.generate(idx, 50, generator=generator), first)
-    assert torch.equal(net.generate(idx, 50, generator=generator.manual_seed(3)), first)
-    assert net.captured is step
-    plain = net.generate(idx, 50, temperature=0)
-    net.lm_head.weight = torch.nn.Parameter(-net.lm_head.weight.detach())  # lies elsewhere
-    assert not torch.equal(net.generate(idx, 50, temperature=0), plain)
-    with torch.inference_mode():
-        net.generate(idx, 50, temperature=0)
-    assert net.generate(idx, 50, temperature=0).shape == (2, 54)  # in another mode than the one before
-    assert copy.deepcopy(net).captured is None
+    # prompt; length of the text so far: where its window begins. Until it is full it is all, as in nanoGPT
+    for T, starts in {3: {3: 0, 9: 0, 16: 0, 17: 9}, 20: {20: 4, 21: 13, 29: 13, 30: 22, 33: 22}}.items():
+        out = net.generate(random_ids(1, T), 15, temperature=0)[0]
+        for length, start in starts.items():
+            assert out[length] == net(out[None, start:length])[0].argmax(), length
 
 
 # a tokenizer of letters: <|endoftext|> is 0
@@ -384,16 +305,16 @@ LETTERS = SimpleNamespace(
     decode=lambda ids: ''.join(chr(i + 96) if i else '<|endoftext|>' for i in ids))
 
 
-def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(captured):
+# one id at a time, or several: those behind the end are no text
+@pytest.mark.parametrize('on', [False, True])
+def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(captured, on):
+    captured(on)
     net = lively('gpt2', vocab_size=64)
-
-    def texts(**options):
-        return [generate_text(net, LETTERS, 'abc', 30, seed=seed, **options) for seed in range(20)]
-    for on in [False, True]:  # one id at a time, and several: those behind the end are no text
-        captured(on)
-        plain = texts()
-        assert texts() == plain and len(set(plain)) > 10
-        assert all(text.startswith('abc') and 'endoftext' not in text for text in plain)
-        assert min(map(len, plain)) < 33 and max(map(len, plain)) == 33
-        assert texts(stop='k') == ['abc' + text[3:].partition('k')[0] for text in plain]
-    assert generate_text(net, LETTERS, '', 5, temperature=0).isalpha()
+    lengths = set()
+    for seed in range(10):
+        text = generate_text(net, LETTERS, 'abc', 30, seed=seed)
+        stopped = generate_text(net, LETTERS, 'abc', 30, seed=seed, stop='k')
+        assert text.startswith('abc') and 'endoftext' not in text
+        assert stopped == 'abc' + text[3:].partition('k')[0]
+        lengths.add(len(text))
+    assert min(lengths) < 33 and max(lengths) == 33

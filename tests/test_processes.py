@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import REPO, TINY, assert_equal, load_checkpoint, losses_of, run_processes, run_script
+from conftest import REPO, TINY, assert_equal, load_checkpoint, losses_of, run_processes
 
 pytestmark = pytest.mark.slow
 FLAGS = {
@@ -18,28 +18,22 @@ FLAGS = {
 
 def flags_of(name, data_dir, out_dir):
     return [*TINY, *FLAGS[name], '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out_dir}',
-            '--gradient_accumulation_steps=4', '--save_interval=3', '--keep_checkpoints=0',
-            '--lr_decay_iters=6']
+            '--gradient_accumulation_steps=4', '--save_interval=3']
 
 
-def train_all(train, data_dir, folder):
-    """The folders of a run of each kind: {'gpt2': ..., 'muon': ...}."""
-    folders = {}
-    for name in FLAGS:
-        folders[name] = folder / name
-        result = train('train.py', *flags_of(name, data_dir, folders[name]))
-        assert result.returncode == 0, result.stderr
-    return folders
-
-
-@pytest.fixture(scope='module')
-def one(data_dir, tmp_path_factory):
-    return train_all(run_script, data_dir, tmp_path_factory.mktemp('one'))
+def train_in_two(*args):
+    result = run_processes(2, 'train.py', *args)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope='module')
 def two(data_dir, tmp_path_factory):
-    return train_all(lambda *args: run_processes(2, *args), data_dir, tmp_path_factory.mktemp('two'))
+    """The folders of a run of each kind, in two processes."""
+    folders = {}
+    for name in FLAGS:
+        folders[name] = tmp_path_factory.mktemp('two') / 'out'
+        train_in_two(*flags_of(name, data_dir, folders[name]))
+    return folders
 
 
 def assert_close(folder, other):
@@ -52,26 +46,21 @@ def assert_close(folder, other):
 
 
 @pytest.mark.parametrize('name', FLAGS)
-def test_two_processes_train_as_one(one, two, name):
-    assert_close(two[name], one[name])
-
-
-@pytest.mark.parametrize('name', FLAGS)
-def test_fsdp_trains_as_one_and_one_process_resumes_it(data_dir, tmp_path, one, name):
-    flags = flags_of(name, data_dir, tmp_path / 'out')
-    result = run_processes(2, 'train.py', *flags, '--shard=0', '--sample_interval=3', '--sample_tokens=5',
-                           '--max_iters=3')
-    assert result.returncode == 0, result.stderr
-    result = run_script('train.py', *flags, '--init_from=resume')
-    assert result.returncode == 0, result.stderr
-    assert_close(tmp_path / 'out', one[name])
+def test_two_processes_train_as_one_and_so_does_fsdp_which_one_process_resumes(works, data_dir, tmp_path, two,
+                                                                               name):
+    works('train.py', *flags_of(name, data_dir, tmp_path / 'one'))
+    assert_close(two[name], tmp_path / 'one')
+    flags = flags_of(name, data_dir, tmp_path / 'shards')
+    train_in_two(*flags, '--shard=0', '--sample_interval=3', '--sample_tokens=5', '--max_iters=3',
+                 '--lr_decay_iters=6')
+    works('train.py', *flags, '--init_from=resume')
+    assert_close(tmp_path / 'shards', tmp_path / 'one')
 
 
 def test_two_processes_resume_to_the_bit(data_dir, tmp_path, two):
-    flags = flags_of('muon', data_dir, tmp_path / 'out')
-    assert run_processes(2, 'train.py', *flags, '--max_iters=3').returncode == 0
-    result = run_processes(2, 'train.py', *flags, '--init_from=resume')
-    assert result.returncode == 0, result.stderr
+    flags = [*flags_of('muon', data_dir, tmp_path / 'out'), '--lr_decay_iters=6']
+    train_in_two(*flags, '--max_iters=3')
+    train_in_two(*flags, '--init_from=resume')
     whole, parts = load_checkpoint(two['muon']), load_checkpoint(tmp_path / 'out')
     assert_equal(whole['model'], parts['model'])
     assert_equal(whole['optimizer']['state'], parts['optimizer']['state'])

@@ -9,21 +9,12 @@ import torch
 from conftest import REPO, TEXT
 from test_evaluation import learn, save_model, small_model
 
-from chat import with_chat_tokens
 from tokenizer import make_tokenizer
 
 DASHES = '\n---------------\n'
 CHARS = ''.join(sorted(set(TEXT)))
 # characters of one, two, three and four bytes; no byte twice
 LINE = 'a\u00e9\u4e16\U0001f600b\n'
-
-
-@pytest.fixture(autouse=True)
-def pipes_as_before():
-    """sample.py leaves SIGPIPE to the system, which these tests do not want."""
-    handler = signal.getsignal(signal.SIGPIPE)
-    yield
-    signal.signal(signal.SIGPIPE, handler)
 
 
 @pytest.fixture(scope='module')
@@ -35,15 +26,15 @@ def run_folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp('runs') / 'out', net, state)
 
 
-def reciting_model(text, vocab_size=257, block_size=16):
+def reciting_model(text):
     """A model of bytes that recites `text`, in which no byte is twice: after each byte comes the next, after
     the last one the first."""
     ids = text.encode()
-    net = small_model(vocab_size, n_layer=1, n_head=1, n_embd=270, tie=False, block_size=block_size)
+    net = small_model(257, n_layer=1, n_head=1, n_embd=270, tie=False)
     for name, p in net.named_parameters():
         torch.nn.init.constant_(p, 1 if '.ln_' in name else 0)
     with torch.no_grad():
-        net.transformer.wte.weight[:, :vocab_size] = torch.eye(vocab_size)
+        net.transformer.wte.weight[:, :257] = torch.eye(257)
         for i, byte in enumerate(ids):
             net.lm_head.weight[ids[(i + 1) % len(ids)], byte] = 1
     return net
@@ -77,25 +68,20 @@ def test_the_checkpoint_alone_is_enough_and_a_seed_gives_the_same_text(works, tr
     assert works('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
 
 
-def test_its_flags(works, trained, tmp_path):
-    likeliest = samples(works('sample.py', *trained, '--temperature=0', '--start=7'))
-    assert likeliest[0] == likeliest[1]
-    assert samples(works('sample.py', *trained, '--top_k=1', '--start=7')) == likeliest
-    assert samples(works('sample.py', *trained, '--top_p=1e-6', '--top_k=None', '--start=7')) == likeliest
-    result = works('sample.py', *trained, '--dtype=bfloat16')
-    assert {p.dtype for p in result.globals['model'].parameters()} == {torch.bfloat16}
-    assert len(samples(result)[0]) == 40, 'without a prompt'
+@pytest.mark.parametrize('flag', ['--temperature=0', '--top_k=1', '--top_p=1e-6'])
+def test_flags_that_leave_the_likeliest_token_alone_give_one_text(works, trained, flag):
+    a, b = samples(works('sample.py', *trained, flag))
+    assert a == b and len(a) == 40, 'without a prompt'
 
 
 def test_backslash_n_is_a_new_line_and_a_byte_order_mark_is_no_text(works, greedy, tmp_path):
-    result = works('sample.py', *greedy, r'--start=Q:\na', r'--stop=\n', '--num_samples=2')
-    assert samples(result) == 2 * ['Q:\na' + LINE[1:-1]]
+    flags = [*greedy, r'--stop=\n', '--num_samples=1']
     path = tmp_path / 'prompts.txt'
     path.write_text('Q:\\na\r\n', encoding='utf-8-sig')
-    flags = [*greedy, '--stop=b', '--num_samples=1']
-    assert samples(works('sample.py', *flags, f'--prompts={path}')) == ['Q:\na' + LINE[1:-2]]
+    assert samples(works('sample.py', *flags, r'--start=Q:\na')) == ['Q:\na' + LINE[1:-1]]
+    assert samples(works('sample.py', *flags, f'--prompts={path}')) == ['Q:\na' + LINE[1:-1]]
     path.write_bytes(b'\xef\xbb\xbfQ:\r\na')
-    assert samples(works('sample.py', *flags, f'--start=FILE:{path}')) == ['Q:\na' + LINE[1:-2]]
+    assert samples(works('sample.py', *flags, f'--start=FILE:{path}')) == ['Q:\na' + LINE[1:-1]]
 
 
 def test_prompts_of_a_file_give_the_texts_that_they_give_one_by_one(works, trained, tmp_path):
@@ -108,7 +94,7 @@ def test_prompts_of_a_file_give_the_texts_that_they_give_one_by_one(works, train
     assert from_file.out == one_by_one and len(set(samples(from_file))) == 3
 
 
-@pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9', 'not there'])
+@pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9'])
 def test_the_stop_text_is_found_across_tokens_and_no_part_of_it_is_shown(works, greedy, stop):
     text = LINE * 4
     n_tokens = len(text.encode()) - 1
@@ -118,43 +104,10 @@ def test_the_stop_text_is_found_across_tokens_and_no_part_of_it_is_shown(works, 
         assert samples(result) == number * [text.split(stop)[0]]
 
 
-def test_ids_of_the_padding_are_never_drawn_and_the_end_of_text_ends(works, tmp_path):
-    # 257 ids of bytes, padded to 320
-    save_model(tmp_path / 'out', small_model(320), {'kind': 'byte'})
-    result = works('sample.py', tmp_path / 'out', '--device=cpu', '--num_samples=8', '--max_new_tokens=100',
-                   '--temperature=5', '--top_k=None', '--start=a')
-    lengths = [len(text) for text in samples(result)]
-    assert len(lengths) == 8 and '<|endoftext|>' not in result.out
-    assert min(lengths) < 90, 'random weights draw the end now and then among 800 ids'
-
-
-def test_a_conversation(works, tmp_path, monkeypatch):
-    state = with_chat_tokens({'kind': 'byte'})
-    tokenizer = make_tokenizer(state)
-    net = reciting_model('xyz', vocab_size=tokenizer.n_vocab, block_size=64)
-    with torch.no_grad():  # an answer begins with x, and ends after z
-        net.lm_head.weight[ord('x'), tokenizer.special['<|assistant_start|>']] = 1
-        net.lm_head.weight[:, ord('z')] = 0
-        net.lm_head.weight[tokenizer.special['<|assistant_end|>'], ord('z')] = 1
-    save_model(tmp_path / 'out', net, state)
-    flags = [tmp_path / 'out', '--device=cpu', '--dtype=float32', '--temperature=0', '--chat',
-             '--max_new_tokens=20']
-    (tmp_path / 'questions.txt').write_text('one\ntwo\n')
-    assert works('sample.py', *flags, f"--prompts={tmp_path / 'questions.txt'}").out == 'xyz\nxyz\n'
-    lines = iter(['hello', 'and again', ''])
-    monkeypatch.setattr('builtins.input', lambda prompt: next(lines, None) or stop_talking())
-
-    def stop_talking():
-        raise EOFError
-    assert works('sample.py', *flags).out.count('xyz\n') == 2
-
-
 @pytest.mark.parametrize('flag', [
-    '--temperature=-1', '--top_p=0', '--start=\u00e9', '--start=FILE:/nowhere', '--prompts=odd',
-    '--init_from=nowhere.pt', '--chat'])
-def test_mistakes_are_one_line(script, trained, tmp_path, monkeypatch, flag):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'odd').write_text('7 times\n\u00e9\n', encoding='utf-8')
+    '--temperature=-1', '--top_p=0', '--start=\u00e9', '--start=FILE:/nowhere', '--init_from=nowhere.pt',
+    '--chat'])
+def test_mistakes_are_one_line(script, trained, flag):
     result = script('sample.py', *trained, flag)
     assert result.status == 2 and result.out == ''
     assert result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
@@ -165,7 +118,7 @@ def test_a_single_sample_appears_while_it_is_made_and_ctrl_c_keeps_it(greedy):
     process = subprocess.Popen([sys.executable, REPO / 'sample.py', *flags], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     seen = b''
-    while len(seen) < 2000:
+    while len(seen) < 500:
         part = process.stdout.read1(65536)  # far from its end, and yet:
         assert part, process.stderr.read().decode()
         assert '\ufffd' not in part.decode(), 'whole characters'
@@ -175,4 +128,4 @@ def test_a_single_sample_appears_while_it_is_made_and_ctrl_c_keeps_it(greedy):
     text = (seen + rest).decode()
     assert process.returncode == 128 + signal.SIGINT and err == b'' and text.endswith(DASHES)
     text = text.removesuffix(DASHES).rstrip('\ufffd')
-    assert len(text) > 1000 and (LINE * (len(text) // len(LINE) + 1)).startswith(text)
+    assert (LINE * (len(text) // len(LINE) + 1)).startswith(text)
