@@ -7,7 +7,7 @@ how one is written. A run's folder has
     out_dir/ckpt_best.pt       a link to the one with the lowest validation loss
 
 Nothing in a file that is read is executed. From Python: model, tokenizer = load('out').
-What cannot be read is a ValueError of one line; functions that only train.py calls end with error().
+What cannot be read is a ValueError of one line; the functions that scripts alone call end with error().
 """
 
 import dataclasses
@@ -323,6 +323,8 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
         return ckpt['tokenizer']
     name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # train.py's default
     folder = folder_of(name, data_dir)  # a name, not a path: it may be a stranger's
+    if dataset and not os.path.isdir(folder):
+        raise ValueError(f"no dataset {folder}. name the one that {ckpt['path']} was trained on")
     meta = read_meta(folder)  # GPT-2's where there is none, as nanoGPT assumes
     state = read_tokenizer_files(folder, meta)
     if not fits(ckpt, state, meta['vocab_size']):
@@ -532,8 +534,10 @@ def lock_folder(folder):
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         error(f"another process is writing into {folder}. wait until it ends, or name another folder")
-    except (ImportError, OSError):  # Windows; a file system without locks
+    except ImportError:  # Windows
         pass
+    except OSError as e:
+        print0(f"note: {folder} cannot be locked ({e.strerror}). take care that no other process uses it")
     return lock
 
 
@@ -544,7 +548,10 @@ def prepare_folder(out_dir, start_iter, delete, lock=None):
     """Make a run's folder ready to be written from iteration `start_iter` on. What is later goes out of the
     way, to *.old; only with `delete` a run is removed. lock: that of a resume, which has it already. Returns
     the lock, to be kept."""
-    lock = lock or lock_folder(out_dir)
+    if lock is None:
+        lock = lock_folder(out_dir)
+        if exists(out_dir) and not delete:
+            error(f"another run has written into {out_dir} in the meantime. start again")
     for name in os.listdir(out_dir):
         unfinished = name.endswith('.pt.tmp')  # of a process that was killed
         if RUN_FILES.fullmatch(name) and (delete or unfinished):
@@ -558,6 +565,9 @@ def prepare_folder(out_dir, start_iter, delete, lock=None):
             iteration = math.inf  # damaged
         if iteration > start_iter:
             os.replace(path, path + '.old')
+    ckpt_pt = os.path.join(out_dir, 'ckpt.pt')
+    if numbered(out_dir) and not os.path.exists(ckpt_pt):
+        link(numbered(out_dir)[-1], ckpt_pt)
     log = os.path.join(out_dir, 'log.csv')
     if os.path.exists(log):
         columns, rows = read_rows(log)
@@ -572,32 +582,38 @@ def prepare_folder(out_dir, start_iter, delete, lock=None):
 def save(out_dir, state, best, only_best, keep):
     """Write `state` as the checkpoint of its iter_num, whole or not at all, and remove all but the newest
     `keep` (0: keep all). best: its validation loss is the lowest so far; only_best: ckpt.pt names the best
-    one. Returns whether that was done; if not, a warning says why, and no older one is removed."""
+    one. Returns whether it was written; if not, a warning says why, and the older ones are as they were."""
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
-    names = []
-    if best:
-        names.append('ckpt_best.pt')
-    if best or not only_best or not os.path.exists(os.path.join(out_dir, 'ckpt_best.pt')):
-        names.append('ckpt.pt')
     try:
         with replacing(path) as file:
             torch.save(state, file)
-        for name in names:
-            link(path, os.path.join(out_dir, name))
-        if keep:
-            for old in numbered(out_dir)[:-keep]:
-                os.remove(old)
     except (OSError, RuntimeError) as e:
         while e.__context__:  # torch hides the system's behind its own
             e = e.__context__
         print0(f"warning: {path} could not be written ({first_line(e)}). the run goes on, and the older "
                "checkpoints are as they were")
         return False
+    names = []
+    if best:
+        names.append('ckpt_best.pt')
+    if best or not only_best or not os.path.exists(os.path.join(out_dir, 'ckpt_best.pt')):
+        names.append('ckpt.pt')
+    try:
+        if keep:  # older ones go first, as a link may be a copy and want their room
+            for old in numbered(out_dir)[:-keep]:
+                os.remove(old)
+        for name in names:
+            link(path, os.path.join(out_dir, name))
+    except OSError as e:
+        print0(f"warning: {path} is written, but {' and '.join(names)} may still be an older one "
+               f"({first_line(e)}). the run goes on")
     return True
 
 
 def link(path, name):
     """Let `name` be another name of the file `path`, or a copy where that cannot be."""
+    if os.path.exists(name) and os.path.samefile(path, name):
+        return
     try:
         os.link(path, name + '.tmp')
         os.replace(name + '.tmp', name)

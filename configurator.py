@@ -174,7 +174,8 @@ def fit_value(value, kinds):
 
 def check_value(value, name, kinds, where):
     if value is INVALID:
-        types_of_knob = ' or '.join(kind.__name__ for kind in kinds[name])
+        names = {types.NoneType: 'None'}
+        types_of_knob = ' or '.join(names.get(kind, kind.__name__) for kind in kinds[name])
         error(f"{name} takes {types_of_knob} ({where}). --help lists all knobs")
     return value
 
@@ -197,6 +198,8 @@ def run_config(path, knobs, kinds):
         found = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
     # It sees the knobs beside Python's builtins. So this dict gets what it sets, in whatever way, also where
     # that repeats a default: a resume has to know that it was given
+    if not os.path.isfile(found):
+        error(f"config file not found ({path}). name one such as config/train_gpt2.py")
     names = {'__file__': found, '__builtins__': {**vars(builtins), **knobs}}
     try:
         with open(found, encoding='utf-8-sig') as f:
@@ -217,7 +220,8 @@ def run_config(path, knobs, kinds):
             answer = suggestion(name, knobs)
             if answer:
                 error(f"no knob is called {name} ({path}). {answer}")
-            print(f"note: {name} in {path} is not a knob")
+            if os.environ.get('RANK', '0') == '0':
+                print(f"note: {name} in {path} is not a knob")
     return changed
 
 

@@ -206,14 +206,15 @@ class Conversations(Tokens):
     def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
         super().__init__(folder, split, meta, token_bytes, seed, document_mask)
         bits = np.fromfile(os.path.join(folder, f'{split}.mask'), np.uint8)
-        self.starts = np.fromfile(os.path.join(folder, f'{split}.starts'), '<u8').astype(np.int64)
-        n_conversations = self.entry.get('documents', len(self.starts))
-        if len(bits) != math.ceil(self.n / 8) or len(self.starts) != n_conversations:
+        starts = np.fromfile(os.path.join(folder, f'{split}.starts'), '<u8')
+        sha256 = hashlib.sha256(bits.tobytes() + starts.tobytes()).hexdigest()
+        if len(bits) != math.ceil(self.n / 8) or sha256 != self.entry.get('mask_sha256', sha256):
             raise ValueError(f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run "
                              "prepare.py for it again with --overwrite")
         self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
+        self.starts = starts.astype(np.int64)
         self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
-        self.fingerprint['mask_sha256'] = str(self.entry.get('mask_sha256', 'unknown'))[:16]
+        self.fingerprint['mask_sha256'] = sha256[:16]
 
     @functools.cache
     def packing(self, block_size):
@@ -388,8 +389,8 @@ def sample_starts(seed, numbers, n_tokens, block_size):
 
 class Loader:
     """next() is the next micro-batch: what get_batch(it, micro_step) returns, from start_iter on, its arrays
-    as tensors on the device. A thread reads them; for a GPU two ahead, and they are copied from pinned memory
-    without waiting. `waited`: seconds in next()."""
+    as tensors on the device. A thread reads them: for a GPU two ahead, and they are copied from pinned memory
+    without waiting; for a CPU the one that is asked for. `waited`: seconds in next()."""
 
     def __init__(self, get_batch, start_iter, grad_accum_steps, device):
         self.get_batch = get_batch

@@ -47,6 +47,10 @@ from tokenizer import make_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
+if batch_size < 1 or min(eval_tokens, max_per_task, sample_tokens) < 0:
+    error("batch_size is 1 or more, and eval_tokens, max_per_task, sample_tokens are 0 or more. correct that")
+if split == 'none' and not tasks:
+    error("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
 ddp = 'RANK' in os.environ  # launched by torchrun
 rank = int(os.environ.get('RANK', 0))
 local_rank = int(os.environ.get('LOCAL_RANK', 0))
@@ -112,6 +116,9 @@ if split != 'none':
         tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
     n_windows = math.ceil(eval_tokens / block_size)
     found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+    if not math.isfinite(found['loss']):
+        error(f"the loss of {dataset}/{split} is not finite ({found['loss']}, in {dtype}). try "
+              "--dtype=float32, else an older checkpoint")
     bpb = "bits per byte unknown"
     if found['bpb'] is not None:
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"

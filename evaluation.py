@@ -120,10 +120,12 @@ def ratio_of_sums(parts, wholes):
 def next_sample_step(it, interval, growth=1.0):
     """The first iteration from `it` on after which samples are due. Each gap is `growth` times the one
     before: 100 and 1.5 give 100, 250, 475, ... It follows from `it` alone, so a resume agrees."""
+    if growth <= 1:
+        return math.ceil(it / interval) * interval
     gap = interval
     step = interval
     while round(step) < it:
-        gap *= max(growth, 1.0)
+        gap *= growth
         step += gap
     return round(step)
 

@@ -108,9 +108,13 @@ try:
         os.replace(folder, os.path.join(parent, name))
 except ValueError as e:
     error(f"{ckpt['path']} cannot be exported: {e}")
+except ImportError as e:
+    error(f"a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub "
+          "tokenizers")
 except OSError as e:
     error(f"{to} cannot be written ({e}). make room, or name another folder with --to")
 
 compared = "the same logits in transformers" if has_transformers else "not compared: pip install transformers"
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}; {compared}")
-print(f"sample: python sample.py --init_from={to}; publish: hf upload OWNER/NAME {to}")
+chat_flag = ' --chat' if chat else ''
+print(f"sample: python sample.py --init_from={to}{chat_flag}; publish: hf upload OWNER/NAME {to}")

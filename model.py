@@ -159,8 +159,8 @@ def positions_in_document(doc_ids):
 
 
 def without_cudnn_attention():
-    """A context, or a decorator, for attention over many lengths: cuDNN's plans for each new shape, half a
-    second each (https://github.com/modelscope/FunASR/issues/3704; not measured by us)."""
+    """A context or decorator that keeps cuDNN out of attention: it plans anew for each length, half a second
+    each (https://github.com/modelscope/FunASR/issues/3704; not measured by us)."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
@@ -382,7 +382,7 @@ class GPT(nn.Module):
             positions = torch.arange(T, device=idx.device)  # (T)
         else:
             positions = cache.advance(T)  # (T)
-        mask = None  # none is needed where T == S: there is is_causal; and for one query that sees all keys
+        mask = None  # not needed for a whole text (is_causal does it), nor for one query that sees all keys
         if doc_ids is not None and self.uses_block_mask(doc_ids):
             mask = document_block_mask(doc_ids)
         elif doc_ids is not None:
@@ -435,7 +435,7 @@ class GPT(nn.Module):
         return logits
 
     def loss(self, logits, targets, reduction='mean'):
-        """Of logits (..., V) for targets (N), as many."""
+        """The cross entropy of logits (..., V), N positions in all, and targets (N)."""
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         flat = logits.float().view(-1, logits.size(-1))  # (N, V)
         loss = F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
@@ -444,8 +444,8 @@ class GPT(nn.Module):
         return loss
 
     def loss_by_chunks(self, x, targets, reduction):
-        """The same of x (B, T, C), with the logits of loss_chunk_size tokens in memory at a time. They are
-        computed once more in backward: a third more arithmetic in the head, a tenth of a step of 124M."""
+        """The same loss from x (B, T, C), with the logits of loss_chunk_size tokens in memory at a time. They
+        are computed once more in backward: a third more arithmetic in the head, a tenth of a step of 124M."""
         def chunk_losses(x, targets):
             return self.loss(self.logits(x), targets, 'none')
 
@@ -512,11 +512,11 @@ class GPT(nn.Module):
                  generator=None, on_tokens=None, use_cache=True, compile=False):
         """
         Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. temperature 0: the
-        likeliest id. Ids from vocab_size on (padding) are not drawn. Ends early when on_tokens, called with
-        what is new, (B, n), returns True. FloatingPointError if logits are not finite. When block_size ids
-        are full, the last half of them is kept as context. The cache changes the speed, not the text. On CUDA
-        a step is captured and replayed, 16 at a time (see CapturedStep); compile=True compiles it first, for
-        long texts.
+        likeliest id; top_k, top_p: see sample_next. Ids from vocab_size on (padding) are not drawn. generator:
+        of the draws; None: torch's. Ends early when on_tokens, called with what is new, (B, n), returns True.
+        FloatingPointError if logits are not finite. When block_size ids are full, the last half of them is
+        kept as context. The cache changes the speed, not the text (but for rounding). On CUDA a step is
+        captured and replayed, 16 at a time (see CapturedStep); compile=True compiles it first, for long texts.
         """
         B, T = idx.shape
         block_size = self.config.block_size
@@ -606,7 +606,7 @@ class KVCache:
         self.static = static
         self.n_keys = size if static else 0  # positions that attention reads
         self.length = torch.zeros(1, dtype=torch.long, device=weight.device)  # positions so far
-        self.positions = self.length  # of the ids that are in the network
+        self.positions = self.length  # of the ids of this pass; advance() sets it
 
     def reset(self):
         """Begin anew. What is in it is overwritten before anybody looks at it."""
@@ -653,8 +653,8 @@ class CapturedStep:
     """
     The step of generate() from the newest ids of B texts to the next ones, as a CUDA graph: all that changes
     from step to step, ids, position, cache and random numbers, lies on the device at fixed addresses, and the
-    host replays the graph instead of launching some hundred kernels. A step like it, compiled, gave 5,385
-    tokens/s where 221 were without (H100, bfloat16, one text, 6 layers of 384), and 1,793 for 194 with 124M.
+    host replays the graph instead of launching some hundred kernels: 3,051 tokens/s, compiled 3,851, where 221
+    were without (H100, bfloat16, one text, 6 layers of 384), and 1,209 and 1,453 for 194 with 124M.
     The model keeps it for the next call of the same shape. On a CPU, in tests, it runs without a graph.
     """
 
@@ -703,8 +703,7 @@ class CapturedStep:
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
             self.graph.register_generator_state(self.generator)
-            # thread_local: otherwise the capture fails where another thread allocates meanwhile, as the one
-            # that loads batches does when it pins their memory
+            # thread_local: what other threads do meanwhile does not end the capture
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode='thread_local'):
                 self.step(model, draw_next)
 
@@ -757,6 +756,8 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
 
     def on_tokens(new):
         new_ids.extend(new[0].tolist())
+        if stop is None:  # no need to decode
+            return any(token in tokenizer.stop_ids for token in new[0].tolist())
         return text_after(tokenizer, ids, new_ids, tokenizer.stop_ids, stop)[1]
 
     model.generate(torch.tensor([ids], device=device), max_new_tokens, temperature, top_k, top_p,

@@ -4,10 +4,11 @@ Draw the curves of runs from their log.csv. Needs matplotlib, no GPU.
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
 
-A curve is named by the folder of its run. train.py calls write_report() at its end, which makes a run's
+A curve is named by the folder of its run as it was given. train.py calls write_report() at its end, which makes a run's
 report.md and loss.png.
 """
 
+import contextlib
 import math
 import os
 import shlex
@@ -28,7 +29,10 @@ def read_log(out_dir):
     """The rows of log.csv, as dicts {column: number}; what is empty or not finite is left out."""
     log = []
     for row in read_rows(os.path.join(out_dir, 'log.csv'))[1]:
-        numbers = {name: float(text) for name, text in row.items() if text}
+        numbers = {}
+        for name, text in row.items():
+            with contextlib.suppress(ValueError):  # empty, or a text
+                numbers[name] = float(text)
         log.append({name: number for name, number in numbers.items() if math.isfinite(number)})
     return log
 

@@ -77,7 +77,8 @@ if device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
 for p in model.parameters():  # not the table of rotations, which stays float32
     p.data = p.data.to(getattr(torch, dtype))
 model.to(device)
-generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed gives the same text
+generator = torch.Generator(device)  # its own: the same seed gives the same text
+n_calls = 0  # of generate()
 
 # -----------------------------------------------------------------------------
 # generating
@@ -86,6 +87,9 @@ generator = torch.Generator(device).manual_seed(seed)  # its own: the same seed 
 def generate(ids, n, stop_ids, live=False):
     """Continue the prompt `ids` n times. Returns the texts that follow it, and whether Ctrl-C ended them.
     live: print the first one while it is made."""
+    global n_calls
+    generator.manual_seed(seed + n_calls)  # anew: how much the call before has drawn depends on the clock
+    n_calls += 1
     rows = [[] for _ in range(n)]  # the new ids
     n_shown = 0  # characters that are printed
     next_look = 0.0

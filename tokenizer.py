@@ -149,6 +149,10 @@ class TiktokenTokenizer(PieceTokenizer):
             state = {**state, 'pat_str': named._pat_str, 'special_tokens': named._special_tokens,
                      'ranks': format_ranks(named._mergeable_ranks)}
         ranks = parse_ranks(state['ranks'])
+        # tiktoken would not raise for these, but abort in the middle of a text
+        has_all_bytes = all(bytes([byte]) in ranks for byte in range(256))
+        if not has_all_bytes or len(set(ranks.values())) < len(ranks):
+            raise ValueError("a byte has no token, or two tokens have the same id")
         self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
                                           special_tokens=state['special_tokens'])
         super().__init__(state, {rank: token for token, rank in ranks.items()}, state['special_tokens'])

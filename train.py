@@ -21,8 +21,8 @@ auto_resume = False  # if out_dir holds a run, continue it, whatever init_from s
 resume_step = 0  # the checkpoint to resume from, by its iteration; 0: the newest
 overwrite = False  # if out_dir holds a run, delete it
 always_save_checkpoint = True  # False: at evaluations only those that improve the validation loss
-save_interval: int = None  # iterations between checkpoints. None: at each evaluation; 0: only at the end. The
-# best is one of them, so let it be a multiple of eval_interval. Each 1e9 tokens: 1e9 / tokens per iteration
+save_interval: int = None  # iterations between checkpoints. None: at each evaluation; 0: only at the end. If
+# given, a multiple of eval_interval: the best is one of them. Each 1e9 tokens: 1e9 / tokens per iteration
 keep_checkpoints = 2  # the newest ones, besides the best; 0: all
 # data
 dataset = 'openwebtext'  # data/<dataset>, made by prepare.py
@@ -172,6 +172,9 @@ for name in ('batch_size', 'block_size', 'gradient_accumulation_steps', 'total_b
              'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k'):
     if config[name] is not None and config[name] < 1:
         error(f"{name} is out of range ({config[name]}). use 1 or more")
+for name in ('dropout', 'beta1', 'beta2', 'momentum'):
+    if not 0 <= config[name] < 1:
+        error(f"{name} is out of range ({config[name]}). use 0 or more, below 1")
 for name in ('max_iters', 'warmup_iters', 'learning_rate', 'weight_decay', 'grad_clip', 'eval_interval',
              'eval_iters', 'log_interval', 'sample_interval', 'tasks_interval', 'max_per_task',
              'keep_checkpoints', 'resume_step', 'seed', 'shard', 'temperature'):
@@ -243,7 +246,7 @@ def get_batch(it, micro_step):
     return x, y, doc_ids, divisor
 
 
-batches = Loader(get_batch, start_iter, grad_accum_steps, device)  # reads ahead; from pinned memory on a GPU
+batches = Loader(get_batch, start_iter, grad_accum_steps, device)  # for a GPU it reads ahead
 
 # -----------------------------------------------------------------------------
 # model and optimizer
@@ -328,12 +331,13 @@ def get_lr(it):
     decay_start = warmup_iters
     if lr_schedule == 'wsd':
         decay_start = max(warmup_iters, round(lr_decay_iters * (1 - decay_fraction)))
+    # 2) constant until the decay
     if lr_schedule == 'constant' or it < decay_start:
         return learning_rate
-    # 2) past the end of the decay
+    # 3) past its end
     if it >= lr_decay_iters:
         return min_lr
-    # 3) in between, from 1 down to 0
+    # 4) in between, from 1 down to 0
     coeff = 1 - (it - decay_start) / (lr_decay_iters - decay_start)
     if lr_schedule == 'cosine':
         coeff = 0.5 * (1 - math.cos(math.pi * coeff))
@@ -407,7 +411,7 @@ for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.
 # the plan, then the run's folder: touched only now, when all that can fail has succeeded
 overrides = [f"{name}={config[name]}" for name in config if name in given]
 print0(f"overrides: {', '.join(overrides) or 'none'}")
-validation = data.val.summary(block_size) if data.val else 'none, so no best checkpoint'
+validation = data.val.summary(block_size) if data.val else 'none'
 print0(f"dataset: {data.name}, {data.train.summary(block_size)}, {tokens_per_epoch / tokens_per_iter:,.1f} "
        f"iterations per epoch; validation: {validation}")
 print0(f"model: {arch}, n_layer {n_layer}, n_head {n_head}, n_embd {n_embd}, block_size {block_size}, "
@@ -419,6 +423,9 @@ budget = max_iters * tokens_per_iter
 print0(f"budget: {max_iters:,} iterations = {format_count(budget)} tokens = "
        f"{budget / tokens_per_epoch:.2f} epochs = {budget / n_params:.1f} tokens per parameter")
 schedule = f"learning_rate {learning_rate:g}"
+for name in ('matrix_lr', 'embedding_lr', 'head_lr'):
+    if config[name] is not None:
+        schedule += f", {name} {config[name]:g}"
 if decay_lr:
     schedule += f", warm-up {warmup_iters:,} iterations ({warmup_iters / max(1, max_iters):.1%} of the run)"
 if decay_lr and lr_schedule != 'constant':
@@ -466,13 +473,13 @@ t0 = time.time()
 for it in range(start_iter, max(start_iter, max_iters) + 1):
     last = it >= max_iters
     out_of_time = max_minutes is not None and time.time() - start_time > 60 * max_minutes
-    stop = all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
-    evaluating = not stop and (last or eval_only or (eval_interval > 0 and it % eval_interval == 0))
-    benchmarking = not stop and tasks and (last or eval_only or (
+    stopping = all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
+    evaluating = not stopping and (last or eval_only or (eval_interval > 0 and it % eval_interval == 0))
+    benchmarking = not stopping and tasks and (last or eval_only or (
         tasks_interval > 0 and it > 0 and it % tasks_interval == 0))
-    sampling = not stop and it > 0 and sample_interval > 0 and (
+    sampling = not stopping and it > 0 and sample_interval > 0 and (
         last or it == next_sample_step(it, sample_interval, sample_growth))
-    saving = last or stop or (save_interval and it % save_interval == 0)
+    saving = last or stopping or (save_interval and it % save_interval == 0)
 
     # once in a while: evaluate, sample, save. The clock stands still
     if evaluating or benchmarking or sampling or saving:
@@ -526,7 +533,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
             if written:
                 best_val_loss, best_iter = new_best_loss, new_best_iter
         t0 = time.time()
-    if last or stop or eval_only:
+    if last or stopping or eval_only:
         break
 
     # the gradient, over micro-batches and processes
@@ -586,7 +593,7 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
 # -----------------------------------------------------------------------------
 # the end: run.json, report.md, the last line
 batches.close()
-if outcome == 'done' and stop:
+if outcome == 'done' and stopping:
     outcome = 'stopped'
 if outcome != 'diverged' and not written:
     outcome += ' without its last checkpoint'
