@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -66,6 +67,14 @@ def test_the_checkpoint_alone_is_enough_and_a_seed_gives_the_same_text(works, tr
     assert 'times' in a[7:] or 'is' in a[7:], 'it has learned something'
     assert works('sample.py', *trained, '--start=7 times').out == result.out
     assert works('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
+
+
+def test_a_seed_gives_the_same_texts_however_long_they_take(works, trained, monkeypatch):
+    """An end is looked for now and then; what was drawn behind it must not change the texts that follow."""
+    flags = [*trained, '--num_samples=4', '--batch_size=1', '--stop= ']
+    texts = works('sample.py', *flags).out
+    monkeypatch.setattr(time, 'time', lambda: 0.0)  # each text goes on to its last token
+    assert works('sample.py', *flags).out == texts
 
 
 @pytest.mark.parametrize('flag', ['--temperature=0', '--top_k=1', '--top_p=1e-6'])
