@@ -512,11 +512,12 @@ class GPT(nn.Module):
                  generator=None, on_tokens=None, use_cache=True, compile=False):
         """
         Continue idx (B, T) by up to max_new_tokens ids each; call model.eval() first. temperature 0: the
-        likeliest id; top_k, top_p: see sample_next. Ids from vocab_size on (padding) are not drawn. generator:
-        of the draws; None: torch's. Ends early when on_tokens, called with what is new, (B, n), returns True.
-        FloatingPointError if logits are not finite. When block_size ids are full, the last half of them is
-        kept as context. The cache changes the speed, not the text (but for rounding). On CUDA a step is
-        captured and replayed, 16 at a time (see CapturedStep); compile=True compiles it first, for long texts.
+        likeliest id; top_k, top_p: see sample_next. Ids from vocab_size on (padding) are not drawn.
+        generator: of the draws; None: torch's. Ends early when on_tokens, called with what is new, (B, n),
+        returns True. FloatingPointError if logits are not finite. When block_size ids are full, the last half
+        of them is kept as context. The cache changes the speed, not the text (but for rounding). On CUDA a
+        step is captured and replayed, 16 at a time (see CapturedStep); compile=True compiles it first, for
+        long texts.
         """
         B, T = idx.shape
         block_size = self.config.block_size
@@ -653,8 +654,8 @@ class CapturedStep:
     """
     The step of generate() from the newest ids of B texts to the next ones, as a CUDA graph: all that changes
     from step to step, ids, position, cache and random numbers, lies on the device at fixed addresses, and the
-    host replays the graph instead of launching some hundred kernels: 3,051 tokens/s, compiled 3,851, where 221
-    were without (H100, bfloat16, one text, 6 layers of 384), and 1,209 and 1,453 for 194 with 124M.
+    host replays the graph instead of launching some hundred kernels: 3,051 tokens/s, compiled 3,851, where
+    221 were without (H100, bfloat16, one text, 6 layers of 384), and 1,209 and 1,453 for 194 with 124M.
     The model keeps it for the next call of the same shape. On a CPU, in tests, it runs without a graph.
     """
 

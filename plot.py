@@ -4,8 +4,8 @@ Draw the curves of runs from their log.csv. Needs matplotlib, no GPU.
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
 
-A curve is named by the folder of its run as it was given. train.py calls write_report() at its end, which makes a run's
-report.md and loss.png.
+A curve is named by the folder of its run as it was given. train.py calls write_report() at its end, which
+makes a run's report.md and loss.png.
 """
 
 import contextlib
