@@ -265,9 +265,12 @@ def talks(tmp_path):
     mask = np.concatenate([np.arange(n) >= n // 2 for n in LENGTHS])
     mask[sum(LENGTHS[:8]):sum(LENGTHS[:9])] = False  # in the ninth nothing does
     ids.tofile(folder / 'train.bin')
-    np.packbits(mask, bitorder='little').tofile(folder / 'train.mask')
-    np.cumsum([0, *LENGTHS[:-1]]).astype('<u8').tofile(folder / 'train.starts')
-    write_meta(folder, chat='', splits={'train': {'tokens': len(ids), 'documents': len(LENGTHS)}})
+    bits = np.packbits(mask, bitorder='little').tobytes()
+    starts = np.cumsum([0, *LENGTHS[:-1]]).astype('<u8').tobytes()
+    (folder / 'train.mask').write_bytes(bits)
+    (folder / 'train.starts').write_bytes(starts)
+    entry = {'tokens': len(ids), 'mask_sha256': hashlib.sha256(bits + starts).hexdigest()}
+    write_meta(folder, chat='', splits={'train': entry})
     return tmp_path
 
 
@@ -291,7 +294,8 @@ def test_an_epoch_has_each_conversation_once_and_counts_its_targets(talks):
 @pytest.mark.parametrize('name', ['train.mask', 'train.starts'])
 def test_a_mask_of_other_conversations_is_told(talks, capsys, name):
     path = talks / 'talks' / name
-    path.write_bytes(path.read_bytes()[:-8])
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     assert name in refused(capsys, 'talks', talks)
 
 
