@@ -125,7 +125,9 @@ def test_mistakes_are_one_line(script, trained, flag):
 def test_a_single_sample_appears_while_it_is_made_and_ctrl_c_keeps_it(greedy):
     flags = [*greedy, '--num_samples=1', '--start=a', '--max_new_tokens=1000000']
     process = subprocess.Popen([sys.executable, REPO / 'sample.py', *flags], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+                               stderr=subprocess.PIPE,
+                               # tests that run in the background of a shell would have it ignored
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     seen = b''
     while len(seen) < 500:
         part = process.stdout.read1(65536)  # far from its end, and yet:
