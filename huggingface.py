@@ -18,7 +18,7 @@ import re
 import torch
 
 from common import first_line
-from model import PRESETS, GPTConfig
+from model import PRESETS
 from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
 
 # on the Hub; as nanoGPT calls them
