@@ -6,16 +6,19 @@ The knobs at the top of a script, set by config files and by --key=value. This f
 A knob is a plain assignment above the call `config, given = configure(globals())`. Its default tells its
 type; where that is None, or where a knob takes several types, an annotation does: `min_lr: float = None`.
 Flags win over config files, wherever they stand; of two files the later one wins. A config file is Python
-and is executed: run only what you would run as a program.
+and is executed: run only what you would run as a program. It sees the flags, so `n_head = n_embd // 64`
+agrees with --n_embd.
 
 `exec(open('configurator.py').read())` in place of that call works as in nanoGPT.
 """
 
+import ast
 import builtins
 import difflib
 import math
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -29,6 +32,7 @@ OTHER_NAMES = {
     'max_steps': 'max_iters',
     'num_iterations': 'max_iters',
     'train_iterations': 'max_iters',
+    'steps_per_epoch': 'max_iters',
     'training_tokens': 'max_tokens',
     'num_epochs': 'max_epochs',
     'warmup_steps': 'warmup_iters',
@@ -38,20 +42,50 @@ OTHER_NAMES = {
     'mini_batch_size': 'batch_size',
     'device_batch_size': 'batch_size',
     'tokens_per_update': 'total_batch_size',
+    'grad_accum': 'gradient_accumulation_steps',
     'grad_accum_steps': 'gradient_accumulation_steps',
+    'depth': 'n_layer',
+    'layers': 'n_layer',
     'n_layers': 'n_layer',
+    'num_layers': 'n_layer',
     'n_heads': 'n_head',
+    'num_heads': 'n_head',
     'dim': 'n_embd',
     'd_model': 'n_embd',
+    'embd_size': 'n_embd',
+    'multiple_of': 'mlp_width',
     'dropout_p': 'dropout',
     'max_grad_norm': 'grad_clip',
     'eval_every': 'eval_interval',
+    'eval_freq': 'eval_interval',
     'save_every': 'save_interval',
+    'save_steps': 'save_interval',
     'token_ckpt': 'save_interval',
+    'sample_every': 'sample_interval',
+    'core_metric_every': 'tasks_interval',
     'model_gen_multiplier': 'sample_growth',
     'resume_from_step': 'resume_step',
     'load_ckpt': 'init_from',
+    'ckpt_dir': 'out_dir',
+    'log_file': 'out_dir',
+    'logdir': 'out_dir',
+    'bf16': 'dtype',
+    'enable_compilation': 'compile',
+    'use_torch_compile': 'compile',
 }
+# what other trainers have a knob for, and this one has elsewhere
+ELSEWHERE = {
+    'vocab_size': 'it follows from the dataset, see prepare.py --tokenizer',
+    'tokenizer_path': 'the dataset has its tokenizer, see prepare.py --tokenizer',
+    'theta': 'rope_theta is in model.py',
+    'eps': 'adam_eps is the optimizer\'s, norm_eps is in model.py',
+    'use_prev_scheduler': 'a resumed run keeps its schedule',
+}
+PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
+# texts, in which ~ is a character like any other; of all other knobs it is the home folder
+TEXT_KNOBS = ['start', 'stop']
+# the beginning of a flag, also with the single hyphen or the dash that an editor has made of two hyphens
+FLAG = re.compile('--|[-\u2010-\u2015\u2212]+[a-zA-Z_]')
 
 
 def error(text):
@@ -66,7 +100,8 @@ def error(text):
 def configure(script, positional=None):
     """Apply sys.argv to the knobs in `script`, a script's globals().
 
-    positional: the knob that a bare word sets; where it is a list, all of them. Returns a dict of all
+    positional: the knob that a bare word sets; if it is a list, all of them. A script with such a knob takes
+    no config files: the word may be a text called game.py, which must not be executed. Returns a dict of all
     knobs, and the set of the names that a config file or a flag has set.
     """
     if hasattr(sys.stdout, 'reconfigure'):  # a path or a text may have what the console's encoding lacks
@@ -76,16 +111,18 @@ def configure(script, positional=None):
         sys.exit()
     knobs = {}
     for name, value in script.items():
-        if not name.startswith('_') and isinstance(value, (int, float, str, list, type(None))):
+        if not name.startswith('_') and isinstance(value, PLAIN_TYPES):
             knobs[name] = value
     kinds = kinds_of(script, knobs)
     flags, config_files = read_arguments(sys.argv[1:], knobs, kinds, positional)
     given = set(flags)
+    knobs.update(flags)  # before the config files, which may use them; run_config() keeps them
     for path in config_files:
-        changed = run_config(path, knobs, kinds)
+        changed = run_config(path, script, knobs, kinds, flags)
         knobs.update(changed)
         given.update(changed)
-    knobs.update(flags)
+    for name, value in knobs.items():
+        knobs[name] = expand_home(name, value)
     script.update(knobs)
     return knobs, given
 
@@ -111,32 +148,74 @@ def read_arguments(argv, knobs, kinds, positional):
     """({knob: value} of flags and bare words, [config files])."""
     flags = {}
     config_files = []
+    unknown = []
     words = list(argv)
     while words:
         word = words.pop(0)
+        texts = []  # the values that are given here
         if word.startswith('--'):
             name, equals, text = word[2:].partition('=')
+            if equals:
+                texts.append(text)
             if name not in knobs:
-                answer = suggestion(name, knobs) or '--help lists all'
-                error(f"no knob is called {name} ({word}). {answer}")
-            following = words[0] if words else '--'
-            if not equals and bool in kinds[name] and following.lower() not in ('true', 'false', 'auto'):
-                text = 'True'  # --compile
-            elif not equals and not following.startswith('--'):
-                text = words.pop(0)  # --batch_size 32
+                unknown.append(name)
+                if not equals and words and not FLAG.match(words[0]):
+                    words.pop(0)  # its value
+                continue
+            if list in kinds[name]:  # --input a b: all words up to the next flag
+                while words and not FLAG.match(words[0]):
+                    texts.append(words.pop(0))
+            elif not equals and bool in kinds[name]:
+                if words and words[0].lower() in ('true', 'false', 'auto'):
+                    texts.append(words.pop(0))
+                else:
+                    texts.append('True')  # --compile
+            elif not equals and words and not words[0].startswith('--'):
+                texts.append(words.pop(0))  # --batch_size 32
+            if not texts:
+                error(f"--{name} has no value. Write --{name}=VALUE")
+        elif FLAG.match(word):
+            text = re.sub(r'^\W+', '', word)
+            error(f"{word} is not a flag. Flags begin with two hyphens: --{text}")
+        elif positional and (positional not in flags or list in kinds[positional]):
+            name = positional
+            texts.append(word)
+        elif positional:
+            lists = [f'--{name}' for name in knobs if list in kinds[name]]
+            several = f"; several files go behind {' or '.join(lists)}" if lists else ''
+            error(f"only one {positional} can be given, and there are two: {flags[positional]}, {word}. "
+                  f"Leave one out{several}")
         elif word.endswith('.py'):
             config_files.append(word)
             continue
-        elif positional and (positional not in flags or list in kinds[positional]):
-            name = positional
-            text = word
         else:
-            error(f"neither a config file nor --key=value ({word}). write --KEY={word}; --help lists all")
-        if list in kinds[name]:  # it collects: --input=a --input=b
-            flags[name] = [*flags.get(name, []), text]
-        else:
-            flags[name] = check_value(parse_value(text, kinds[name]), name, kinds, word)
+            error(f"neither a config file (.py) nor a flag: {word}. Write --NAME={word}; --help lists all "
+                  "names")
+        for text in texts:
+            if list in kinds[name]:  # it collects: --input=a --input=b
+                items = [type(item) for item in knobs[name] or ['']]
+                value = check_value(parse_value(text, items), name, items, text)
+                flags[name] = [*flags.get(name, []), value]
+            else:
+                value = parse_value(text, kinds[name])
+                flags[name] = check_value(value, name, kinds[name], f'--{name}={text}')
+    if unknown:
+        hints = []
+        for name in unknown:
+            answer = suggestion(name, knobs)
+            hints.append(f'--{name} ({answer})' if answer else f'--{name}')
+        error(f"no such setting: {', '.join(hints)}. --help lists all")
     return flags, config_files
+
+
+def expand_home(name, value):
+    """The value of a knob with ~ replaced by the home folder, which no shell does behind `=`."""
+    if isinstance(value, list):
+        return [expand_home(name, item) for item in value]
+    if not isinstance(value, str) or name in TEXT_KNOBS and not value.startswith('FILE:'):
+        return value
+    # also in hellaswag,~/mine.jsonl, hf:~/model and FILE:~/prompt.txt
+    return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda found: found[1] + os.path.expanduser('~'), value)
 
 
 INVALID = object()
@@ -148,10 +227,10 @@ def parse_value(text, kinds):
     word = text.strip().lower()
     if word in words and type(words[word]) in kinds:
         return words[word]
-    for kind in (int, float, str):  # 3, 1e5, anything
+    for kind in (int, float, str, ast.literal_eval):  # 3, 1e5, anything, (0.9, 0.95)
         try:
             value = fit_value(kind(text), kinds)
-        except ValueError:
+        except (ValueError, OverflowError, TypeError, SyntaxError):
             continue
         if value is not INVALID:
             return value
@@ -175,23 +254,25 @@ def fit_value(value, kinds):
 def check_value(value, name, kinds, where):
     if value is INVALID:
         names = {types.NoneType: 'None'}
-        types_of_knob = ' or '.join(names.get(kind, kind.__name__) for kind in kinds[name])
+        types_of_knob = ' or '.join(names.get(kind, kind.__name__) for kind in kinds)
         error(f"{name} takes {types_of_knob} ({where}). --help lists all knobs")
     return value
 
 
 def suggestion(name, knobs):
-    """What was meant by the name of no knob; '' if nobody knows."""
-    meant = OTHER_NAMES.get(name.replace('-', '_'))
+    """Return a hint for the name of no knob, or '' if nothing is close."""
+    name = name.replace('-', '_')
+    meant = OTHER_NAMES.get(name)
     if meant in knobs:
         return f'did you mean {meant}?'
-    for close in difflib.get_close_matches(name, knobs, n=1):
+    # below 0.71 vocab_size leads to block_size
+    for close in difflib.get_close_matches(name, knobs, n=1, cutoff=0.71):
         return f'did you mean {close}?'
-    return ''
+    return ELSEWHERE.get(name, '')
 
 
-def run_config(path, knobs, kinds):
-    """{knob: value} of what the config file `path` sets; it sees the knobs as they are."""
+def run_config(path, script, knobs, kinds, flags):
+    """{knob: value} of what the config file `path` sets; it sees the knobs as they are, with the flags."""
     # config/x.py is found from any folder: the working directory comes first, then the one of this file
     found = path
     if not os.path.isfile(found):
@@ -201,25 +282,35 @@ def run_config(path, knobs, kinds):
     if not os.path.isfile(found):
         error(f"config file not found ({path}). name one such as config/train_gpt2.py")
     names = {'__file__': found, '__builtins__': {**vars(builtins), **knobs}}
+    statements = []
     try:
         with open(found, encoding='utf-8-sig') as f:
-            code = compile(f.read(), found, 'exec')
+            for node in ast.parse(f.read(), found).body:
+                statements.append(compile(ast.Module([node], []), found, 'exec'))
     except (OSError, SyntaxError, ValueError) as e:  # ValueError: not UTF-8, or a null byte
         error(f"{path} is not a config file ({e}). write Python assignments, in UTF-8: batch_size = 32")
     try:
-        exec(code, names)
+        for statement in statements:
+            exec(statement, names)
+            names.update(flags)  # the next statement may compute with a knob that a flag has set
     except Exception as e:
         line = traceback.extract_tb(e.__traceback__)[-1].lineno
         error(f"{path} stopped with {type(e).__name__} ({e}, line {line}). correct that line")
     changed = {}
     for name, value in names.items():
+        if name in flags or name.startswith('_'):
+            continue
         if name in knobs:
             value = fit_value(value, kinds[name])
-            changed[name] = check_value(value, name, kinds, f'{name} = {names[name]!r} in {path}')
-        elif not name.startswith('_') and isinstance(value, (int, float, str)):
+            changed[name] = check_value(value, name, kinds[name], f'{name} = {names[name]!r} in {path}')
+        elif name in script and value is not script[name]:
+            kind = type(script[name]).__name__
+            error(f"{name} in {path} is not a knob: its default is a {kind}. Make it a number, a text, a "
+                  "list, a tuple or a dict")
+        elif isinstance(value, PLAIN_TYPES):
             answer = suggestion(name, knobs)
             if answer:
-                error(f"no knob is called {name} ({path}). {answer}")
+                error(f"no knob is called {name} ({path}). {answer} A name of your own begins with _")
             if os.environ.get('RANK', '0') == '0':
                 print(f"note: {name} in {path} is not a knob")
     return changed
@@ -227,6 +318,8 @@ def run_config(path, knobs, kinds):
 
 def print_help(script):
     """Print the docstring of the script and its block of knobs, as they stand in the file."""
+    if hasattr(signal, 'SIGPIPE'):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this without a traceback
     with open(script['__file__'], encoding='utf-8') as f:
         parts = re.split('# ------+\n', f.read())
     print(script['__doc__'])

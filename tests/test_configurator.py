@@ -1,5 +1,7 @@
 """Knobs are set as in nanoGPT: config files, --key=value, exec(open('configurator.py').read())."""
 
+import os
+import re
 import subprocess
 import sys
 
@@ -10,8 +12,8 @@ import configurator
 
 KNOBS = dict(
     __name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False,
-    top_k=200, min_lr=None, start='\n', runs=[],
-    __annotations__={'compile': bool | str, 'top_k': int | None, 'min_lr': float},
+    top_k=200, min_lr=None, start='\n', runs=[], betas=(0.9, 0.95), rates={'wte': 0.1}, widths=[64, 128],
+    schedule=object(), __annotations__={'compile': bool | str, 'top_k': int | None, 'min_lr': float},
 )
 
 
@@ -37,6 +39,9 @@ def configure(monkeypatch):
     ('--eval_only=0', 'eval_only', False),
     ('--compile', 'compile', True),
     ('--min_lr -1e-3', 'min_lr', -1e-3),
+    ('--betas=(0.5,0.6)', 'betas', (0.5, 0.6)),
+    ("--rates={'wte':0.2}", 'rates', {'wte': 0.2}),
+    ('--widths 32 64', 'widths', [32, 64]),
 ])
 def test_a_flag_has_the_type_of_its_knob(configure, args, name, value):
     config, given = configure(*args.split())
@@ -45,7 +50,8 @@ def test_a_flag_has_the_type_of_its_knob(configure, args, name, value):
 
 
 @pytest.mark.parametrize('arg', [
-    '--max_iter=3', '--max_iters=1.5', '--max_iters', '--eval_only=maybe', 'word'])
+    '--max_iter=3', '--max_iters=1.5', '--max_iters', '--eval_only=maybe', '--out_dir', '--betas=0.5',
+    '--widths=a', '--schedule=a', 'word'])
 def test_what_cannot_be_meant_is_one_line_and_status_2(configure, capsys, arg):
     with pytest.raises(SystemExit) as stopped:
         configure(arg)
@@ -54,9 +60,42 @@ def test_what_cannot_be_meant_is_one_line_and_status_2(configure, capsys, arg):
     assert err.startswith('error: ') and err.count('\n') == 1
 
 
+def test_all_unknown_flags_are_named_in_one_error(configure, capsys):
+    with pytest.raises(SystemExit):
+        configure('--mini_batch_size', '32', '--max_lr=1', '--nonsense')
+    err = capsys.readouterr().err
+    assert err.count('\n') == 1
+    for name in ['mini_batch_size', 'max_lr', 'learning_rate', 'nonsense']:
+        assert name in err
+
+
+@pytest.mark.parametrize('flag', ['-max_iters=3', '\u2013max_iters=3', '\u2014max_iters', '\u2013-max_iters'])
+def test_another_dash_in_place_of_two_hyphens_is_told(configure, capsys, flag):
+    for args in [[flag], ['--runs', 'a', flag]]:
+        for positional in [None, 'out_dir', 'runs']:
+            with pytest.raises(SystemExit):
+                configure(*args, positional=positional)
+            assert 'two hyphens: --max_iters' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('wrong', ['max_lr', 'learning_rat'])
 def test_a_mistyped_knob_and_another_trainers_name_lead_to_ours(wrong):
     assert 'learning_rate' in configurator.suggestion(wrong, KNOBS)
+
+
+@pytest.mark.parametrize('name, ours', [
+    ('enable_compilation', 'compile'), ('use_torch_compile', 'compile'), ('sample-every', 'sample_interval'),
+    ('core_metric_every', 'tasks_interval'), ('grad_accum', 'gradient_accumulation_steps'),
+    ('save_steps', 'save_interval'), ('bf16', 'dtype'), ('steps_per_epoch', 'max_iters'),
+    ('tokenizer_path', 'dataset'), ('multiple_of', 'mlp_width'), ('eps', 'adam_eps'), ('depth', 'n_layer'),
+    ('embd_size', 'n_embd'), ('eval_freq', 'eval_interval'), ('vocab_size', 'dataset'),
+    ('theta', 'rope_theta'), ('log_file', 'out_dir'), ('use_prev_scheduler', 'resumed'),
+    ('warmup_iterations', 'warmup_iters'),
+])
+def test_the_flags_of_other_trainers_lead_to_what_does_the_same(name, ours):
+    block = (REPO / 'train.py').read_text().split('# ------')[1]
+    knobs = re.findall(r'^(\w+)(?:: .*)? = ', block, re.M)
+    assert re.search(fr'\b{ours}\b', configurator.suggestion(name, knobs))
 
 
 def test_every_other_name_leads_to_a_knob_of_train_py():
@@ -85,6 +124,25 @@ def test_a_config_file_is_python_sees_the_knobs_and_counts_what_repeats_a_defaul
     assert given == {'max_iters', 'eval_only', 'start', 'top_k'}
 
 
+def test_a_config_file_computes_with_the_flags_whatever_stood_above(configure, tmp_path):
+    path = tmp_path / 'a.py'
+    path.write_text('max_iters = 1000\ntop_k = max_iters // 10\n')
+    config, given = configure(path, '--max_iters=50')
+    assert (config['max_iters'], config['top_k']) == (50, 5)
+    assert given == {'max_iters', 'top_k'}
+
+
+def test_a_config_file_sets_any_plain_value_and_no_other(configure, capsys, tmp_path):
+    path = tmp_path / 'a.py'
+    path.write_text("import os\nbetas = (0.5, 0.6)\nrates = {'wte': 1}\n")
+    config, given = configure(path)
+    assert config['betas'] == (0.5, 0.6) and config['rates'] == {'wte': 1} and given == {'betas', 'rates'}
+    path.write_text('schedule = 3\n')
+    with pytest.raises(SystemExit):
+        configure(path)
+    assert 'schedule' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('content', [
     b'max_iters = "many"\n', b'max_iter = 3\n', b'max_iters = = 3\n', 'out_dir = "a"'.encode('utf-16')])
 def test_a_config_file_that_cannot_be_used_is_one_line(configure, capsys, tmp_path, content):
@@ -99,6 +157,34 @@ def test_a_config_file_that_cannot_be_used_is_one_line(configure, capsys, tmp_pa
 def test_bare_words_go_to_the_positional_knob(configure):
     assert configure('a', positional='out_dir')[0]['out_dir'] == 'a'
     assert configure('a', 'b', positional='runs')[0]['runs'] == ['a', 'b']
+
+
+def test_a_list_takes_the_words_up_to_the_next_flag(configure, capsys):
+    for args in [['--runs', 'a', 'b'], ['--runs=a', 'b'], ['--runs', 'a', '--runs', 'b']]:
+        config, given = configure('c', *args, '--max_iters=3', positional='out_dir')
+        assert config['runs'] == ['a', 'b'] and config['out_dir'] == 'c' and config['max_iters'] == 3
+    with pytest.raises(SystemExit):
+        configure('a', 'b', positional='out_dir')
+    assert '--runs' in capsys.readouterr().err, 'where several files go'
+
+
+@pytest.mark.parametrize('positional', ['out_dir', 'runs'])
+def test_a_word_for_the_positional_knob_is_not_executed(configure, tmp_path, positional):
+    path = tmp_path / 'game.py'
+    path.write_text('max_iters = 1\nraise SystemExit\n')
+    config, given = configure(path, positional=positional)
+    assert str(path) in config[positional] and given == {positional}
+
+
+def test_a_tilde_is_the_home_folder_but_in_a_prompt(configure, monkeypatch, tmp_path):
+    monkeypatch.setenv('HOME', '/home/me')
+    monkeypatch.setenv('USERPROFILE', '/home/me')
+    path = tmp_path / 'a.py'
+    path.write_text("compile = '~/b'\n")
+    config, given = configure(path, '--out_dir=~/a', '--runs', '~', 'a~/b', 'hellaswag,~/mine', '--start=~/c')
+    assert (config['out_dir'], config['compile'], config['start']) == ('/home/me/a', '/home/me/b', '~/c')
+    assert config['runs'] == ['/home/me', 'a~/b', 'hellaswag,/home/me/mine']
+    assert configure('--start=FILE:~/c')[0]['start'] == 'FILE:/home/me/c'
 
 
 def test_nanogpts_exec_works(tmp_path):
@@ -121,3 +207,12 @@ def test_help_prints_the_knobs_without_importing_torch():
     result = run_script('train.py', '--help')
     assert result.returncode == 0
     assert 'learning_rate = 6e-4  # peak lr' in result.stdout
+
+
+def test_help_ends_quietly_where_nobody_reads_it():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, REPO / 'train.py', '--help']
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    assert result.stderr == b''

@@ -45,3 +45,13 @@ def test_a_launch_line_has_a_number_of_processes_that_divides_its_batch(path, mo
         if knobs['total_batch_size']:
             micro_batches = knobs['total_batch_size'] / (knobs['batch_size'] * knobs['block_size'])
         assert micro_batches % int(n) == 0
+
+
+@pytest.mark.parametrize('command, name, value', [
+    ('config/train_gpt2.py config/arch_modern.py --n_embd=1024', 'n_head', 8),
+    ('config/train_fineweb_124m.py --batch_size=8', 'eval_iters', 10485760 // (8 * 1024)),
+])
+def test_what_a_config_derives_agrees_with_a_flag(command, name, value, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['train.py', *command.split()])
+    monkeypatch.chdir(REPO)
+    assert knobs_of('train.py')[name] == value
