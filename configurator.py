@@ -127,6 +127,20 @@ def configure(script, positional=None):
     return knobs, given
 
 
+def check_range(config, names, low, high=None, exclude=None):
+    """error() unless each of the knobs `names` is None, or a number from `low` to `high`, but not `exclude`,
+    which is one of the two."""
+    limits = f'a number above {low}' if exclude == low else f'{low} or more'
+    if high is not None:
+        limits += f', below {high}' if exclude == high else f', at most {high}'
+    for name in names:
+        value = config[name]
+        if value is None:
+            continue
+        if value < low or value == exclude or high is not None and value > high:
+            error(f"{name} is out of range: {value}. Use {limits}")
+
+
 def kinds_of(script, knobs):
     """{knob: the types that it takes}, from its annotation if it has one, else from its default."""
     # Python 3.14 makes a module's annotations when its attribute is read

@@ -10,7 +10,7 @@ The loss is in nats per token, and depends on what a token is. Bits per byte do 
 models with different tokenizers.
 """
 
-from configurator import configure, error
+from configurator import check_range, configure, error
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -47,8 +47,8 @@ from tokenizer import make_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
-if batch_size < 1 or min(eval_tokens, max_per_task, sample_tokens) < 0:
-    error("batch_size is 1 or more, and eval_tokens, max_per_task, sample_tokens are 0 or more. correct that")
+check_range(config, ['batch_size', 'ddp_timeout'], 1)
+check_range(config, ['eval_tokens', 'max_per_task', 'sample_tokens'], 0)
 if split == 'none' and not tasks:
     error("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
 ddp = 'RANK' in os.environ  # launched by torchrun

@@ -9,7 +9,7 @@ Write text with a trained model. The checkpoint has all that is needed, the toke
 A single sample is printed while it is made. Ctrl-C ends it and keeps the text so far.
 """
 
-from configurator import configure, error
+from configurator import check_range, configure, error
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -47,10 +47,10 @@ from model import prompt_ids, text_after
 
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this script without a traceback
-if temperature < 0:
-    error(f"temperature is out of range ({temperature}). use 0 or more")
-if not 0 < top_p <= 1:
-    error(f"top_p is out of range ({top_p}). use a number above 0, at most 1: all")
+check_range(config, ['num_samples', 'batch_size', 'max_new_tokens', 'top_k'], 1)
+check_range(config, ['temperature'], 0)
+check_range(config, ['top_p'], 0, 1, exclude=0)
+check_range(config, ['seed'], 0, 2**63 - 1)
 if prompts is not None:
     texts = read_prompts(prompts)
 elif start.startswith('FILE:'):

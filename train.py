@@ -9,7 +9,7 @@ to start, data, model and optimizer, helpers, the loop.
 
 import os
 
-from configurator import configure, error, kinds_of
+from configurator import check_range, configure, error, kinds_of
 
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 (124M) on OpenWebText. None: derived, or off; the comment says which.
@@ -168,18 +168,19 @@ if ckpt:
     config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds)  # prints each difference
     globals().update(config)
 start_iter = ckpt['iter_num'] if resuming else 0
-for name in ('batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer',
-             'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k'):
-    if config[name] is not None and config[name] < 1:
-        error(f"{name} is out of range ({config[name]}). use 1 or more")
-for name in ('dropout', 'beta1', 'beta2', 'momentum'):
-    if not 0 <= config[name] < 1:
-        error(f"{name} is out of range ({config[name]}). use 0 or more, below 1")
-for name in ('max_iters', 'warmup_iters', 'learning_rate', 'weight_decay', 'grad_clip', 'eval_interval',
-             'eval_iters', 'log_interval', 'sample_interval', 'tasks_interval', 'max_per_task',
-             'keep_checkpoints', 'resume_step', 'seed', 'shard', 'temperature'):
-    if config[name] < 0:
-        error(f"{name} is out of range ({config[name]}). use 0 or more")
+at_least_1 = ['batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer',
+              'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k', 'ddp_timeout']
+at_least_0 = ['max_iters', 'warmup_iters', 'lr_decay_iters', 'learning_rate', 'matrix_lr', 'embedding_lr',
+              'head_lr', 'weight_decay', 'matrix_weight_decay', 'adam_eps', 'grad_clip', 'eval_interval',
+              'eval_iters', 'log_interval', 'save_interval', 'sample_interval', 'sample_growth',
+              'tasks_interval', 'max_per_task', 'keep_checkpoints', 'resume_step', 'shard', 'temperature']
+check_range(config, at_least_1, 1)
+check_range(config, at_least_0, 0)
+check_range(config, ['max_tokens', 'max_epochs', 'max_minutes'], 0, exclude=0)
+check_range(config, ['dropout', 'beta1', 'beta2', 'momentum'], 0, 1, exclude=1)
+check_range(config, ['decay_fraction', 'top_p'], 0, 1, exclude=0)
+check_range(config, ['min_lr'], 0, learning_rate if decay_lr else None)
+check_range(config, ['seed'], 0, 2**63 - 1)
 if lr_schedule not in ('cosine', 'linear', 'constant', 'wsd'):
     error(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
 if matrix_optimizer not in ('adamw', 'muon'):

@@ -108,3 +108,29 @@ def test_through_the_scripts(script, tmp_path):
         assert result.status == 2, (name, args, result.err)
         assert result.err.startswith('error: ') and result.err.count('\n') == 1
     assert state_of(tmp_path) == before
+
+
+OUT_OF_RANGE = [
+    ('train.py', 'min_lr', [-1, 1]), ('train.py', 'save_interval', [-1]), ('train.py', 'max_tokens', [-1, 0]),
+    ('train.py', 'max_epochs', [-1, 0]), ('train.py', 'max_minutes', [-1]), ('train.py', 'top_p', [-1, 0, 2]),
+    ('train.py', 'lr_decay_iters', [-5]), ('train.py', 'decay_fraction', [0, 5]),
+    ('train.py', 'adam_eps', [-1]), ('train.py', 'matrix_lr', [-1]), ('train.py', 'embedding_lr', [-1]),
+    ('train.py', 'head_lr', [-1]),
+    ('train.py', 'matrix_weight_decay', [-1]), ('train.py', 'seed', [-1, '9' * 23]),
+    ('sample.py', 'top_k', [-1, 0]), ('sample.py', 'batch_size', [0]), ('sample.py', 'num_samples', [0]),
+    ('sample.py', 'max_new_tokens', [-1]), ('sample.py', 'seed', ['9' * 23]),
+    ('eval.py', 'sample_tokens', [-1]),
+]
+
+
+@pytest.mark.parametrize('name, knob, values', OUT_OF_RANGE, ids=lambda value: str(value)[:16])
+def test_a_number_out_of_range_is_refused_in_a_line(script, tmp_path, name, knob, values):
+    for value in values:
+        result = script(name, f'--{knob}={value}', f"--out_dir={tmp_path / 'none'}")
+        assert result.status == 2 and f'error: {knob} is out of range' in result.err
+        assert result.err.count('\n') == 1
+
+
+def test_a_lowest_rate_above_the_rate_is_no_error_where_the_rate_stays(script, tmp_path):
+    flags = ['--decay_lr=False', '--min_lr=1', '--dataset=none', f'--data_dir={tmp_path}']
+    assert 'range' not in script('train.py', *flags, f"--out_dir={tmp_path / 'none'}").err

@@ -78,6 +78,21 @@ def test_another_dash_in_place_of_two_hyphens_is_told(configure, capsys, flag):
             assert 'two hyphens: --max_iters' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('low, high, exclude, inside, outside', [
+    (0, None, None, [None, 0, 7], [-1]),
+    (0, None, 0, [None, 0.1], [0, -1]),
+    (0, 1, 0, [0.1, 1], [0, 1.1]),
+    (0, 1, 1, [0, 0.9], [-0.1, 1]),
+])
+def test_a_range_has_its_ends_but_the_excluded_one(capsys, low, high, exclude, inside, outside):
+    for value in inside:
+        configurator.check_range({'knob': value}, ['knob'], low, high, exclude)
+    for value in outside:
+        with pytest.raises(SystemExit) as stopped:
+            configurator.check_range({'knob': value}, ['knob'], low, high, exclude)
+        assert stopped.value.code == 2 and f'knob is out of range: {value}' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('wrong', ['max_lr', 'learning_rat'])
 def test_a_mistyped_knob_and_another_trainers_name_lead_to_ours(wrong):
     assert 'learning_rate' in configurator.suggestion(wrong, KNOBS)
