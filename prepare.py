@@ -17,7 +17,7 @@ from configurator import configure, error
 
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # of the dataset: one of the table below, another one with --input, or a file with text
-input: list = None  # file, folder or pattern, or hf:OWNER/NAME/PATTERN; may be given several times
+input: list = None  # files, folders or patterns, or hf:OWNER/NAME/PATTERN: --input a.txt b.txt
 tokenizer: str = None  # 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text),
 # a tokenizer.json, 'hf:FOLDER_OR_NAME' of a model, the folder of a dataset, a ckpt.pt. None: that of the
 # named set; else gpt2 for conversations and above 1 MB of text, char below
@@ -678,6 +678,8 @@ def main():
     # which dataset, of which files
     dataset = name
     sources = input
+    if sources is not None and 'name' not in given:
+        error(f"the dataset has no name. Write python prepare.py NAME --input {shlex.join(sources)}")
     if sources is None and name not in NAMED_SETS and os.path.exists(name):
         file = os.path.basename(os.path.abspath(name))
         dataset = os.path.splitext(file.removesuffix('.gz'))[0]

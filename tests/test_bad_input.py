@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import TINY, char_dataset
+from conftest import TEXT, TINY, char_dataset
 
 import checkpoint
 import prepare
@@ -129,6 +129,16 @@ def test_a_number_out_of_range_is_refused_in_a_line(script, tmp_path, name, knob
         result = script(name, f'--{knob}={value}', f"--out_dir={tmp_path / 'none'}")
         assert result.status == 2 and f'error: {knob} is out of range' in result.err
         assert result.err.count('\n') == 1
+
+
+def test_a_dataset_of_several_inputs_has_a_name(script, works, tmp_path):
+    paths = [tmp_path / 'a.txt', tmp_path / 'b.txt']
+    for path in paths:
+        path.write_text(TEXT)
+    flags = ['--input', *paths, '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}"]
+    result = script('prepare.py', *flags)
+    assert result.status == 2 and 'name' in result.err and not (tmp_path / 'data').exists()
+    assert '2 documents' in works('prepare.py', 'both', *flags).out
 
 
 def test_a_lowest_rate_above_the_rate_is_no_error_where_the_rate_stays(script, tmp_path):
