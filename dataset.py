@@ -498,8 +498,8 @@ def read_meta(folder):
         meta['splits'] = {split: dict(entry) for split, entry in meta['splits'].items()}
         return meta
     except Exception as e:  # a file may hold anything
-        raise ValueError(f"the meta file in {folder} is damaged ({type(e).__name__}: {first_line(e)}). run "
-                         "prepare.py for it again with --overwrite")
+        raise ValueError(f"the meta file in {folder} cannot be read ({type(e).__name__}: {first_line(e)}). "
+                         "run prepare.py for it again with --overwrite")
 
 
 def checksum(entry):
@@ -511,19 +511,15 @@ def checksum(entry):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Executes nothing: dicts, lists, strings and numbers need no class. numpy's numbers become plain ones,
-    and a defaultdict may have plain values."""
+    """Execute nothing: dicts, lists, strings and numbers need no class. A defaultdict may have plain values.
+    numpy's classes are refused, as numpy.dtype can be made to read any address of the memory."""
 
     def find_class(self, module, name):
-        plain = {'scalar': plain_number, 'dtype': np.dtype, 'defaultdict': collections.defaultdict,
-                 'int': int, 'str': str}
+        plain = {'defaultdict': collections.defaultdict, 'int': int, 'str': str}
         if name not in plain:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}; only plain values are read")
+            raise pickle.UnpicklingError(f"meta.pkl contains {module}.{name}. write it again with plain "
+                                         "values: int(...) and str(...) in place of numpy's")
         return plain[name]
-
-
-def plain_number(dtype, content):
-    return np.frombuffer(content, dtype, count=1)[0].item()
 
 
 def from_meta_pkl(path):
