@@ -265,7 +265,7 @@ def render(example, shots, delimiter, tokenizer):
         rows = []
         for ending in example['endings']:
             rows.append((context + tokenizer.encode(' ' + ending).tolist(), len(context)))
-        return rows, int(example['label'])
+        return rows, whole_number(example['label'])
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     prompt = ''
     for shot in shots:
@@ -290,11 +290,21 @@ def render(example, shots, delimiter, tokenizer):
 def alternatives(example, delimiter):
     """(an example written out once for each alternative, the number of the right one)"""
     if 'choices' in example:
-        return [example['query'] + delimiter + choice for choice in example['choices']], example['gold']
+        texts = [example['query'] + delimiter + choice for choice in example['choices']]
+        return texts, whole_number(example['gold'])
     if 'context_options' in example:
         ending = delimiter + example['continuation']
-        return [context + ending for context in example['context_options']], example['gold']
+        texts = [context + ending for context in example['context_options']]
+        return texts, whole_number(example['gold'])
     return [example['context'].strip() + delimiter + example['continuation']], 0
+
+
+def whole_number(value):
+    """Return the int of 1, '1' or 1.0, as pandas writes it."""
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError(f"not a whole number: {value}")
+    return int(number)
 
 
 # -----------------------------------------------------------------------------

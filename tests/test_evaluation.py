@@ -189,12 +189,18 @@ EOT = '<|endoftext|>'
     ({'context_options': ['A cat', 'A dog'], 'continuation': 'ran.', 'gold': 1},
      [(f'{EOT}A cat', ' ran.'), (f'{EOT}A dog', ' ran.')], 1),
     ({'context': 'One and ', 'continuation': 'two'}, [(f'{EOT}One and', ' two')], 0),
+    # as pandas and other programs write a whole number
+    ({'ctx': 'A', 'endings': ['b', 'c'], 'label': 1.0}, [('A', ' b'), ('A', ' c')], 1),
+    ({'query': 'A', 'choices': ['b', 'c'], 'gold': '1'}, [(f'{EOT}A ', 'b'), (f'{EOT}A ', 'c')], 1),
+    ({'context_options': ['A', 'B'], 'continuation': 'c', 'gold': 1.0},
+     [(f'{EOT}A', ' c'), (f'{EOT}B', ' c')], 1),
 ])
 def test_what_an_answer_is_follows_from_the_fields(example, expected, right):
     tokenizer = make_tokenizer(BYTES)
     rows, answer = evaluation.render(example, [], ' ', tokenizer)
     found = [(tokenizer.decode(ids[:start]), tokenizer.decode(ids[start:])) for ids, start in rows]
     assert (found, answer) == (expected, right)
+    assert type(answer) is int
 
 
 def test_shots_are_those_of_nanochat_and_a_prompt_that_is_too_long_loses_its_beginning(folder):
@@ -257,8 +263,9 @@ def test_a_file_of_ones_own_is_named_by_its_path_and_nan_is_never_right(folder):
     assert found['chance'] == 0.25 and found['accuracy'] == 0
 
 
-def test_a_task_that_is_missing_or_broken_is_one_line(folder, capsys):
-    broken = '{"context_options": ["a", "b"], "continuation": "c", "gold": 2}'
+@pytest.mark.parametrize('gold', ['2', '-1', '0.5', 'null', '"a"', 'NaN', 'Infinity'])
+def test_a_task_that_is_missing_or_broken_is_one_line(folder, capsys, gold):
+    broken = '{"context_options": ["a", "b"], "continuation": "c", "gold": GOLD}'.replace('GOLD', gold)
     (folder / 'eval_bundle' / 'eval_data' / 'who.jsonl').write_text(broken)
     for name in ('summs', 'who'):
         with pytest.raises(SystemExit) as e:
