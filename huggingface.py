@@ -10,7 +10,6 @@ What cannot be read or written is a ValueError of one line.
 """
 
 import dataclasses
-import glob
 import json
 import os
 import re
@@ -30,6 +29,48 @@ GPT2_REPOS = {
 }
 CLASSES = {'gpt2': 'GPT2LMHeadModel', 'llama': 'LlamaForCausalLM', 'modern': 'NanoChatForCausalLM'}
 ARCHS = {'gpt2': 'gpt2', 'llama': 'llama', 'nanochat': 'modern'}  # their model_type, our preset
+
+# transformers' defaults, for what a config.json leaves out
+DEFAULTS = {
+    'gpt2': {
+        'vocab_size': 50257,
+        'n_positions': 1024,
+        'n_embd': 768,
+        'n_layer': 12,
+        'n_head': 12,
+        'n_inner': None,
+        'activation_function': 'gelu_new',
+        'layer_norm_epsilon': 1e-5,
+        'tie_word_embeddings': True,
+    },
+    'llama': {
+        'vocab_size': 32000,
+        'max_position_embeddings': 2048,
+        'hidden_size': 4096,
+        'num_hidden_layers': 32,
+        'num_attention_heads': 32,
+        'num_key_value_heads': None,  # as many as num_attention_heads
+        'intermediate_size': 11008,
+        'hidden_act': 'silu',
+        'rms_norm_eps': 1e-6,
+        'tie_word_embeddings': False,
+        'rope_theta': 10000.0,
+    },
+    'modern': {
+        'vocab_size': 50304,
+        'max_position_embeddings': 2048,
+        'hidden_size': 768,
+        'num_hidden_layers': 12,
+        'num_attention_heads': 6,
+        'num_key_value_heads': None,
+        'intermediate_size': 8192,
+        'hidden_act': 'relu2',
+        'rms_norm_eps': 1e-6,
+        'tie_word_embeddings': False,
+        'rope_theta': 10000.0,
+        'final_logit_softcapping': 15.0,
+    },
+}
 
 # weights, without their .weight or .bias; {} is the number of the layer
 GPT2_WEIGHTS = [  # our names are GPT-2's
@@ -178,11 +219,18 @@ def to_config(config, dtype):
 
 def from_config(theirs):
     """The arguments of a GPTConfig for a config.json, a dict. An exception of some kind if there are none."""
-    arch = ARCHS[theirs['model_type']]
-    # what an old config.json leaves out; transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
+    kind = theirs.get('model_type') or theirs['architectures'][0]
+    arch = ARCHS.get(kind)
+    for ours, name in CLASSES.items():
+        if kind == name:
+            arch = ours
+    if arch is None:
+        raise ValueError(f"it is a {kind}")
+    # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
-    defaults = {'n_inner': None, 'num_key_value_heads': None, 'rope_theta': 10000.0,
-                'tie_word_embeddings': arch == 'gpt2'}
+    defaults = dict(DEFAULTS[arch])
+    if 'n_ctx' in theirs:  # an older name of n_positions
+        defaults['n_positions'] = theirs['n_ctx']
     theirs = {**defaults, **theirs, **rope}
     # these change the network and leave no trace in the weights
     required = {
@@ -215,9 +263,9 @@ def from_config(theirs):
 # reading
 
 # what is downloaded; the last only where there are no safetensors
-TOKENIZER_FILES = ['tokenizer*']
-MODEL_FILES = ['config.json', 'model*.safetensors', *TOKENIZER_FILES]
-PICKLES = ['pytorch_model*.bin']
+TOKENIZER_FILES = ['tokenizer*', 'config.json', 'generation_config.json']
+MODEL_FILES = ['model*.safetensors', 'model.safetensors.index.json', *TOKENIZER_FILES]
+PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
 def is_hub_name(source):
@@ -247,11 +295,16 @@ def find_folder(source, files):
 
 
 def weight_files(folder):
-    """The paths of the files with a model's weights, which may be in several."""
-    for name in ['model.safetensors', 'model-*.safetensors', 'pytorch_model.bin', 'pytorch_model-*.bin']:
-        paths = glob.glob(os.path.join(glob.escape(folder), name))
-        if paths:
-            return sorted(paths)
+    """Return the paths of the files with a model's weights: one, or those that an index names; [] if it has
+    none. Shards that the index does not name may be those of another model."""
+    for name in ['model.safetensors', 'pytorch_model.bin']:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return [path]
+        if os.path.exists(path + '.index.json'):
+            with open(path + '.index.json', encoding='utf-8-sig') as f:
+                shards = sorted(set(json.load(f)['weight_map'].values()))
+            return [os.path.join(folder, shard) for shard in shards]
     return []
 
 
@@ -265,7 +318,7 @@ def read(source):
             args = from_config(json.load(f))
         files = weight_files(folder) or weight_files(find_folder(source, PICKLES))
         if not files:
-            raise ValueError("it has neither model.safetensors nor pytorch_model.bin")
+            raise ValueError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
         weights = {}
         for path in files:
             if path.endswith('.safetensors'):

@@ -26,7 +26,7 @@ import re
 
 import numpy as np
 
-from common import first_line, write_whole
+from common import first_line, read_json, write_whole
 
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
@@ -226,7 +226,8 @@ class HFTokenizer:
         if self.end_of_text is None:
             self.end_of_text = eos if eos is not None else self.special.get(END_OF_TEXT)
         # what its authors end a text with, and what stands before the next one in our datasets
-        self.stop_ids = [id for id in dict.fromkeys([eos, self.end_of_text]) if id is not None]
+        ends = [eos, self.end_of_text, *state.get('stop_ids', [])]
+        self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
 
     def id_in_config(self, name):
         """The id of the special token that the config names, such as 'bos_token'; None without one."""
@@ -236,11 +237,16 @@ class HFTokenizer:
         return self.special.get(token)
 
     def encode(self, text):
-        return np.array(self.encode_with(text, is_prompt=False), dtype=np.uint32)
+        return np.array(self.encode_with(text, is_prompt=False).ids, dtype=np.uint32)
 
     def encode_prompt(self, text):
-        ids = self.encode_with(text, is_prompt=True)  # with what its authors put first, such as Llama's <s>
-        if ids[:2] == [self.end_of_text] * 2:  # which the text has already
+        encoding = self.encode_with(text, is_prompt=True)
+        # keep what its template puts first, such as Llama's <s>; what it puts last, such as </s>, would end
+        # the text. Tokens of the template belong to no sequence
+        ids = encoding.ids
+        while len(ids) > 1 and encoding.sequence_ids[len(ids) - 1] is None:
+            ids.pop()
+        if ids[:2] == [self.end_of_text] * 2:  # the text begins with it already
             return ids[1:]
         return ids
 
@@ -248,7 +254,7 @@ class HFTokenizer:
         self.tokenizer.encode_special_tokens = not is_prompt  # as text
         try:
             text = without_surrogates(text)
-            return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0].ids
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0]
         except Exception as e:  # the package raises Exception itself
             name = self._state.get('name', 'tokenizer.json')
             raise ValueError(f"the tokenizer {name} cannot encode the text ({first_line(e)})")
@@ -280,18 +286,43 @@ class HFTokenizer:
 
 
 def hugging_face_state(path):
-    """The state of a Hugging Face tokenizer. path: a tokenizer.json (of any name), or the folder that holds
-    one; a tokenizer_config.json beside it is read as well."""
+    """Return the state of a Hugging Face tokenizer. path: a tokenizer.json (of any name), or the folder that
+    has one. Its folder may also have a tokenizer_config.json and, of its model, a generation_config.json,
+    whose eos_token_id end a text, too, and a config.json, which has the size of the embedding."""
     path = os.path.abspath(path)
     file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
     if not os.path.exists(file) or file.endswith(('.model', 'vocab.json')):
         raise ValueError(f"no tokenizer.json ({path}). name one or a folder that has one. of sentencepiece's "
                          "tokenizer.model, or vocab.json with merges.txt, docs/huggingface.md makes one")
     state = {'kind': 'hf', 'name': os.path.basename(path), 'json': read_utf8(file)}
-    config_file = os.path.join(os.path.dirname(file), 'tokenizer_config.json')
+    folder = os.path.dirname(file)
+    config_file = os.path.join(folder, 'tokenizer_config.json')
     if os.path.exists(config_file):
         state['config'] = read_utf8(config_file)
+    stop_ids = read_json(os.path.join(folder, 'generation_config.json')).get('eos_token_id')
+    if stop_ids is not None:
+        state['stop_ids'] = stop_ids if isinstance(stop_ids, list) else [stop_ids]
+
+    # a special token that was added after training, often [PAD], may have no row in the model's embedding
+    n_rows = read_json(os.path.join(folder, 'config.json')).get('vocab_size')
+    content = read_json(file)
+    if n_rows and remove_special_tokens(content, n_rows):
+        state['json'] = json.dumps(content, ensure_ascii=False)
     return state
+
+
+def remove_special_tokens(content, n_rows):
+    """Remove the special tokens with ids from n_rows on from a tokenizer.json, a dict. Return how many."""
+    removed = []
+    for token in content.get('added_tokens', []):
+        if token['special'] and token['id'] >= n_rows:
+            removed.append(token)
+    for token in removed:
+        content['added_tokens'].remove(token)
+        vocab = content['model']['vocab']
+        if isinstance(vocab, dict):  # Unigram's is a list without them
+            vocab.pop(token['content'], None)
+    return len(removed)
 
 
 def read_utf8(path):

@@ -118,8 +118,11 @@ def save_shards(theirs, folder):
 def save_pickles(theirs, folder):
     """As transformers saved before safetensors."""
     theirs.config.save_pretrained(folder)
+    shards = {}
     for i, (name, p) in enumerate(theirs.state_dict().items()):
-        torch.save({name: p}, folder / f'pytorch_model-{i}.bin')
+        shards[name] = f'pytorch_model-{i}.bin'
+        torch.save({name: p}, folder / shards[name])
+    (folder / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': shards}))
 
 
 LLAMA = dict(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -154,8 +157,40 @@ def test_a_folder_of_transformers_is_the_same_network_here(kind, tmp_path):
     assert_same_logits(net, theirs, torch.randint(net.config.vocab_size, (2, 48)))
 
 
+@pytest.mark.parametrize('kind', ['llama', 'llama3'])  # safetensors, pickles
+def test_the_weights_are_those_of_the_files_that_the_index_names(kind, tmp_path):
+    folder = tmp_path / 'hf'
+    make_other(kind, folder)
+    expected = checkpoint.read(str(folder))['model']
+    shard = sorted(folder.glob('*model-*'))[0]
+    # shards of an older save, whose names sort after the others
+    if kind == 'llama':
+        from safetensors.torch import load_file, save_file
+        save_file({name: 2 * p for name, p in load_file(shard).items()}, folder / 'model-9.safetensors')
+    else:
+        old = {name: 2 * p for name, p in torch.load(shard).items()}
+        torch.save(old, folder / 'pytorch_model-old.bin')
+    found = checkpoint.read(str(folder))['model']
+    assert all(torch.equal(found[name], p) for name, p in expected.items())
+    shard.unlink()
+    with pytest.raises(ValueError, match=shard.name):
+        checkpoint.read(str(folder))
+
+
+@pytest.mark.parametrize('config', [
+    transformers.GPT2Config(), transformers.LlamaConfig(), transformers.NanoChatConfig()])
+def test_what_a_config_leaves_out_is_transformers_default(config):
+    whole = GPTConfig(**huggingface.from_config(config.to_dict()))
+    named, = [name for name in huggingface.CLASSES.values() if name.startswith(type(config).__name__[:-6])]
+    for short in {'model_type': config.model_type}, {'architectures': [named]}:
+        assert GPTConfig(**huggingface.from_config(short)) == whole
+    older = huggingface.from_config({'model_type': 'gpt2', 'n_ctx': 512})
+    assert older['block_size'] == 512
+
+
 @pytest.mark.parametrize('change', [
     dict(model_type='qwen3'),
+    dict(model_type=None, architectures=['Qwen3ForCausalLM']),
     dict(rope_parameters={'rope_type': 'yarn', 'factor': 2.0}),
     dict(rope_scaling={'type': 'linear', 'factor': 2.0}, rope_parameters=None),
     dict(partial_rotary_factor=0.5),
@@ -240,6 +275,24 @@ def test_a_chat_is_exported_with_a_template_that_gives_our_ids(kind, tmp_path):
     assert chat_format(back).render(messages)[0].tolist() == chat.render(messages)[0].tolist()
 
 
+def test_a_special_token_without_a_row_in_the_embedding_is_absent(tmp_path, works):
+    folder = tmp_path / 'hf'
+    auto_tokenizer(folder, BYTES)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.add_special_tokens({'pad_token': '[PAD]'})  # without resize_token_embeddings()
+    theirs.save_pretrained(folder)
+    assert '[PAD]' in (folder / 'tokenizer.json').read_text()
+    (tmp_path / 'text.txt').write_text('the [PAD] cat\n' * 200)
+    (tmp_path / 'chat.json').write_text(json.dumps([{'instruction': 'Hi', 'output': 'Ho'}] * 60))
+    for name, flags in ('text.txt', []), ('chat.json', ['--chat']):
+        works('prepare.py', 'mine', f'--input={tmp_path / name}', f'--tokenizer=hf:{folder}', '--overwrite',
+              f'--data_dir={tmp_path}', *flags)
+        works('train.py', *TINY, '--dataset=mine', f'--data_dir={tmp_path}', f'--init_from={folder}',
+              '--block_size=8', '--max_iters=1', f"--out_dir={tmp_path / 'out'}", '--overwrite')
+        n_ids = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']['vocab_size']
+        assert n_ids == (320 if flags else 257), 'the roles of a chat are new rows'
+
+
 # -----------------------------------------------------------------------------
 # the Hub: models that huggingface_hub has in its cache, as the tests are offline
 
@@ -259,7 +312,7 @@ def test_models_of_the_hub_are_found_by_their_names(tmp_path, monkeypatch):
     assert huggingface.read_tokenizer('gpt2') == {'kind': 'tiktoken', 'name': 'gpt2'}
     assert same_tokenizer(huggingface.read_tokenizer(name), BYTES.state())
     # what would be downloaded are these files
-    for file in set(os.listdir(snapshot)) - {'README.md', 'generation_config.json'}:
+    for file in set(os.listdir(snapshot)) - {'README.md'}:
         assert any(fnmatch.fnmatch(file, pattern) for pattern in huggingface.MODEL_FILES)
 
 

@@ -220,6 +220,39 @@ def test_a_config_beside_a_tokenizer_json_is_read(tmp_path):
     assert make_tokenizer(plain).stop_ids == [1, 0] and make_tokenizer(state).stop_ids == [0]
 
 
+@pytest.mark.parametrize('template', [None, '<s> $A', '$A </s>', '<s> $A </s>'])
+def test_a_prompt_has_what_its_template_puts_first_and_no_end(tmp_path, template):
+    save_byte_level(tmp_path / 'tokenizer.json', ['<s>', '</s>'])
+    state = hugging_face_state(tmp_path)
+    plain = make_tokenizer(state)
+    if template:
+        from tokenizers import Tokenizer, processors
+        changed = Tokenizer.from_str(state['json'])
+        changed.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[('<s>', 0), ('</s>', 1)])
+        state['json'] = changed.to_str()
+    first = [0] if template and template.startswith('<s>') else []
+    tokenizer = make_tokenizer(state)
+    ids = plain.encode('12 times').tolist()
+    assert tokenizer.encode_prompt('12 times') == first + ids
+    assert tokenizer.encode_prompt('<s>12 times') == [0] + ids, 'once'
+    assert tokenizer.encode_prompt('12 times</s>') == first + ids + [1], 'an end that the prompt has'
+    if first:
+        assert tokenizer.encode_prompt('') == [0]
+
+
+def test_the_ends_of_a_generation_config_end_a_text(tmp_path):
+    save_byte_level(tmp_path / 'tokenizer.json', ['<s>', '</s>', '<|eot_id|>'])
+    data = tmp_path / 'data'
+    data.mkdir()
+    for ends, expected in ([1, 2], [1, 0, 2]), (2, [1, 0, 2]), (None, [1, 0]):
+        (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': ends}))
+        tokenizer = make_tokenizer(hugging_face_state(tmp_path))
+        assert tokenizer.stop_ids == expected
+        meta = json.loads(json.dumps(write_tokenizer_files(data, tokenizer, np.dtype('<u2'))))
+        assert make_tokenizer(read_tokenizer_files(data, meta)).stop_ids == expected, 'of a dataset'
+
+
 def test_files_of_other_formats_are_named_with_the_way(tmp_path):
     (tmp_path / 'tokenizer.model').write_bytes(b'\x0a\x0e\x0a\x05<unk>')
     (tmp_path / 'vocab.json').write_text('{"a": 0}')
