@@ -1,7 +1,7 @@
 """
 Conversations: the forms in which people have them, how they become token ids with a loss mask, and how one is
 held at a terminal. A conversation is a list of messages {'role': 'user', 'content': text}, whose roles are
-'user', 'assistant' and, for the first one, 'system'.
+'user', 'assistant' and, for the first one, 'system'. An answer with 'weight': 0 is not learned.
 
 Every tokenizer gets nanochat's roles as special tokens
 (https://github.com/karpathy/nanochat/blob/master/nanochat/tokenizer.py):
@@ -17,7 +17,7 @@ import re
 
 import numpy as np
 
-from tokenizer import ASSISTANT_END, make_tokenizer
+from tokenizer import ASSISTANT_END, make_tokenizer, without_surrogates
 
 ASSISTANT_START = '<|assistant_start|>'
 ROLE_TOKENS = ('<|user_start|>', '<|user_end|>', ASSISTANT_START, ASSISTANT_END)
@@ -42,42 +42,87 @@ TEMPLATE = (
 # from a row of data to messages
 
 ROLE_OF = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistant', 'assistant': 'assistant'}
+READ_KEYS = ['messages', 'conversations', 'system', 'instruction', 'input', 'output',  # of a row
+             'role', 'from', 'content', 'value', 'weight']  # of a message
+# a row with one of these is skipped: without its value the conversation would be another one
+REFUSED_KEYS = ['history', 'tool_calls', 'function_call']
 
 
 def messages_of(row):
-    """The messages of a row of data, which has one of these forms; ValueError says what is wrong with it.
+    """Return the messages of a row of data, which has one of these forms; ValueError with the reason if it
+    cannot be used.
         {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}  OpenAI
         {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}      ShareGPT
         {"instruction": "...", "input": "...", "output": "..."}                                      Alpaca
     Each may have a "system" as well. The list of messages may stand alone, as nanochat has it."""
+    row, turns = parts_of(row)
+    for part in [row, *turns]:
+        for key in REFUSED_KEYS:
+            if part.get(key):
+                raise ValueError(f"{key} cannot be used")
     messages = []
-    try:
-        if isinstance(row, list):
-            row = {'messages': row}
-        if row.get('system'):
-            messages.append({'role': 'system', 'content': row['system']})
-        if 'instruction' in row:
-            question = row['instruction']
-            if row.get('input'):
-                question += '\n\n' + row['input']
-            messages.append({'role': 'user', 'content': question})
-            messages.append({'role': 'assistant', 'content': row['output']})
-        else:
-            for turn in row.get('messages') or row['conversations']:
-                role = ROLE_OF[turn.get('role') or turn['from']]
-                content = turn['content'] if 'content' in turn else turn['value']
-                messages.append({'role': role, 'content': content})
-        if row.get('history'):
-            raise ValueError("it has a history, which is not read")
-        # UnicodeEncodeError, for half of a surrogate pair, is a ValueError
-        if not all(message['content'].encode().strip() for message in messages):
-            raise ValueError("a message is empty")
-    except (AttributeError, KeyError, TypeError) as e:
-        raise ValueError(f"it is in none of the forms in docs/chat.md ({type(e).__name__}: {e})")
+    if row.get('system'):
+        messages.append({'role': 'system', 'content': text_of(row['system'])})
+    if 'instruction' in row:
+        question = text_of(row['instruction'])
+        if row.get('input'):
+            question += '\n\n' + text_of(row['input'])
+        messages.append({'role': 'user', 'content': question})
+        messages.append({'role': 'assistant', 'content': text_of(row.get('output'))})
+    for turn in turns:
+        role = str(turn.get('role') or turn.get('from'))
+        if role not in ROLE_OF:
+            raise ValueError(f"a message has the role {role[:20]}")
+        content = turn['content'] if 'content' in turn else turn.get('value')
+        message = {'role': ROLE_OF[role], 'content': text_of(content)}
+        weight = turn.get('weight')
+        if weight not in (None, 0, 1):
+            raise ValueError("the weight of a message is not 0 or 1")
+        if weight == 0:
+            message['weight'] = 0
+        messages.append(message)
+    if not all(message['content'].strip() for message in messages):
+        raise ValueError("a message is empty")
     roles = ' '.join(message['role'] for message in messages)
     if not re.fullmatch('(system )?user assistant( user assistant)*', roles):
-        raise ValueError(f"user and assistant do not take turns ({roles[:60]})")
+        raise ValueError("user and assistant do not take turns")
     return messages
+
+
+def parts_of(row):
+    """Return the row as a dict, and the list of its messages as they are: [] if it has an instruction."""
+    if isinstance(row, list):
+        row = {'messages': row}
+    turns = []
+    if isinstance(row, dict) and 'instruction' not in row:
+        turns = row.get('messages') or row.get('conversations')
+    if not isinstance(turns, list) or not all(isinstance(part, dict) for part in [row, *turns]):
+        raise ValueError("none of the forms in docs/chat.md")
+    return row, turns
+
+
+def text_of(content):
+    """Return the text of a content: a string, or a list of parts {"type": "text", "text": "..."}."""
+    if isinstance(content, list):
+        for part in content:
+            is_text = isinstance(part, dict) and part.get('type') == 'text'
+            if not is_text or not isinstance(part.get('text'), str):
+                raise ValueError("a part of a message is not a text")
+        content = ''.join(part['text'] for part in content)
+    if not isinstance(content, str):
+        raise ValueError("a message has no text")
+    return without_surrogates(content)  # JSON can hold half of a pair
+
+
+def unread_keys(row):
+    """Return the keys of a row and of its messages, a set, that have a value and are not read."""
+    row, turns = parts_of(row)
+    found = set()
+    for part in [row, *turns]:
+        for key, value in part.items():
+            if value and key not in READ_KEYS:
+                found.add(key)
+    return found
 
 
 # -----------------------------------------------------------------------------
@@ -126,7 +171,8 @@ class ChatFormat:
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.special = tokenizer.special
-        self.stop_ids = [self.special[ASSISTANT_END], tokenizer.end_of_text]
+        ends = [self.special[ASSISTANT_END], tokenizer.end_of_text, *tokenizer.stop_ids]
+        self.stop_ids = list(dict.fromkeys(ends))
         names = {id: token for token, id in self.special.items()}
         self.bos = names[tokenizer.end_of_text]
         self.template = TEMPLATE.format(bos=self.bos)
@@ -144,7 +190,8 @@ class ChatFormat:
             role = message['role']  # 'user' or 'assistant'
             content = self.tokenizer.encode(message['content']).tolist()
             ids += [self.special[f'<|{role}_start|>'], *content, self.special[f'<|{role}_end|>']]
-            mask += [False] + [role == 'assistant'] * (len(content) + 1)
+            is_learned = role == 'assistant' and message.get('weight') != 0
+            mask += [False] + [is_learned] * (len(content) + 1)
         if answer:
             ids.append(self.special[ASSISTANT_START])
             mask.append(False)

@@ -62,7 +62,7 @@ import numpy as np
 
 import checkpoint
 import huggingface
-from chat import chat_format, messages_of, with_chat_tokens
+from chat import chat_format, messages_of, unread_keys, with_chat_tokens
 from common import first_line, print0, read_json, write_whole
 from dataset import DATA_DIR, bin_files, folder_of, read_meta
 from tokenizer import (
@@ -497,7 +497,11 @@ def choose_tokenizer(spec, paths):
         sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]  # not those of the Hub
         is_small = len(sizes) == len(paths) and sum(sizes) < 1e6
         spec = 'char' if is_small and not chat else 'gpt2'
-        print0(f"tokenizer {spec}. also: --tokenizer=char, byte, gpt2, bpe:8192")
+        others = 'byte, data/NAME, hf:FOLDER' if chat else 'char, byte, gpt2, bpe:8192'
+        print0(f"tokenizer {spec}. also: --tokenizer={others}")
+    if chat and (spec == 'char' or spec.startswith('bpe:')):
+        raise ValueError(f"--tokenizer={spec} learns a vocabulary from plain text, not from conversations. "
+                         "use the tokenizer of the model (data/NAME, a checkpoint, hf:FOLDER), byte or gpt2")
     if spec == 'char':
         chars = set()
         n_documents = 0
@@ -592,15 +596,25 @@ def make_conversations(work, meta, paths):
     tok = make_tokenizer(read_tokenizer_files(work, meta))
     form = chat_format(tok)
     conversations = []
-    left_out = []  # why
+    skipped = collections.Counter()  # rows by reason
+    first = {}  # the first row for each reason
+    unread = collections.Counter()  # rows by key
     for path in paths:
         for where, row in read_rows(local_path(path)):
             try:
                 conversations.append(messages_of(row))
+                unread.update(unread_keys(row))
             except ValueError as e:
-                left_out.append(f"{where}: {first_line(e)}")
-    if left_out:
-        print0(f"note: {len(left_out):,} rows are no conversations and are left out, first {left_out[0]}")
+                reason = str(e)
+                skipped[reason] += 1
+                first.setdefault(reason, where)
+    if skipped:
+        print0(f"note: {skipped.total():,} rows are skipped:")
+        for reason, n in skipped.most_common(9):
+            print0(f"  {n:,}: {reason} (first: {first[reason]})")
+    if unread:
+        keys = [f"{key} ({n:,} rows)" for key, n in unread.most_common(9)]
+        print0(f"note: these keys are not read: {', '.join(keys)}")
 
     share = meta['plan']['val_fraction']
     n_train = round((1 - share) * len(conversations))
@@ -610,7 +624,8 @@ def make_conversations(work, meta, paths):
         if are_few:
             split = 'train' if number < n_train else 'val'
         else:
-            key = json.dumps([list(message.values()) for message in messages], ensure_ascii=False)
+            said = [[message['role'], message['content']] for message in messages]
+            key = json.dumps(said, ensure_ascii=False)
             split = split_by_hash(key, share)
         rendered[split].append(form.render(messages))
     if not rendered['train']:

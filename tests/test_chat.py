@@ -3,7 +3,7 @@
 import pytest
 from conftest import TEXT
 
-from chat import chat_format, converse, fit_prompt, messages_of, with_chat_tokens
+from chat import chat_format, converse, fit_prompt, messages_of, unread_keys, with_chat_tokens
 from tokenizer import learn_bpe, make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
@@ -43,12 +43,21 @@ def test_the_forms_that_people_have_are_the_same_conversation():
     alpaca = {'instruction': 'Add.', 'input': '1 and 2', 'output': '3'}
     answer = {'role': 'assistant', 'content': '3'}
     assert messages_of(alpaca) == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, answer]
+    parts = [{'type': 'text', 'text': 'Add 1 '}, {'type': 'text', 'text': 'and 2.'}]
+    listed = [{'role': 'user', 'content': parts}, {**TALK[1], 'weight': 1, 'tool_calls': []}, *TALK[2:]]
+    assert messages_of({'messages': listed}) == TALK
 
 
 @pytest.mark.parametrize('row', [
     {'messages': TALK[1:]}, {'messages': 'hello'}, {}, 5, [],
     {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]},
-    {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3}])
+    {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3},
+    {'messages': TALK, 'history': ['a']}, {'messages': [{'role': ['user'], 'content': 'a'}, TALK[1]]},
+    {'messages': [TALK[0], {**TALK[1], 'tool_calls': [{'function': {'name': 'add'}}]}]},
+    {'messages': [TALK[0], {**TALK[1], 'function_call': {'name': 'add'}}]},
+    {'messages': [TALK[0], {**TALK[1], 'weight': 0.5}]},
+    {'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'text': 'a'}]}, TALK[1]]},
+    {'messages': [{'role': 'user', 'content': [{'type': 'text'}]}, TALK[1]]}])
 def test_what_is_no_conversation_is_told(row):
     with pytest.raises(ValueError):
         messages_of(row)
@@ -74,6 +83,19 @@ def test_the_mask_has_what_the_assistant_says_and_the_end_of_its_turn(kind):
     assert jinja2.Template(form.template).render(messages=[SYSTEM, *TALK]) == text
     assert tokenizer.n_vocab == plain.n_vocab + (5 if kind == 'char' else 4)
     assert with_chat_tokens(tokenizer.state()) == tokenizer.state(), 'once is enough'
+
+
+def test_an_answer_of_weight_0_is_not_learned():
+    tokenizer = chat_tokenizer('byte')
+    rated = [TALK[0], {**TALK[1], 'weight': 0}, TALK[2], {**TALK[3], 'weight': 1}]
+    ids, mask = chat_format(tokenizer).render(messages_of({'messages': rated}))
+    assert ids.tolist() == chat_format(tokenizer).render(TALK)[0].tolist()
+    assert tokenizer.decode(ids[mask].tolist()) == '7, na\u00efvely<|assistant_end|>'
+
+
+def test_keys_that_are_not_read_are_found():
+    message = {**TALK[1], 'reasoning_content': 'Hm.', 'name': None}
+    assert unread_keys({'messages': [TALK[0], message], 'tools': [{}]}) == {'reasoning_content', 'tools'}
 
 
 def test_the_ids_are_those_of_earlier_versions():

@@ -308,19 +308,23 @@ def test_the_tokenizer_of_another_dataset(prepare, made):
 
 
 def test_of_conversations_what_the_assistant_says_is_learned(prepare, made):
-    rows = [{'instruction': 'it has no answer'}]
+    rows = [{'instruction': 'it has no answer'}, {'messages': 5}, {}]
     for i in range(40):
-        rows.append({'messages': [{'role': 'user', 'content': f'Question {i}?'},
-                                  {'role': 'assistant', 'content': f'Answer {i}.'}]})
+        answer = {'role': 'assistant', 'content': f'Answer {i}.', 'reasoning_content': 'So.'}
+        rows.append({'messages': [{'role': 'user', 'content': f'Question {i}?'}, answer]})
     Path('chats.json').write_text(json.dumps(rows))
     data = made('chats.json', '--chat')
-    assert '1 rows' in data.out
+    # the rows that are skipped are counted by reason
+    assert '3 rows' in data.out and '2: ' in data.out and 'chats.json, row 2)' in data.out
+    assert 'reasoning_content (40 rows)' in data.out
     assert len(data.train.starts) + len(data.val.starts) == 40
     ids = data.train.read([0], data.train.n)[0]
     said = data.tokenizer.decode(ids[data.train.mask].tolist())
     assert said.count('Answer') == len(data.train.starts) and 'Question' not in said
     write_jsonl('none.jsonl', ['a'])
     is_refused(prepare('none.jsonl', '--chat'))
+    for kind in ['char', 'bpe:300']:  # no vocabulary is learned from conversations
+        is_refused(prepare('mine', '--input=chats.json', '--chat', f'--tokenizer={kind}'), 'hf:FOLDER')
 
 
 # -----------------------------------------------------------------------------
