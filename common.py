@@ -399,6 +399,14 @@ def write_json(path, value):
     return True
 
 
+def check_not_lfs_pointer(path):
+    """Raise ValueError if a file is what git leaves in its place when git-lfs is not installed."""
+    with open(path, 'rb') as f:
+        is_pointer = f.read(100).startswith(b'version https://git-lfs')
+    if is_pointer:
+        raise ValueError(f"{path} is a pointer of git-lfs, not the file itself. Download it: git lfs pull")
+
+
 def read_json(path):
     """The dict in a JSON file; {} if there is none that can be read."""
     try:

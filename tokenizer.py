@@ -23,10 +23,11 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 
 import numpy as np
 
-from common import first_line, read_json, write_whole
+from common import check_not_lfs_pointer, first_line, read_json, write_whole
 
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
@@ -117,7 +118,23 @@ class CharTokenizer(PieceTokenizer):
         try:
             return np.array([self.id_of[char] for char in text], dtype=np.int32)
         except KeyError as e:
-            raise ValueError(f"the character {e.args[0]!r} is not in the vocabulary")
+            raise ValueError(self.describe_unknown(text, e.args[0]))
+
+    def describe_unknown(self, text, char):
+        """Return what is wrong with a character of `text` that has no id."""
+        described = f"the character {char!r} (U+{ord(char):04X}) is not in the vocabulary"
+        # an umlaut is one character, or a letter and a mark; the two look alike
+        first = text.index(char)
+        other_forms = [
+            unicodedata.normalize('NFD', char),
+            unicodedata.normalize('NFC', text[max(0, first - 1):first + 1]),  # it is the mark
+            unicodedata.normalize('NFC', text[first:first + 2]),  # it is the letter
+        ]
+        for form in other_forms:
+            if all(c in self.id_of for c in form):
+                codes = ' '.join(f'U+{ord(c):04X}' for c in form)
+                described += f"; but {form!r} ({codes}), which looks the same, is. Write that"
+        return described
 
 
 class NumberTokenizer(PieceTokenizer):
@@ -328,6 +345,7 @@ def remove_special_tokens(content, n_rows):
 def read_utf8(path):
     """The text of a file, without a byte order mark."""
     try:
+        check_not_lfs_pointer(path)
         with open(path, encoding='utf-8-sig') as f:
             return f.read()
     except (OSError, UnicodeError) as e:
@@ -379,8 +397,11 @@ def make_tokenizer(state):
     """The tokenizer of a state(), or of an encoding of tiktoken's that is only named, such as GPT2_STATE."""
     try:
         return KINDS[state['kind']](state)
+    except ImportError as e:
+        raise ValueError(f"the tokenizer {str(state)[:60]} needs a package that is not installed: {e.name}. "
+                         f"Install it: pip install {e.name}")
     except Exception as e:  # a state comes from a file, and each package has errors of its own
-        remedy = "install the package that is missing, or make its dataset or save its tokenizer.json again"
+        remedy = "make its dataset or save its tokenizer.json again"
         if state and is_only_named(state):
             remedy = ("use char, byte, bpe:8192, a tokenizer.json, or one of tiktoken's, as gpt2 and "
                       "o200k_base, which are downloaded once. without network here, bring FOLDER from a "
@@ -398,8 +419,9 @@ def is_only_named(state):
 def learn_bpe(n_vocab, texts):
     """A byte-level BPE of n_vocab ids, the last of which is <|endoftext|>, learned from `texts` by the
     `tokenizers` package. It is used through tiktoken, which is three times as fast."""
-    if n_vocab < 257:
-        raise ValueError(f"no such size of a vocabulary (bpe:{n_vocab}). use 257 or more, as bpe:8192")
+    if not 257 <= n_vocab <= 1_000_000:
+        raise ValueError(f"the size of the vocabulary is out of range: bpe:{n_vocab}. Use 257 to 1000000, as "
+                         "in bpe:8192")
     from tokenizers import Tokenizer, models, trainers
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     learner = Tokenizer(models.BPE())

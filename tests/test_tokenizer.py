@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -66,6 +67,16 @@ def test_characters():
     with pytest.raises(ValueError):
         tokenizer.encode('az')
     assert tokenizer.decode([0, 99]) == 'a', 'an id of a padded vocabulary'
+
+
+@pytest.mark.parametrize('chars, text, words', [
+    ('au\u0308', 'a\u00fc', ['U+00FC', 'U+0075 U+0308']), ('u\u00fc', 'u\u0308', ['U+0308', 'U+00FC']),
+    ('a\u00fc', 'a\u00fcau\u0308', ['U+0075', 'U+00FC']), ('a\u00e9', '\u00e9\u20ac', ['U+20AC'])])
+def test_an_unknown_character_is_named_with_its_other_form(chars, text, words):
+    with pytest.raises(ValueError) as e:
+        make_tokenizer({'kind': 'char', 'chars': chars}).encode(text)
+    for word in words:
+        assert word in str(e.value)
 
 
 def test_a_learned_bpe(learned):
@@ -267,6 +278,13 @@ def test_a_text_that_cannot_be_encoded_is_a_value_error():
     tokenizer = make_tokenizer({'kind': 'hf', 'json': json.dumps({'added_tokens': [], 'model': model})})
     with pytest.raises(ValueError):
         tokenizer.encode('zebra')
+
+
+@pytest.mark.parametrize('kind, package', [('tiktoken', 'tiktoken'), ('hf', 'tokenizers')])
+def test_a_package_that_is_missing_is_named(monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f'pip install {package}'):
+        make_tokenizer({'kind': kind, 'name': 'gpt2', 'json': '{}'})
 
 
 # -----------------------------------------------------------------------------
