@@ -27,7 +27,7 @@ val_fraction: float = None  # share of the documents, chosen by a hash, for val.
 # the end of their text. None: that of the named set, else 0.1
 max_tokens: int = None  # stop after the shard with which train has so many
 shard_mb = 100.0  # megabytes of text for a shard
-processes: int = None  # that encode. None: one per core
+processes: int = None  # that encode. None: one per core that this process may use
 overwrite = False  # replace a dataset that was made in another way
 data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
@@ -284,6 +284,7 @@ def read_parquet(path):
 
 # characters that are encoded at once: more than most books. Hugging Face's take 150 bytes of memory for each
 LONGEST_TEXT = 1 << 22
+HASHED = 1 << 16  # the characters at a document's beginning that decide whether it goes to train or val
 
 
 def read_documents(paths, notes):
@@ -346,43 +347,63 @@ def read_texts(path, notes):
         yield without_surrogates(text), True
 
 
-def gather_pieces(documents, n_bytes):
-    """(shard, documents) for pieces with n_bytes of text each, or a little more. shard: what the names of its
-    files have behind train or val, _000000 and so on; nothing if it is the only one. The texts are in UTF-8,
-    which takes the least memory."""
+@dataclasses.dataclass
+class Piece:
+    shard: str  # what its files have behind train or val in their names, '_000000'; '' if it is the only one
+    are_few: bool  # whether all pieces together have few documents
+    head: str  # the beginning of its first document, which may be in an earlier piece
+    documents: list  # (begins, text, path); the texts are in UTF-8, which takes the least memory
+
+
+def gather_pieces(documents, n_bytes, are_few):
+    """Yield pieces with n_bytes of text each, or a little more."""
     number = 0
-    piece = []
+    piece = Piece('', are_few, '', [])
     filled = 0
     for begins, text, path in documents:
+        if begins:
+            head = text[:HASHED]
         if filled >= n_bytes:
-            yield f'_{number:06d}', piece
+            piece.shard = f'_{number:06d}'
+            yield piece
             number += 1
-            piece = []
+            piece = Piece('', are_few, head, [])
             filled = 0
         content = text.encode()
-        piece.append((begins, content, path))
+        piece.documents.append((begins, content, path))
         filled += len(content)
-    yield f'_{number:06d}' if number else '', piece
+    if number:
+        piece.shard = f'_{number:06d}'
+    yield piece
 
 
 # -----------------------------------------------------------------------------
 # train and val
 
 
-def divide_splits(documents, val_fraction):
+def has_few_documents(paths, val_fraction):
+    """Return whether all files together have so few documents that val might get none."""
+    n_documents = 0
+    if val_fraction > 0:
+        for begins, text, path in read_documents(paths, collections.Counter()):
+            n_documents += begins
+            if n_documents * val_fraction >= 5:
+                return False
+    return True
+
+
+def divide_splits(piece, val_fraction):
     """(split, begins, text, path) for the documents of a piece: by a hash of how each begins, so that it
-    stays where it is when others are added. If there are so few that val might have none, val is the end of
-    their text, as in nanoGPT."""
-    n_documents = sum(begins for begins, content, path in documents)
-    are_few = n_documents * val_fraction < 5
-    if are_few:
-        n_characters = sum(len(content.decode()) for begins, content, path in documents)
+    stays where it is when others are added. If there are few in all, val is the end of the text of each
+    piece, as in nanoGPT."""
+    if piece.are_few:
+        n_characters = sum(len(content.decode()) for begins, content, path in piece.documents)
         left = int((1 - val_fraction) * n_characters)  # for train
-    split = None
-    for begins, content, path in documents:
+    split = split_by_hash(piece.head, val_fraction)
+    for begins, content, path in piece.documents:
         text = content.decode()
-        if not are_few:
-            if begins or split is None:
+        if not piece.are_few:
+            if begins:
                 split = split_by_hash(text, val_fraction)
             yield split, begins, text, path
             continue
@@ -395,7 +416,7 @@ def divide_splits(documents, val_fraction):
 
 
 def split_by_hash(text, val_fraction):
-    digest = hashlib.blake2b(text[:1 << 16].encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(text[:HASHED].encode(), digest_size=8).digest()
     return 'val' if int.from_bytes(digest, 'big') < val_fraction * 2**64 else 'train'
 
 
@@ -409,11 +430,11 @@ def dtype_of(tok):
     return np.dtype('<u2' if tok.n_vocab <= 1 << 16 else '<u4')
 
 
-def encode_shard(shard, documents, folder):
+def encode_shard(piece, folder):
     """Write the ids of a piece to train_00000k.bin and val_00000k.bin, then a record of what is in them: a
     shard that has one is whole, and is not made again. Returns the record, {split: what meta.json says of
     its file}."""
-    record_path = os.path.join(folder, f'shard{shard}.json')
+    record_path = os.path.join(folder, f'shard{piece.shard}.json')
     record = read_json(record_path)
     if record:
         return record
@@ -425,7 +446,7 @@ def encode_shard(shard, documents, folder):
         separator = np.array(meta['end_of_text'], dtype).tobytes()
     content = collections.defaultdict(bytearray)
     counts = collections.defaultdict(collections.Counter)
-    for split, begins, text, path in divide_splits(documents, meta['plan']['val_fraction']):
+    for split, begins, text, path in divide_splits(piece, meta['plan']['val_fraction']):
         try:
             ids = tok.encode(text)
         except ValueError as e:
@@ -441,7 +462,7 @@ def encode_shard(shard, documents, folder):
     for split, ids in content.items():
         if not ids:
             continue
-        file = f'{split}{shard}.bin'
+        file = f'{split}{piece.shard}.bin'
         write_whole(os.path.join(folder, file), ids)
         record[split] = {'file': file, 'sha256': hashlib.sha256(ids).hexdigest(),
                          'tokens': len(ids) // dtype.itemsize, **counts[split]}
@@ -451,16 +472,18 @@ def encode_shard(shard, documents, folder):
 
 def encode_shards(pieces, n_processes, folder):
     """The record of each shard, in order."""
-    # forks of a process without threads; of one with torch in it they could hang
-    context = multiprocessing.get_context('forkserver' if sys.platform == 'linux' else 'spawn')
-    executor = concurrent.futures.ProcessPoolExecutor(n_processes, context, follow_parent)
+    executor = None
     waiting = collections.deque()  # one more than there are processes, so that none of them has to wait
     try:
-        for shard, documents in pieces:
-            if n_processes == 1 or not shard:
-                yield encode_shard(shard, documents, folder)
+        for piece in pieces:
+            if n_processes == 1 or not piece.shard:
+                yield encode_shard(piece, folder)
                 continue
-            waiting.append(executor.submit(encode_shard, shard, documents, folder))
+            if executor is None:
+                # forks of a process without threads; of one with torch in it they could hang
+                context = multiprocessing.get_context('forkserver' if sys.platform == 'linux' else 'spawn')
+                executor = concurrent.futures.ProcessPoolExecutor(n_processes, context, follow_parent)
+            waiting.append(executor.submit(encode_shard, piece, folder))
             if len(waiting) > n_processes:
                 yield waiting.popleft().result()
         for future in waiting:
@@ -471,7 +494,19 @@ def encode_shards(pieces, n_processes, folder):
     finally:
         for process in multiprocessing.active_children():  # after an error they would go on for minutes
             process.terminate()
-        executor.shutdown(cancel_futures=True)
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
+
+
+def choose_processes():
+    """Return how many processes encode: --processes, or one per core that this process may use."""
+    n_cores = os.cpu_count()
+    if hasattr(os, 'sched_getaffinity'):
+        n_cores = len(os.sched_getaffinity(0))  # a job on a cluster gets a few of the machine's cores
+    n_processes = processes or n_cores
+    if sys.platform == 'win32':
+        n_processes = min(n_processes, 61)  # ProcessPoolExecutor's limit there
+    return n_processes
 
 
 def follow_parent():
@@ -562,10 +597,11 @@ def write_json(path, value):
 
 def make_text(work, meta, paths):
     notes = collections.Counter()
-    pieces = gather_pieces(read_documents(paths, notes), shard_mb * 1e6)
+    are_few = has_few_documents(paths, meta['plan']['val_fraction'])
+    pieces = gather_pieces(read_documents(paths, notes), shard_mb * 1e6, are_few)
     shards = {'train': [], 'val': []}
     n_train = 0
-    for record in encode_shards(pieces, processes or os.cpu_count(), work):
+    for record in encode_shards(pieces, choose_processes(), work):
         for split, entry in record.items():
             shards[split].append(entry)
         n_train = sum(entry['tokens'] for entry in shards['train'])

@@ -1,8 +1,11 @@
 """Text becomes a dataset: the right ids on the right side, in one go or several; nothing where it fails."""
 
+import bz2
 import collections
+import concurrent.futures
 import gzip
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -18,7 +21,7 @@ import pytest
 from conftest import REPO, TEXT, data_file
 
 from dataset import Dataset
-from prepare import read_documents
+from prepare import divide_splits, gather_pieces, read_documents
 from tokenizer import learn_bpe
 
 
@@ -204,6 +207,31 @@ def test_of_few_documents_val_is_the_end(made):
     assert made('book.jsonl', '--val_fraction=0', '--overwrite').val is None
 
 
+@pytest.mark.parametrize('n_bytes', [700, 5000])  # pieces end within documents; the last one is short
+def test_of_many_documents_none_is_cut_between_train_and_val(prepare, monkeypatch, n_bytes):
+    monkeypatch.setattr('prepare.LONGEST_TEXT', 300)
+    texts = [f'{i} ' + TEXT[i:i + 1000] for i in range(60)]
+    write_jsonl('a.jsonl', texts)
+    whole = collections.defaultdict(str)  # the text of a split
+    for piece in gather_pieces(read_documents(['a.jsonl'], collections.Counter()), n_bytes, are_few=False):
+        for split, _, text, _ in divide_splits(piece, 0.1):
+            whole[split] += text
+    for text in texts:
+        assert (text in whole['train']) != (text in whole['val'])
+    assert sum(len(text) for text in whole.values()) == len(''.join(texts))
+
+
+def test_documents_are_few_in_all_shards_together_or_in_none(made):
+    texts = [f'{i} ' + TEXT[i:i + 1000] for i in range(60)]
+    write_jsonl('many.jsonl', texts)
+    data = made('many.jsonl', '--shard_mb=0.02')
+    assert len(data.train.paths) > 2
+    assert documents_in(data.train, data.val) == sorted(texts), 'none is cut'
+    write_jsonl('few.jsonl', texts[:40])
+    data = made('few.jsonl', '--shard_mb=0.02')
+    assert 0.09 < data.val.n / (data.val.n + data.train.n) < 0.11, 'the end of each shard'
+
+
 def test_max_tokens_ends_with_a_shard(made):
     write_jsonl('a.jsonl', some_texts(2, 300))
     data = made('a.jsonl', '--max_tokens=100000', '--shard_mb=0.03')
@@ -228,6 +256,21 @@ def test_a_long_document_has_the_ids_of_encoding_it_at_once(tmp_path, monkeypatc
     tokenizer = learn_bpe(400, [text])
     ids = [tokenizer.encode(part) for _, part, _ in parts]
     assert np.array_equal(np.concatenate(ids), tokenizer.encode(text))
+
+
+def test_processes_start_only_for_several_shards(script, made, monkeypatch):
+    class NoExecutor:
+        def __init__(self, n_processes, *args):
+            raise OSError(f'{n_processes} processes')
+    monkeypatch.setattr(concurrent.futures, 'ProcessPoolExecutor', NoExecutor)
+    monkeypatch.setattr(os, 'cpu_count', lambda: 128)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 5}, raising=False)
+    write_jsonl('a.jsonl', some_texts(3))
+    made('a.jsonl')
+    flags = ['a.jsonl', '--tokenizer=byte', '--data_dir=data', '--overwrite', '--shard_mb=0.02']
+    assert '2 processes' in script('prepare.py', *flags).err, 'one per core that this process may use'
+    monkeypatch.setattr(sys, 'platform', 'win32')
+    assert '61 processes' in script('prepare.py', *flags, '--processes=100').err
 
 
 def test_two_processes_that_are_killed_and_one_that_goes_on_make_the_bytes_of_one(made):
