@@ -42,6 +42,7 @@ import functools
 import glob
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -63,7 +64,7 @@ import numpy as np
 import checkpoint
 import huggingface
 from chat import chat_format, messages_of, unread_keys, with_chat_tokens
-from common import first_line, print0, read_json, write_whole
+from common import check_not_lfs_pointer, first_line, print0, read_json, write_whole
 from dataset import DATA_DIR, bin_files, folder_of, read_meta
 from tokenizer import (
     END_OF_TEXT, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
@@ -122,6 +123,7 @@ def fetch(url, path):
 
 ROW_KINDS = ['jsonl', 'json', 'parquet']
 TEXT_KINDS = ['txt', 'md', *ROW_KINDS]  # what is read of a folder
+KINDS_IN_WORDS = '.txt, .md, .jsonl, .json or .parquet'
 PANDOC = 'make text of it: pandoc -t plain --wrap=none {0} -o {0}.txt'
 OTHER_KINDS = {  # what to do with files that are no text, or whose markup would be read as text
     'html': PANDOC, 'htm': PANDOC, 'epub': PANDOC, 'docx': PANDOC, 'odt': PANDOC, 'rtf': PANDOC,
@@ -133,6 +135,25 @@ OTHER_KINDS = {  # what to do with files that are no text, or whose markup would
 def kind_of(path):
     """'txt', 'jsonl', ...: a file's ending; of a compressed file the one before .gz."""
     return os.path.splitext(path.lower().removesuffix('.gz'))[1][1:]
+
+
+def check_packages(inputs, spec=''):
+    """Exit if a package is missing that these paths or a --tokenizer need: before a download, not after."""
+    needed = []
+    if any(source.startswith('hf:') for source in inputs):
+        needed.append('huggingface_hub')
+    if any(kind_of(source) == 'parquet' for source in inputs):
+        needed.append('pyarrow')
+    if spec.startswith('bpe:'):
+        needed += ['tokenizers', 'tiktoken']
+    missing = []
+    for package in needed:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            missing.append(package)
+    if missing:
+        error(f"packages are not installed: {', '.join(missing)}. Run: pip install {' '.join(missing)}")
 
 
 def find_files(sources):
@@ -149,8 +170,9 @@ def find_files(sources):
             matches = sorted(glob.glob(pattern, recursive=True))
         chosen = []
         others = []
+        unreadable = []  # an OSError for each folder
         for path in matches:
-            files = files_below(path) if os.path.isdir(path) else [path]
+            files = files_below(path, onerror=unreadable.append) if os.path.isdir(path) else [path]
             for file in files:
                 kind = kind_of(file)
                 # any other kind is plain text, too, if it is named; in a folder it may be an image
@@ -158,20 +180,37 @@ def find_files(sources):
                     chosen.append(file)
                 else:
                     others.append(file)
+        if any(kind_of(file) in ROW_KINDS for file in chosen):
+            for file in list(chosen):
+                # the card of a data set, which is no text of it
+                if os.path.basename(file).lower() == 'readme.md' and file != pattern:
+                    chosen.remove(file)
+                    others.append(file)
+        if unreadable:
+            print0(f"skipping {len(unreadable):,} folders that cannot be read: {first_line(unreadable[0])}")
         if not chosen:
             what = others[0] if others else source
             remedy = OTHER_KINDS.get(kind_of(what), 'name a file with text, or a folder that has some')
-            error(f"no .txt, .md, .jsonl, .json or .parquet ({what}). {remedy.format(shlex.quote(what))}")
+            error(f"no {KINDS_IN_WORDS} ({what}). {remedy.format(shlex.quote(what))}")
         if others:
             print0(f"skipping {len(others):,} files of other kinds in {source}, such as {others[0]}")
         for path in chosen:
+            if not path.startswith('hf:') and not os.path.isfile(path):  # a pipe, or a link to nowhere
+                error(f"not a regular file: {path}. Save its text to a file, as it is read more than once")
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
 
-def files_below(root, leave_out=()):
-    """The files in a folder and the folders below, sorted, but for hidden ones."""
-    for path, folders, files in os.walk(root):
+def files_below(root, leave_out=(), onerror=None):
+    """The files in a folder and the folders below, sorted, but for hidden ones. Links are followed, and each
+    folder is read once. onerror: called with the OSError of a folder that cannot be read."""
+    seen = set()
+    for path, folders, files in os.walk(root, followlinks=True, onerror=onerror):
+        real = os.path.realpath(path)
+        if real in seen:  # a link may lead to a folder above
+            folders[:] = []
+            continue
+        seen.add(real)
         folders[:] = sorted(folder for folder in folders if folder[0] != '.' and folder not in leave_out)
         for file in sorted(files):
             if file[0] != '.':
@@ -196,7 +235,9 @@ def find_hub_files(source):
         error(f"{source} cannot be listed ({type(e).__name__}: {first_line(e)}). it is to be "
               "hf:OWNER/NAME/PATTERN, and needs pip install huggingface_hub and the network; some sets want "
               "you to accept their terms and to log in: hf auth login")
-    found = sorted(name for name in names if fnmatch.fnmatch(name, pattern))
+    # a pattern of the Hub's matches in folders below as well, but like any other no hidden file
+    found = [name for name in names if fnmatch.fnmatch(name, pattern) and os.path.basename(name)[0] != '.']
+    found.sort()
     if not found:
         error(f"{source} fits none of its files ({', '.join(names[:5])}, ...). name a pattern of theirs")
     return [f'hf:{repo}/{name}' for name in found]
@@ -218,9 +259,11 @@ def local_path(path):
 def read_text(path, by_line=False):
     """The text of a file, a million characters or a line at a time; each line ends in \\n."""
     opened = gzip.open if path.lower().endswith('.gz') else open
-    remedy = (f"if it is text, convert it: iconv -f ENCODING -t utf-8 {shlex.quote(path)} > NEW_FILE, with "
-              "cp1252, gb18030, euc-kr, utf-16le, ... as ENCODING")
+    remedy = (f"Decompress it, or convert it to {KINDS_IN_WORDS}. If it is text in another encoding: "
+              f"iconv -f ENCODING -t utf-8 {shlex.quote(path)} > NEW_FILE, with cp1252, gb18030, euc-kr, "
+              "utf-16le, ... as ENCODING")
     try:
+        check_not_lfs_pointer(path)
         with opened(path, 'rb') as file:
             has_utf16_mark = file.peek(2).startswith((b'\xff\xfe', b'\xfe\xff'))
             f = io.TextIOWrapper(file, 'utf-16' if has_utf16_mark else 'utf-8-sig')
@@ -228,12 +271,13 @@ def read_text(path, by_line=False):
             try:
                 for text in blocks:
                     if '\0' in text:
-                        raise ValueError(f"{path} holds NUL characters, so it is no text in UTF-8. {remedy}")
+                        raise ValueError(f"{path} is not text in UTF-8 (it has NUL bytes). {remedy}")
                     yield text
             except UnicodeDecodeError as e:
                 offset = file.tell() - len(e.object) + e.start  # e.object is what was read last
-                raise ValueError(f"{path} is not {e.encoding.upper()} (byte 0x{e.object[e.start]:02x} at "
-                                 f"offset {offset}). {remedy}")
+                byte = e.object[e.start]
+                raise ValueError(f"{path} is not text in {e.encoding.upper()} (byte 0x{byte:02x} at offset "
+                                 f"{offset}). {remedy}")
     except (OSError, EOFError, zlib.error) as e:  # the last two: of a .gz that is cut off or damaged
         raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). make it readable, or save or "
                          "download it again")
@@ -263,9 +307,10 @@ def read_rows(path):
 
 def read_parquet(path):
     """The same. If there is a column with the text, only that one is read."""
+    import pyarrow.parquet
     number = 0
+    check_not_lfs_pointer(path)
     try:
-        import pyarrow.parquet
         with pyarrow.parquet.ParquetFile(path) as f:
             columns = None
             if not chat and text_key in f.schema_arrow.names:
@@ -275,8 +320,7 @@ def read_parquet(path):
                     number += 1
                     yield f'{path}, row {number}', row
     except Exception as e:
-        raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). it needs pip install pyarrow, "
-                         "and a whole file: save or download it again")
+        raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). save or download it again")
 
 
 # -----------------------------------------------------------------------------
@@ -547,8 +591,11 @@ def choose_tokenizer(spec, paths):
         if n_documents > 1:
             state['added'].append(END_OF_TEXT)
     elif spec.startswith('bpe:'):
-        print0(f"learning {spec[4:]} tokens")
-        state = learn_bpe(int(spec[4:]), texts_to_learn_from(paths)).state()
+        size = spec.removeprefix('bpe:')
+        if not size.isdecimal():
+            raise ValueError(f"no size of a vocabulary: --tokenizer={spec}. Write a number, as in bpe:8192")
+        print0(f"learning {size} tokens")
+        state = learn_bpe(int(size), texts_to_learn_from(paths)).state()
     elif spec == 'byte':
         state = {'kind': 'byte'}
     elif spec.startswith('hf:'):
@@ -729,8 +776,9 @@ def main():
     # which dataset, of which files
     dataset = name
     sources = input
-    if sources is not None and 'name' not in given:
-        error(f"the dataset has no name. Write python prepare.py NAME --input {shlex.join(sources)}")
+    if sources is not None and ('name' not in given or os.path.isfile(name)):
+        error("--input needs a name for the dataset. Write it first, and all files behind --input: "
+              "python prepare.py NAME --input=FILE --input=FILE")
     if sources is None and name not in NAMED_SETS and os.path.exists(name):
         file = os.path.basename(os.path.abspath(name))
         dataset = os.path.splitext(file.removesuffix('.gz'))[0]
@@ -741,6 +789,8 @@ def main():
     folder = folder_of(dataset, data_dir)
     work = os.path.join(folder, 'unfinished')
     named = NAMED_SETS.get(dataset, NamedSet('', ''))
+    spec = tokenizer or named.tokenizer
+    check_packages(sources or [named.source], spec)
     if sources is not None:
         paths = find_files(sources)
     elif named.source.startswith('hf:'):
@@ -750,9 +800,9 @@ def main():
         fetch(named.source, paths[0])
     else:
         paths = find_pystdlib()
+    check_packages(paths)
 
     # what decides the result: with the same an earlier preparation is continued, or is done
-    spec = tokenizer or named.tokenizer
     share = named.val_fraction if val_fraction is None else val_fraction
     stamps = []  # which change when the content of a file does
     for path in [*paths, spec]:

@@ -13,7 +13,9 @@ import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import types
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +175,35 @@ def test_a_file_that_is_found_twice_is_read_once(made):
     os.symlink('0.txt', 'dup/link.txt')
     data = made('d', '--input=dup', '--input=./dup/*.txt', f"--input={Path('dup/1.txt').absolute()}")
     assert total(data, 'documents') == 3
+
+
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(made):
+    os.makedirs('set/a')
+    os.mkdir('elsewhere')
+    Path('set/a/1.txt').write_text('1' + TEXT)
+    Path('elsewhere/2.txt').write_text('2' + TEXT)
+    os.symlink('../elsewhere', 'set/link')
+    os.symlink('..', 'set/a/above')
+    os.symlink('a', 'set/same')
+    assert total(made('s', '--input=set'), 'documents') == 2
+
+
+def test_what_is_skipped_in_a_folder_is_named(made, monkeypatch):
+    os.makedirs('set/data')
+    os.mkdir('set/closed')
+    write_jsonl('set/data/rows.jsonl', ['a text', 'another'])
+    Path('set/README.md').write_text('the card of this data set')
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith('closed'):
+            raise PermissionError(13, 'Permission denied', path)
+        return scandir(path)
+    monkeypatch.setattr(os, 'scandir', refuse)
+    data = made('s', '--input=set')
+    assert total(data, 'documents') == 2
+    assert 'set/README.md' in data.out and 'set/closed' in data.out
+    assert total(made('t', '--input=set/README.md'), 'documents') == 1, 'it is named'
 
 
 def test_half_a_surrogate_pair_becomes_a_character(made):
@@ -374,12 +405,41 @@ def test_of_conversations_what_the_assistant_says_is_learned(prepare, made):
 # what goes wrong
 
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
+POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 548105171\n'
+
+
+def zipped(text):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as f:
+        f.writestr('a.txt', text)
+    return file.getvalue()
+
+
+def tarred(text, mode):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as f:
+        info = tarfile.TarInfo('a.txt')
+        info.size = len(text)
+        f.addfile(info, io.BytesIO(text.encode()))
+    return file.getvalue()
+
+
 BAD = {  # file: its content, a word of the message
     'gbk.txt': ('天地玄黄，宇宙洪荒。\n'.encode('gbk') * 50, 'offset 0'),
     'far.txt': (b'fine text\n' * 200_000 + 'café '.encode() + b'caf\xe9\n', 'offset 2000009'),
     'rows.jsonl': (LINE * 999 + b'{"text": "caf\xe9"}\n', f'offset {999 * len(LINE) + 13}'),
     'zipped.txt.gz': (gzip.compress(b'fine text\n' * 50_000 + b'\xff'), 'offset 500000'),
     'nul.txt': (b'abc\0def' * 100, 'utf-16le'),
+    'book.txt.bz2': (bz2.compress(TEXT.encode()), 'Decompress'),
+    'book.zip': (zipped(TEXT), 'Decompress'),
+    'books.tar': (tarred(TEXT, 'w'), 'Decompress'),
+    'books.tar.gz': (tarred(TEXT, 'w:gz'), 'Decompress'),
+    'books.tgz': (tarred(TEXT, 'w:gz'), 'Decompress'),
+    'rows.jsonl.zst': (b'\x28\xb5\x2f\xfd' + os.urandom(100), 'Decompress'),
+    'rows.arrow': (b'ARROW1\0\0' + LINE, 'Decompress'),
+    'pointer.txt': (POINTER, 'git lfs pull'),
+    'pointer.jsonl.gz': (POINTER, 'git lfs pull'),
+    'pointer.parquet': (POINTER, 'git lfs pull'),
     'cut.txt.gz': (gzip.compress(os.urandom(9000).hex().encode())[:-2000], 'cut.txt.gz'),
     'key.jsonl': (b'{"content": "x"}\n', 'content'),
     'book.epub': (b'PK', 'pandoc'),
@@ -397,11 +457,39 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(prepare, file):
 
 @pytest.mark.parametrize('flags', [
     'mine', '--chat', 'book.txt --val_fraction=1', 'book.txt --tokenizer=gpt9', 'book.txt --chat',
-    'book.txt --tokenizer=out/ckpt.pt'])
+    'book.txt --tokenizer=out/ckpt.pt', 'book.txt --tokenizer=bpe:',
+    'book.txt --tokenizer=bpe:99999999999', 'book.txt --tokenizer=pointer.json', '--input=book.txt',
+    'book.txt --input=book.txt', '/dev/null'])
 def test_a_bad_knob_is_one_line(prepare, flags):
     Path('book.txt').write_text(TEXT)
+    Path('pointer.json').write_bytes(POINTER)
     is_refused(prepare(*flags.split()))
     assert not list(Path('data').glob('*/[!.]*'))
+
+
+def test_a_vocabulary_whose_size_is_no_number_is_one_line(prepare):
+    Path('book.txt').write_text(TEXT)
+    is_refused(prepare('book.txt', '--tokenizer=bpe:abc'), 'as in bpe:8192')
+    assert not Path('data/book/unfinished').exists()
+
+
+def test_a_pipe_is_one_line_as_it_is_read_twice(prepare):
+    os.mkfifo('pipe')
+    is_refused(prepare('pipe'), 'regular file')
+    assert not Path('data').exists()
+
+
+@pytest.mark.parametrize('flags, words', [
+    ('tinystories', 'huggingface_hub pyarrow'), ('mine --input=hf:some/one/*', 'huggingface_hub'),
+    ('folder', 'pyarrow'), ('book.txt --tokenizer=bpe:300', 'tokenizers tiktoken')])
+def test_packages_are_asked_for_before_anything_is_made(prepare, monkeypatch, flags, words):
+    os.mkdir('folder')
+    Path('folder/a.parquet').write_bytes(b'PAR1')
+    Path('book.txt').write_text(TEXT)
+    for package in ('huggingface_hub', 'pyarrow', 'tokenizers', 'tiktoken'):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    is_refused(prepare(*flags.split()), f'pip install {words}\n')
+    assert not Path('data').exists()
 
 
 def test_what_is_there_stays_until_the_new_dataset_is_whole(prepare, made):
@@ -423,15 +511,18 @@ def test_what_is_there_stays_until_the_new_dataset_is_whole(prepare, made):
 def test_files_of_the_hub(prepare, made, tmp_path, monkeypatch):
     class HfApi:
         def list_repo_files(self, repo, repo_type):
-            return ['data/train-0.jsonl', 'data/train-1.jsonl', 'data/test.jsonl']
+            return ['.gitattributes', 'README.md', 'data/train-0.jsonl', 'data/train-1.jsonl',
+                    'data/test.jsonl']
 
     def hf_hub_download(repo, file, repo_type):
         return str(tmp_path / repo / file)
     module = types.SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
     monkeypatch.setitem(sys.modules, 'huggingface_hub', module)
     os.makedirs('some/one/data')
+    write_jsonl('some/one/data/test.jsonl', [])
     for i in range(2):
         write_jsonl(f'some/one/data/train-{i}.jsonl', some_texts(i))
     data = made('mine', '--input=hf:some/one/data/train-*.jsonl')
     assert documents_in(data.train, data.val) == sorted(some_texts(0) + some_texts(1))
+    assert documents_in(made('all', '--input=hf:some/one/*').train) == documents_in(data.train)
     is_refused(prepare('none', '--input=hf:some/one/*.parquet'), 'test.jsonl')
