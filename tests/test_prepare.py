@@ -402,6 +402,25 @@ def test_of_conversations_what_the_assistant_says_is_learned(prepare, made):
 
 
 # -----------------------------------------------------------------------------
+# the command line
+
+
+def test_a_text_that_is_a_program_is_read_and_not_run(made):
+    text = 'print("GAME " + "RUNS")\ntokenizer = "char"\n' + TEXT
+    Path('game.py').write_text(text)
+    data = made('game.py')
+    assert 'GAME RUNS' not in data.out
+    assert data.tokenizer_state == {'kind': 'byte'} and total(data, 'bytes') == len(text)
+
+
+def test_several_files_behind_input_are_all_read(prepare, made):
+    for name in ('a.txt', 'b.txt'):
+        Path(name).write_text(name + TEXT)
+    assert total(made('mine', '--input', 'a.txt', 'b.txt'), 'documents') == 2
+    is_refused(prepare('a.txt', 'b.txt'), '--input')
+
+
+# -----------------------------------------------------------------------------
 # what goes wrong
 
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
