@@ -41,7 +41,7 @@ def create_optimizer(model, *, learning_rate, weight_decay, betas, eps, matrix_o
     params = {role: [] for role in learning_rates}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            params[role_of(name, p)].append(p)
+            params[role_of(name, p)].append((name, p))
     groups = []
     options_before = None
     for role, lr in learning_rates.items():
@@ -225,25 +225,44 @@ def load_moments(optimizer, state):
     """
     Copy the moments of `state`, an optimizer's state_dict() with whole tensors, to the same parameters here;
     into each process its shard of what FSDP divides. Learning rates, betas, weight decay and the division
-    into groups stay this optimizer's (load_state_dict would bring back the old ones). A parameter that had
-    another optimizer, AdamW instead of Muon, starts without moments. ValueError if it does not fit.
+    into groups stay this optimizer's (load_state_dict would bring back the old ones). Return the number of
+    parameters that start without moments: those that were frozen, or had another optimizer (AdamW instead of
+    Muon). ValueError if the state does not fit.
     """
-    saved_ids = [i for group in state['param_groups'] for i in group['params']]
-    n_params = sum(len(group['params']) for group in optimizer.param_groups)
-    if len(saved_ids) != n_params:
-        raise ValueError(f"the optimizer's state has {len(saved_ids)} parameters, this model {n_params}. "
-                         "train the same ones as then, or start a new run from the weights")
-    saved_ids = iter(saved_ids)  # in the order of the parameters, however they are divided into groups
+    saved_names, saved_ids = names_and_entries(state['param_groups'])
+    names, params = names_and_entries(optimizer.param_groups)
+    if not saved_names or not names:  # nanoGPT's has no names: by order, however they are divided into groups
+        if len(saved_ids) != len(params):
+            raise ValueError(f"the optimizer's state has {len(saved_ids)} parameters, this model "
+                             f"{len(params)}. train the same ones as then, or start a new run from the "
+                             "weights")
+        saved_names = names = range(len(params))
+    id_of = dict(zip(saved_names, saved_ids))
+    names = iter(names)
+    n_without = 0
     for group in optimizer.param_groups:
         needed = None
         if group.get('muon'):
             needed = 'momentum_buffer'
         elif isinstance(optimizer, (torch.optim.AdamW, MuonAdamW)):
             needed = 'exp_avg'
-        for p, i in zip(group['params'], saved_ids):
-            moments = state['state'].get(i, {})
-            if needed is None or needed in moments:
-                optimizer.state[p] = {name: moment_of(p, name, value) for name, value in moments.items()}
+        for p, name in zip(group['params'], names):
+            moments = state['state'].get(id_of.get(name), {})
+            if moments and (needed is None or needed in moments):
+                optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
+            else:
+                n_without += 1
+    return n_without
+
+
+def names_and_entries(groups):
+    """The names of the parameters of all groups, and in the same order their entries in 'params'."""
+    names = []
+    entries = []
+    for group in groups:
+        names += group.get('param_names', [])
+        entries += group['params']
+    return names, entries
 
 
 def moment_of(p, name, value):

@@ -279,9 +279,11 @@ optimizer = create_optimizer(
 scaler = torch.amp.GradScaler(device_type, enabled=dtype == 'float16')
 if resuming:
     try:
-        load_moments(optimizer, ckpt['optimizer'])  # by parameter; rates, betas and decay are this run's
+        n_fresh = load_moments(optimizer, ckpt['optimizer'])  # rates, betas and decay are this run's
     except ValueError as e:
         error(str(e))
+    if n_fresh:
+        print0(f"note: {n_fresh} parameters start without moments, as the checkpoint has none of theirs")
     if scaler.is_enabled() and ckpt.get('scaler'):
         scaler.load_state_dict(ckpt['scaler'])
 ctx = autocast(device, dtype)

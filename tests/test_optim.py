@@ -105,7 +105,7 @@ def test_a_state_of_nanogpts_two_groups_fits():
     theirs = net.configure_optimizers(0.1, 1e-2, (0.9, 0.95))
     step(net, theirs, 0)
     ours = create_optimizer(net, **OPTIONS)
-    load_moments(ours, theirs.state_dict())
+    assert load_moments(ours, theirs.state_dict()) == 0
     for p in net.parameters():
         assert_equal(ours.state[p], theirs.state[p])
 
@@ -118,6 +118,22 @@ def test_a_matrix_whose_optimizer_changes_starts_without_moments():
     load_moments(muon, adamw.state_dict())
     assert not muon.state[net.transformer.h[0].mlp.c_fc.weight]
     assert_equal(muon.state[net.lm_head.weight], adamw.state[net.lm_head.weight])
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_moments_go_to_the_parameters_of_their_names_and_a_layer_that_was_frozen_has_none(optimizer):
+    net = small('llama')
+    first, second = net.transformer.h
+    first.requires_grad_(False)
+    before = create_optimizer(net, matrix_optimizer=optimizer, **OPTIONS)
+    step(net, before, 0)
+    first.requires_grad_(True)
+    second.requires_grad_(False)
+    now = create_optimizer(net, matrix_optimizer=optimizer, **OPTIONS)
+    assert load_moments(now, before.state_dict()) == len(list(first.parameters()))
+    assert not any(now.state[p] for p in first.parameters())
+    assert_equal(now.state[net.lm_head.weight], before.state[net.lm_head.weight])
+    step(net, now, 1)
 
 
 def test_moments_of_another_shape_are_refused():
