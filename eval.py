@@ -1,6 +1,6 @@
 """
 How good is a model? Its loss, perplexity and bits per byte over a text, a sample of what it writes, and its
-accuracy on benchmarks. The numbers go to eval.json in the run's folder.
+accuracy on benchmarks. The numbers go to eval_ITERATION.json in the run's folder.
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
@@ -102,7 +102,7 @@ ckpt = None  # free its memory
 def save(result):
     """Into the folder of the checkpoint. A model of the Hub has none."""
     if master_process and os.path.isfile(path):
-        file = os.path.join(os.path.dirname(path), 'eval.json')
+        file = os.path.join(os.path.dirname(path), f"eval_{result['iter']:08d}.json")
         if write_json(file, result):
             print0(f"written to {file}")
 
