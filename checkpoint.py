@@ -23,10 +23,10 @@ import torch
 import torch.distributed
 
 import huggingface
-from common import first_line, print0, read_json, read_rows, replacing, write_rows
+from common import check_not_lfs_pointer, first_line, print0, read_json, read_rows, replacing, write_rows
 from configurator import INVALID, error, fit_value
 from dataset import folder_of, padded_vocab_size, read_meta
-from model import GPT, GPTConfig
+from model import GPT, NANOGPT, GPTConfig
 from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
 
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
@@ -92,6 +92,7 @@ class Settings:
 
 def unpack(path, verify=True):
     """What torch.save has written into a file; its tensors stay mapped. verify: look at the checksums."""
+    check_not_lfs_pointer(path)
     with open(path, 'rb') as file:
         start = file.read(9)
         if start[:4] == b'GGUF':
@@ -109,8 +110,8 @@ def unpack(path, verify=True):
                 raise ValueError(f"{path} is damaged (the checksum of {damaged}). use another checkpoint")
         # A run may replace the file meanwhile, and torch opens it twice: for the table of contents, and for
         # the numbers. Those of two files would give weights that are wrong, and finite
-        source = f'/dev/fd/{file.fileno()}'
-        if not os.path.exists(source):  # Windows
+        source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS that shares the file's position
+        if not os.path.exists(source):  # macOS, Windows
             source = path
         allowed = [np.dtype]
         for kind in [np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_]:
@@ -182,6 +183,8 @@ def normalize(raw, path):
         parts = [part for part in name.split('.') if part not in ('_orig_mod', 'module')]
         weights['.'.join(parts)] = p
     args = {'bias': 'transformer.ln_f.bias' in weights, 'dropout': 0.0}  # nanoGPT's first lack these fields
+    if ckpt['model_args'].get('arch', 'gpt2') == 'gpt2':
+        args.update(NANOGPT)  # whatever the preset has been edited to
     for name, value in ckpt['model_args'].items():
         if name in MODEL_FIELDS or value:  # else it is off, and not known here: other code may have had it
             args[name] = plain(value)

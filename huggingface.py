@@ -16,7 +16,7 @@ import re
 
 import torch
 
-from common import first_line
+from common import check_not_lfs_pointer, first_line
 from model import PRESETS
 from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
 
@@ -321,6 +321,7 @@ def read(source):
             raise ValueError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
         weights = {}
         for path in files:
+            check_not_lfs_pointer(path)
             if path.endswith('.safetensors'):
                 weights.update(load_file(path))
             else:
@@ -337,6 +338,8 @@ def read(source):
             model[ours] = convert(ours, p, args['n_head'], arch)
         tokenizer_state = read_tokenizer(source, needed=False)
     except Exception as e:  # a file may say anything
+        if str(e).startswith(folder):  # it names a file, and what to do
+            raise
         raise ValueError(f"{source} cannot be read into model.py ({type(e).__name__}: {first_line(e)}). "
                          "GPT-2, Llama and NanoChat can, with their activations, and rope as it is or "
                          "llama3's: choose another model, or save this one again with save_pretrained")

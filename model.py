@@ -45,6 +45,10 @@ MODERN = dict(LLAMA, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_nor
 PRESETS = {'gpt2': GPT2, 'llama': LLAMA, 'modern': MODERN}
 
 NANOGPT_FIELDS = ['block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias']
+# What nanoGPT's network has beside these fields, whatever the presets above are edited to: a checkpoint that
+# leaves a part out means this one. Do not edit
+NANOGPT = dict(norm='layernorm', norm_eps=1e-5, positions='learned', rope_theta=1e4, rope_scaling=None,
+               embd_norm=False, fused_qkv=True, qk_norm=False, mlp='gelu', tie=True, softcap=0.0, init='gpt2')
 
 
 @dataclasses.dataclass
@@ -104,12 +108,13 @@ class GPTConfig:
 
     def model_args(self):
         """The fields as a dict, for a checkpoint. A gpt2 has nanoGPT's seven, so that nanoGPT's sample.py
-        reads it, and others only where they differ from the preset."""
+        reads it, and others only where they differ from nanoGPT's network."""
         args = dataclasses.asdict(self)
         if self.arch == 'gpt2':
-            plain = GPTConfig(**{name: args[name] for name in NANOGPT_FIELDS})
-            for name, value in dataclasses.asdict(plain).items():
-                if name not in NANOGPT_FIELDS and args[name] == value:
+            nanogpt = {**NANOGPT, 'arch': 'gpt2', 'n_kv_head': self.n_head, 'mlp_width': 4 * self.n_embd}
+            for name, value in dataclasses.asdict(self).items():
+                off = False  # a field that somebody has added, such as window=0
+                if name not in NANOGPT_FIELDS and value == nanogpt.get(name, off):
                     del args[name]
         return args
 

@@ -15,6 +15,7 @@ import torch
 
 import checkpoint
 import huggingface
+import model
 from configurator import kinds_of
 from model import GPT, GPTConfig
 
@@ -158,6 +159,21 @@ def test_what_is_read_is_the_same_network(kind, path):
     assert ckpt['tokens_per_iter'] == 64 and ckpt['best_val_loss'] == 3.25
 
 
+def test_what_a_file_leaves_out_is_nanogpts_network_also_where_the_preset_is_edited(path, monkeypatch):
+    net = write("nanoGPT's", path)
+    edited = {**model.GPT2, 'mlp': 'relu2'}
+    monkeypatch.setitem(model.PRESETS, 'gpt2', edited)
+    assert checkpoint.build_model(checkpoint.read(path)).config == net.config
+    net = network()  # with the edit, which its checkpoint has to tell
+    torch.save(our_state(net=net), path)
+    monkeypatch.setitem(model.PRESETS, 'gpt2', model.GPT2)
+    assert net.config.mlp == 'relu2' and checkpoint.build_model(checkpoint.read(path)).config == net.config
+
+
+# what git-lfs leaves in a clone in place of a file
+POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:' + b'0' * 64 + b'\nsize 1234567\n'
+
+
 def with_args(**changes):
     state = our_state()
     state['model_args'].update(changes)
@@ -171,6 +187,7 @@ REFUSED = {  # a word of the line: what the file holds
     'safetensors': (200).to_bytes(8, 'little') + b'{"__metadata__":{}}',
     'GGUF': b'GGUF\x03\0\0\0' + bytes(100),
     'llm.c': np.array([20240326, 5], '<i4').tobytes() + bytes(1016),
+    'git lfs pull': POINTER,
     'damaged': b'PK\x03\x04',
     'finite': our_state(net=with_nan),
     'near': with_args(arch='local', near=16384),
@@ -188,6 +205,14 @@ def test_what_is_not_read_is_called_what_it_is_in_a_line(word, path):
         checkpoint.read(path)
     line = str(refused.value)
     assert word in line and '\n' not in line and '--overwrite' not in line
+
+
+def test_a_pointer_of_git_lfs_in_a_folder_of_weights_is_called_that(tmp_path):
+    (tmp_path / 'config.json').write_text(json.dumps(huggingface.to_config(network().config, 'float32')))
+    (tmp_path / 'model.safetensors').write_bytes(POINTER)
+    with pytest.raises(ValueError, match='git lfs pull') as refused:
+        checkpoint.read(tmp_path)
+    assert 'save_pretrained' not in str(refused.value)
 
 
 class Evil:
@@ -209,6 +234,22 @@ def test_nothing_in_a_file_is_executed(path, tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
+def test_a_checkpoint_is_read_where_dev_fd_shares_the_position_of_the_file(path, monkeypatch):
+    """As on macOS and the BSDs, which have no /proc."""
+    torch.save(our_state(), path)
+    exists = os.path.exists
+
+    def open_duplicate(name, *args, **options):
+        if str(name).startswith('/dev/fd/'):
+            return os.fdopen(os.dup(int(str(name)[len('/dev/fd/'):])), 'rb')
+        return open(name, *args, **options)
+
+    monkeypatch.setattr(torch.serialization, 'open', open_duplicate, raising=False)
+    monkeypatch.setattr(os.path, 'exists', lambda path: not str(path).startswith('/proc') and exists(path))
+    assert checkpoint.read(path)['iter_num'] == 2
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/fd'), reason='a file cannot be opened by its number')
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_one_file(path, tmp_path, monkeypatch):
     torch.save(torch.zeros(1000), path)
     torch.save(torch.ones(1000), tmp_path / 'other.pt')
@@ -250,9 +291,9 @@ def test_a_grown_vocabulary_leaves_the_old_rows_as_they_were(tie, path):
 
 
 def test_a_model_outlives_the_file_that_it_came_from(ckpt, path, tmp_path):
-    model, tokenizer = checkpoint.load(tmp_path)
+    net, tokenizer = checkpoint.load(tmp_path)
     path.write_bytes(b'')
-    assert torch.equal(model.lm_head.weight, network().lm_head.weight)
+    assert torch.equal(net.lm_head.weight, network().lm_head.weight)
     assert tokenizer.decode(tokenizer.encode_prompt('3 tim')) == '3 tim'
 
 
