@@ -408,11 +408,11 @@ def check_optimizer(ckpt):
                                  "earlier checkpoint")
 
 
-# never taken from a checkpoint: what belongs to this start and this machine; and paths, which may be a
-# stranger's
+# never restored from a checkpoint: what a start does; and, named in a note, what belongs to its machine, and
+# paths, as the checkpoint may be untrusted
+START = ['out_dir', 'init_from', 'auto_resume', 'resume_step', 'overwrite', 'eval_only']
 OF_THIS_START = [
-    'out_dir', 'init_from', 'auto_resume', 'resume_step', 'overwrite', 'eval_only', 'data_dir',
-    'sample_prompts', 'wandb_log', 'device', 'backend', 'ddp_timeout', 'shard', 'max_minutes',
+    'data_dir', 'sample_prompts', 'wandb_log', 'device', 'backend', 'ddp_timeout', 'shard', 'max_minutes',
 ]
 # knobs that say the same thing: one that is given now replaces all that was given of them
 SAME_THING = [
@@ -458,10 +458,15 @@ def inherit(config, given, ckpt, resuming, kinds):
             replaced.update(names)
     all_given = set(given)
     ignored = []
+    not_restored = []
     for name, before in ckpt['config'].items():
-        if name in OF_THIS_START or name in MODEL_FIELDS and name != 'dropout':
+        if name in START or name in MODEL_FIELDS and name != 'dropout':
             continue
         was_given = name in ckpt['given']
+        if name in OF_THIS_START:
+            if was_given and name not in given and name in config and config[name] != before:
+                not_restored.append(f'{name}={before!r}')
+            continue
         value = INVALID  # a knob that is gone, or has other values now
         if name in config:
             value = fit_value(before, kinds[name])
@@ -476,6 +481,8 @@ def inherit(config, given, ckpt, resuming, kinds):
             print0(f"  {name}: {value!r} -> {config[name]!r}")
     if ignored:
         print0(f"note: ignored, as train.py has no such knob, or none with this value: {', '.join(ignored)}")
+    if not_restored:
+        print0(f"note: not restored from the checkpoint: {', '.join(not_restored)}. give it again")
 
     if ckpt['data'] is None or windows_of(config) != windows_of(ckpt['config']):
         ckpt['best_val_loss'] = math.inf

@@ -24,7 +24,8 @@ SIZES = {'n_layer': 2, 'n_head': 2, 'n_embd': 32, 'block_size': 16}
 DEFAULTS = {  # knobs as train.py has them
     'out_dir': 'out', 'overwrite': False, 'batch_size': 12, 'block_size': 1024, 'n_layer': 12,
     'gradient_accumulation_steps': 40, 'weight_decay': 0.1, 'grad_clip': 1.0, 'max_iters': 600000,
-    'max_tokens': None, 'eval_iters': 200, 'document_mask': False, 'device': 'auto'}
+    'max_tokens': None, 'eval_iters': 200, 'document_mask': False, 'device': 'auto', 'wandb_log': False,
+    'sample_prompts': None, 'max_minutes': None, 'shard': 1}
 GIVEN = {**SIZES, 'batch_size': 4, 'gradient_accumulation_steps': 1, 'max_iters': 6, 'eval_iters': 2}
 
 
@@ -383,6 +384,18 @@ def test_what_belongs_to_a_start_or_is_no_knob_is_not_taken_over(ckpt, capsys):
     config, _ = inherit(ckpt)
     assert 'token_noise=0.05' in capsys.readouterr().out
     assert all(config.get(name) == DEFAULTS.get(name) for name in wrong)
+
+
+def test_what_belonged_to_the_start_before_and_is_not_given_again_is_named_in_a_note(ckpt, capsys):
+    before = {'wandb_log': True, 'sample_prompts': 'p.txt', 'max_minutes': 5.0, 'shard': 0, 'out_dir': 'a'}
+    ckpt['config'].update(before)
+    ckpt['given'].update(before)
+    config, _ = inherit(ckpt, shard=8)
+    out = capsys.readouterr().out
+    notes = [line for line in out.splitlines() if 'wandb_log' in line]
+    assert len(notes) == 1 and "sample_prompts='p.txt'" in notes[0] and 'max_minutes=5.0' in notes[0]
+    assert 'shard' not in out and 'out_dir' not in out  # given now; tells nothing
+    assert config['wandb_log'] is False and config['shard'] == 8
 
 
 def test_a_length_that_is_given_anew_replaces_the_old_one(ckpt):
