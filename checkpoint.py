@@ -5,6 +5,7 @@ how one is written. A run's folder has
     out_dir/ckpt_00000500.pt   the state after 500 iterations; the newest few stay
     out_dir/ckpt.pt            a link to the newest, or with always_save_checkpoint=False to the best
     out_dir/ckpt_best.pt       a link to the one with the lowest validation loss
+    out_dir/eval_00000500.json what eval.py has measured of that state
 
 Nothing in a file that is read is executed. From Python: model, tokenizer = load('out').
 What cannot be read is a ValueError of one line; the functions that scripts alone call end with error().
@@ -37,8 +38,8 @@ MODEL_FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 
 
 def number_of(path):
-    """The iteration in the name of a numbered checkpoint, or None."""
-    found = re.fullmatch(r'ckpt_(\d{8,})\.pt', os.path.basename(path))
+    """The iteration in the name of a numbered checkpoint or evaluation, or None."""
+    found = re.fullmatch(r'(?:ckpt|eval)_(\d{8,})\.(?:pt|json)', os.path.basename(path))
     return int(found[1]) if found else None
 
 
@@ -551,13 +552,15 @@ def lock_folder(folder):
     return lock
 
 
-RUN_FILES = re.compile(r'ckpt(_best|_\d{8,})?\.pt(\.old|\.tmp)?|log\.csv|run\.json|report\.md|loss\.png')
+RUN_FILES = re.compile(r'(ckpt(_best|_original|_\d{8,})?\.pt|eval(_\d{8,})?\.json|log\.csv|run\.json|'
+                       r'report\.md|loss\.png)(\.old|\.tmp)?')
 
 
-def prepare_folder(out_dir, start_iter, delete, lock=None):
+def prepare_folder(out_dir, start_iter, delete, lock=None, best_iter=None):
     """Make a run's folder ready to be written from iteration `start_iter` on. What is later goes out of the
-    way, to *.old; only with `delete` a run is removed. lock: that of a resume, which has it already. Returns
-    the lock, to be kept."""
+    way, to *.old; only with `delete` a run is removed. lock: that of a resume, which has it already.
+    best_iter: the best iteration up to start_iter, which ckpt_best.pt names again. Returns the lock, to be
+    kept."""
     if lock is None:
         lock = lock_folder(out_dir)
         if exists(out_dir) and not delete:
@@ -568,13 +571,21 @@ def prepare_folder(out_dir, start_iter, delete, lock=None):
             os.remove(os.path.join(out_dir, name))
     if exists(out_dir) and not numbered(out_dir):  # nanoGPT's, whose name the first save takes
         link(newest(out_dir), os.path.join(out_dir, 'ckpt_original.pt'))
-    for path in candidates(out_dir):  # the newest first, so that a kill in between leaves no gap
-        try:
-            iteration = number_of(path) or unpack(path, verify=False)['iter_num']
-        except Exception:
-            iteration = math.inf  # damaged
+    evaluations = glob.glob(os.path.join(glob.escape(out_dir), 'eval_*.json'))
+    # the newest first, so that a kill in between leaves no gap
+    for path in candidates(out_dir) + [path for path in evaluations if number_of(path) is not None]:
+        iteration = number_of(path)
+        if iteration is None:
+            try:
+                iteration = unpack(path, verify=False)['iter_num']
+            except Exception:
+                iteration = math.inf  # damaged
         if iteration > start_iter:
             os.replace(path, path + '.old')
+    ckpt_best_pt = os.path.join(out_dir, 'ckpt_best.pt')
+    for path in numbered(out_dir):
+        if number_of(path) == best_iter and not os.path.exists(ckpt_best_pt):
+            link(path, ckpt_best_pt)
     ckpt_pt = os.path.join(out_dir, 'ckpt.pt')
     if numbered(out_dir) and not os.path.exists(ckpt_pt):
         link(numbered(out_dir)[-1], ckpt_pt)

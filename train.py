@@ -452,7 +452,8 @@ record = {
     'outcome': None}
 if master_process and not eval_only:
     # the lock is held as long as the process lives: no other run writes here
-    lock = checkpoint.prepare_folder(out_dir, start_iter, overwrite and not resuming, lock)
+    lock = checkpoint.prepare_folder(out_dir, start_iter, overwrite and not resuming, lock,
+                                     ckpt.get('best_iter') if resuming else None)
     write_json(os.path.join(out_dir, 'run.json'), record)
 
 # -----------------------------------------------------------------------------

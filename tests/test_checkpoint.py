@@ -482,20 +482,34 @@ def test_without_hard_links_the_names_are_copies(tmp_path, monkeypatch):
 # a run's folder
 
 
-def prepare(folder, iteration, delete=False):
+def prepare(folder, iteration, delete=False, best_iter=None):
     """As a new run does it, if `iteration` is 0, or a resume."""
     lock = checkpoint.lock_folder(folder) if iteration else None
-    checkpoint.prepare_folder(str(folder), iteration, delete, lock).close()
+    checkpoint.prepare_folder(str(folder), iteration, delete, lock, best_iter).close()
 
 
 def test_only_delete_removes_a_run_and_nothing_else(run):
-    (run / 'notes.txt').write_text('mine')
+    for name in ['ckpt_original.pt', 'ckpt_00000008.pt.old', 'log.csv.old', 'eval_00000002.json']:
+        (run / name).write_text('')
+    for name in ['notes.txt', 'eval_notes.json', 'evaluation.csv.old']:
+        (run / name).write_text('mine')
     before = names_in(run)
     with pytest.raises(SystemExit):  # another run has begun in the meantime
         prepare(run, 0)
     assert names_in(run) == ['.lock', *before]
     prepare(run, 0, delete=True)
-    assert names_in(run) == ['.lock', 'notes.txt']
+    assert names_in(run) == ['.lock', 'eval_notes.json', 'evaluation.csv.old', 'notes.txt']
+
+
+def test_going_back_to_an_earlier_iteration_sets_aside_what_is_later_and_names_the_best_up_to_it(tmp_path):
+    for it in [2, 4, 6]:
+        save(tmp_path, it, best=it != 4, keep=0)
+        (tmp_path / f'eval_{it:08d}.json').write_text('{}')
+    prepare(tmp_path, 4, best_iter=2)
+    assert iter_of(tmp_path / 'ckpt_best.pt') == 2 and iter_of(tmp_path / 'ckpt.pt') == 4
+    names = names_in(tmp_path)
+    assert 'eval_00000004.json' in names and 'eval_00000006.json' not in names
+    assert 'eval_00000006.json.old' in names and 'ckpt_00000006.pt.old' in names
 
 
 def test_nanogpts_ckpt_pt_keeps_a_name_when_it_is_continued_in_place(path, tmp_path):
