@@ -494,6 +494,14 @@ def environment(device):
     }
 
 
+def run_flags(out_dir, data_dir):
+    """Return the flags, quoted for a shell, that name a run and the folder of its data, if one was given."""
+    flags = f'--out_dir={shlex.quote(out_dir)}'
+    if data_dir is not None:
+        flags += f' --data_dir={shlex.quote(data_dir)}'
+    return flags
+
+
 def commit():
     """The commit of this code, with '-dirty' if a file was changed since; None outside of git."""
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']

@@ -11,10 +11,10 @@ makes a run's report.md and loss.png.
 import contextlib
 import math
 import os
-import shlex
 
 from common import (
-    first_line, format_count, format_duration, print0, read_json, read_rows, replacing, write_whole)
+    first_line, format_count, format_duration, print0, read_json, read_rows, replacing, run_flags,
+    write_whole)
 from configurator import configure, error
 
 # -----------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def report_text(out_dir, run, log, samples):
                       "use a smaller learning rate or a longer warmup."]
     if os.path.exists(os.path.join(out_dir, 'loss.png')):
         lines += ["", "![The loss](loss.png)"]
-    folder = shlex.quote(out_dir)
+    flags = run_flags(out_dir, config['data_dir'])
     lines += ["", "To go on, or for longer with a larger `--max_iters`:", "",
-              f"    python train.py --init_from=resume --out_dir={folder}",
-              f"    python sample.py --out_dir={folder}",
-              "", "It was started by", "", f"    python {run['command']}"]
+              f"    python train.py --init_from=resume {flags}",
+              f"    python sample.py {flags}",
+              "", "It was started by", "", f"    python {run['starts'][0]['command']}"]
     if samples:  # indented, as Markdown shows such lines as they are
         lines += ["", "The last samples:", ""]
         lines += ['    ' + line for line in samples.split('\n')]

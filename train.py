@@ -121,7 +121,7 @@ from common import (
     all_finite, all_reduce_any, append_row, attempt_store, autocast, check_same, choose_backend,
     choose_compile, choose_device, choose_dtype, clip_grad_norm, environment, first_line, format_count,
     format_duration, full_state_dict, loss_chunk_size, mean_over_processes, name_of, peak_flops_of,
-    peak_memory, print0, shard_model, synchronize, warm_up, write_json)
+    peak_memory, print0, read_json, run_flags, shard_model, synchronize, warm_up, write_json)
 from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
 from evaluation import evaluate_tasks, load_tasks, next_sample_step, prompts_for_samples, text_loss
 from model import GPT, GPTConfig, generate_text
@@ -388,6 +388,8 @@ def save(it, best_val_loss, best_iter, improved):
         'tokens': tokens_before + it * tokens_per_iter,
         'train_seconds': train_seconds,
         'best_iter': best_iter,
+        'commit': record['commit'],
+        'starts': record['starts'],
         'loss_ema': loss_ema,
         'wandb_run_id': wandb_run_id,
     })
@@ -450,6 +452,12 @@ record = {
     'dataset': data.fingerprint, 'tokenizer': data.tokenizer_state.get('name', data.tokenizer_state['kind']),
     'n_params': n_params, 'tokens_per_iter': tokens_per_iter, 'max_iters': max_iters, 'from_iter': start_iter,
     'outcome': None}
+starts = []  # of this run; the first one tells which weights a finetuning began from
+if resuming:
+    starts = read_json(os.path.join(out_dir, 'run.json')).get('starts') or ckpt.get('starts') or []
+record['starts'] = [*starts, {
+    'time': time.strftime('%Y-%m-%d %H:%M:%S %z'), 'command': record['command'], 'commit': record['commit'],
+    'init_from': 'resume' if resuming else init_from, 'from_iter': start_iter}]
 if master_process and not eval_only:
     # the lock is held as long as the process lives: no other run writes here
     lock = checkpoint.prepare_folder(out_dir, start_iter, overwrite and not resuming, lock,
@@ -616,9 +624,9 @@ if master_process and not eval_only:
               "checkpoint with a lower rate: --init_from=resume --learning_rate=...", file=sys.stderr)
     elif outcome == 'done':
         chat_flag = ' --chat' if data.train.masked else ''
-        print0(f"what it writes: python sample.py --out_dir={out_dir}{chat_flag}")
+        print0(f"what it writes: python sample.py {run_flags(out_dir, data_dir)}{chat_flag}")
     else:
-        print0(f"to go on: --init_from=resume --out_dir={out_dir}")
+        print0(f"to go on: --init_from=resume {run_flags(out_dir, data_dir)}")
 if ddp:
     del ddp_model
     gc.unfreeze()  # see warm_up

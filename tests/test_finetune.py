@@ -53,6 +53,24 @@ def test_a_finetuned_model_answers_new_questions(works, chats, tmp_path):
     assert n_right >= 0.9 * len(words)
 
 
+def test_after_a_resume_a_run_still_tells_how_it_began(works, chats, tmp_path):
+    flags = [*TINY, f'--data_dir={chats}', '--dataset=text', '--max_iters=2']
+    works('train.py', *flags, f"--out_dir={tmp_path / 'a'}")
+    out = tmp_path / 'b'
+    works('train.py', *flags, f'--out_dir={out}', f"--init_from={tmp_path / 'a'}")
+    works('train.py', *flags, f'--out_dir={out}', '--init_from=resume', '--max_iters=4')
+    starts = json.loads((out / 'run.json').read_text())['starts']
+    assert [start['from_iter'] for start in starts] == [0, 2]
+    assert [start['init_from'] for start in starts] == [str(tmp_path / 'a'), 'resume']
+    assert '--max_iters=4' in starts[1]['command'] and starts[0]['time'] <= starts[1]['time']
+    ckpt = load_checkpoint(out)
+    assert ckpt['starts'] == starts and ckpt['commit'] == starts[1]['commit']
+    assert starts[0]['command'] in (out / 'report.md').read_text()
+    (out / 'run.json').unlink()  # a checkpoint alone tells it as well
+    works('train.py', *flags, f'--out_dir={out}', '--init_from=resume', '--max_iters=5')
+    assert json.loads((out / 'run.json').read_text())['starts'][:2] == starts
+
+
 def test_the_loss_is_the_mean_over_the_targets_of_all_micro_batches(works, chats, tmp_path):
     flags = [*TINY, f'--data_dir={chats}', '--dataset=chats', '--block_size=32']
     works('train.py', *flags, '--batch_size=8', f"--out_dir={tmp_path / 'one'}")

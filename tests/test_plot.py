@@ -16,14 +16,15 @@ def make_log(folder, val_losses):
 
 def test_the_report_says_what_was_trained_how_fast_how_well_and_how_it_goes_on(works, data_dir, tmp_path):
     out = tmp_path / 'out'
-    works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}')
+    result = works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}')
+    assert f'sample.py --out_dir={out} --data_dir={data_dir}' in result.out
     run = common.read_json(out / 'run.json')
     row = plot.read_log(str(out))[-1]
     text = (out / 'report.md').read_text()
     for words in ('done', '6 iterations', 'toy', 'char', f"{run['n_params']:,} parameters", run['device'],
                   f"{run['tokens_per_second']:,.0f} tokens/s", 'GB',
                   f"{row['val_loss']:.4f}, {row['val_bpb']:.4f} bits per byte",
-                  f'python train.py --init_from=resume --out_dir={out}'):
+                  f'python train.py --init_from=resume --out_dir={out} --data_dir={data_dir}'):
         assert words in text, words
 
 
