@@ -381,13 +381,6 @@ def replacing(path):
         os.close(folder)
 
 
-def check_not_lfs_pointer(path):
-    """Raise ValueError if the file holds a pointer of git-lfs in place of its content."""
-    with open(path, 'rb') as f:
-        if f.read(23) == b'version https://git-lfs':
-            raise ValueError(f"{path} is a pointer of git-lfs, not the file itself. fetch it: git lfs pull")
-
-
 def write_whole(path, content):
     """Write `content` (bytes) to `path`, whole or not at all."""
     with replacing(path) as f:
