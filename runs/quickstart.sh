@@ -13,4 +13,4 @@ python sample.py --out_dir=out-quickstart --start='class ' --num_samples=3 --max
 python eval.py --out_dir=out-quickstart
 echo "its curve:  out-quickstart/loss.png"
 echo "its report: out-quickstart/report.md"
-echo "to go on:   source .venv/bin/activate"
+echo "to go on:   source $bin/activate"

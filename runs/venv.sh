@@ -1,8 +1,10 @@
 # For the other scripts here, which source it: makes .venv, of a Python that is new enough, and activates it.
+bin=.venv/bin
+if [ "${OS:-}" = Windows_NT ]; then bin=.venv/Scripts; fi
 new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
-if ! .venv/bin/python -c "$new_enough" 2>/dev/null; then
+if ! $bin/python -c "$new_enough" 2>/dev/null; then
   found=''
-  for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
+  for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11 python; do
     if [ -z "$found" ] && "$python" -c "$new_enough" 2>/dev/null; then found=$python; fi
   done
   if [ -z "$found" ]; then
@@ -12,4 +14,4 @@ if ! .venv/bin/python -c "$new_enough" 2>/dev/null; then
   if [ -d .venv ]; then echo "note: .venv has no usable Python and is made anew"; fi
   "$found" -m venv --clear .venv
 fi
-source .venv/bin/activate
+source $bin/activate
