@@ -92,7 +92,10 @@ def data_file(name):
 def script(monkeypatch, capsys):
     """script('train.py', '--max_iters=3') runs a script in this process, as importing torch takes seconds:
     .status, .out, .err, .globals (of a script that ended by itself)."""
-    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE]
+    signals = [signal.SIGTERM, signal.SIGINT]
+    for name in ('SIGHUP', 'SIGUSR1', 'SIGPIPE'):
+        if hasattr(signal, name):  # not on Windows
+            signals.append(getattr(signal, name))
 
     def run(path, *args):
         monkeypatch.setattr(sys, 'argv', [str(REPO / path), *map(str, args)])

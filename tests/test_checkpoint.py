@@ -5,7 +5,6 @@ import argparse
 import json
 import math
 import os
-import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -456,6 +455,7 @@ def test_another_tokenizer_is_refused(ckpt):
 
 
 def test_wherever_the_disk_is_full_the_older_checkpoints_stay_and_no_part_is_left(tmp_path, capsys):
+    resource = pytest.importorskip('resource', reason='not on Windows')
     save(tmp_path, 1)
     before = names_in(tmp_path)
     size = (tmp_path / 'ckpt.pt').stat().st_size

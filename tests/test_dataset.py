@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pickle
-import resource
 
 import numpy as np
 import pytest
@@ -112,6 +111,7 @@ def test_a_folder_without_a_meta_file_has_gpt2s_tokens(tmp_path, monkeypatch):
 
 @pytest.fixture
 def few_open_files():
+    resource = pytest.importorskip('resource', reason='not on Windows')
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (360, limits[1]))
     yield
@@ -241,16 +241,17 @@ def test_ids_of_another_width_and_a_header_of_llm_c_are_named(tmp_path, capsys, 
 
 
 def test_a_missing_or_changed_shard_is_told(tmp_path, capsys):
-    write_shards(tmp_path / 'many', [100, 100])
     shards = [{'sha256': '0'}, {'sha256': '1'}]
-    write_meta(tmp_path / 'many', splits={'train': {'tokens': 200, 'shards': shards}})
+    for name in ('whole', 'changed', 'missing'):
+        write_shards(tmp_path / name, [100, 100])
+        write_meta(tmp_path / name, splits={'train': {'tokens': 200, 'shards': shards}})
     expected = hashlib.sha256(b'0 1').hexdigest()[:16] + ' of all'
-    assert Dataset('many', tmp_path).fingerprint['train'] == {'tokens': 200, 'sha256': expected}
-    shard = tmp_path / 'many' / 'train_000001.bin'
+    assert Dataset('whole', tmp_path).fingerprint['train'] == {'tokens': 200, 'sha256': expected}
+    shard = tmp_path / 'changed' / 'train_000001.bin'
     shard.write_bytes(shard.read_bytes()[:-2])
-    refused(capsys, 'many', tmp_path)
-    shard.unlink()
-    refused(capsys, 'many', tmp_path)
+    refused(capsys, 'changed', tmp_path)
+    (tmp_path / 'missing' / 'train_000001.bin').unlink()
+    refused(capsys, 'missing', tmp_path)
 
 
 @pytest.mark.parametrize('content', [

@@ -1,5 +1,6 @@
 """sample.py writes text from the checkpoint alone, while it is made, up to a text or Ctrl-C."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def test_mistakes_are_one_line(script, trained, flag):
     assert result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
 
 
+@pytest.mark.skipif(os.name == 'nt', reason='no Ctrl-C can be sent to one process alone')
 def test_a_single_sample_appears_while_it_is_made_and_ctrl_c_keeps_it(greedy):
     flags = [*greedy, '--num_samples=1', '--start=a', '--max_new_tokens=1000000']
     process = subprocess.Popen([sys.executable, REPO / 'sample.py', *flags], stdout=subprocess.PIPE,

@@ -237,7 +237,7 @@ def test_resume_step_goes_on_from_a_named_checkpoint_and_keeps_the_later_ones_as
     assert [row['iter'] for row in read_log(out) if row['loss']] == list('0123')
 
 
-def test_nanogpts_run_goes_on_as_it_is_and_it_reads_ours(works, tiny, data_dir, out):
+def test_nanogpts_run_goes_on_as_it_is_and_it_reads_ours(works, tiny, data_dir, tmp_path, out):
     works('train.py', *tiny, '--max_iters=1', '--weight_decay=0.3')
     ours = load_checkpoint(out)
     # what nanoGPT writes and reads: six keys, seven arguments, a config of another machine
@@ -247,14 +247,14 @@ def test_nanogpts_run_goes_on_as_it_is_and_it_reads_ours(works, tiny, data_dir, 
     assert set(ours['model_args']) == {'n_layer', 'n_head', 'n_embd', 'block_size', 'bias', 'vocab_size',
                                        'dropout'}
     theirs['config'].update(device='cuda', dtype='float16', compile=True, backend='nccl', max_iters=3)
-    for path in out.iterdir():
-        path.unlink()
-    torch.save(theirs, out / 'ckpt.pt')
-    result = works('train.py', f'--out_dir={out}', f'--data_dir={data_dir}', '--device=cpu',
+    folder = tmp_path / 'nanogpt'
+    folder.mkdir()
+    torch.save(theirs, folder / 'ckpt.pt')
+    result = works('train.py', f'--out_dir={folder}', f'--data_dir={data_dir}', '--device=cpu',
                    '--init_from=resume')
     assert re.findall(r'^iter (\d)', result.out, re.M) == ['1', '2']
     assert result.globals['weight_decay'] == 0.3 and result.globals['dtype'] != 'float16'
-    assert load_checkpoint(out)['optimizer']['state'][0]['step'].item() == 3  # the old moments went on
+    assert load_checkpoint(folder)['optimizer']['state'][0]['step'].item() == 3  # the old moments went on
 
 
 # -----------------------------------------------------------------------------
