@@ -2,10 +2,10 @@
 bin=.venv/bin
 if [ "${OS:-}" = Windows_NT ]; then bin=.venv/Scripts; fi
 new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
-if ! $bin/python -c "$new_enough" 2>/dev/null; then
+if ! $bin/python -c "$new_enough" &>/dev/null; then
   found=''
   for python in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11 python; do
-    if [ -z "$found" ] && "$python" -c "$new_enough" 2>/dev/null; then found=$python; fi
+    if [ -z "$found" ] && "$python" -c "$new_enough" &>/dev/null; then found=$python; fi
   done
   if [ -z "$found" ]; then
     echo "error: no Python is new enough. install 3.11 or newer, or name one: PYTHON=/path/to/python3.12" >&2
