@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 # -----------------------------------------------------------------------------
 # settings
 
-# The presets of `arch`. All are architectures of Hugging Face transformers as well (export.py)
+# The presets of `arch`. All are architectures of Hugging Face transformers as well (huggingface.py)
 GPT2 = dict(
     norm='layernorm',  # or rmsnorm; rmsnorm_plain: without gains
     norm_eps=1e-5,
