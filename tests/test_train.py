@@ -1,7 +1,9 @@
 """train.py does what it says: the same numbers whatever is logged, evaluated, sampled or saved."""
 
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +271,23 @@ def test_what_a_person_gets_wrong_is_one_line_and_nothing_is_written(script, tin
     result = script('train.py', *tiny, flag)
     assert result.status == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
     assert not out.exists()
+
+
+def test_nothing_that_windows_lacks_is_needed(works, tiny, tmp_path, out, monkeypatch):
+    for path in REPO.glob('*.py'):
+        monkeypatch.setitem(sys.modules, path.stem, None)  # so that it is put back behind this test
+        del sys.modules[path.stem]  # imported again
+    for name in ('fcntl', 'resource'):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ('SIGHUP', 'SIGPIPE', 'SIGUSR1'):
+        monkeypatch.delattr(signal, name, raising=False)
+    for name in ('sched_getaffinity', 'sysconf'):
+        monkeypatch.delattr(os, name, raising=False)
+    (tmp_path / 'text.txt').write_text(TEXT)
+    works('prepare.py', tmp_path / 'text.txt', '--tokenizer=byte', f'--data_dir={tmp_path}')
+    works('train.py', *tiny, '--dataset=text', f'--data_dir={tmp_path}')
+    works('sample.py', out, '--device=cpu', '--max_new_tokens=9')
+    works('eval.py', out, '--device=cpu', f'--data_dir={tmp_path}')
 
 
 def test_a_run_that_diverges_ends_with_status_3_and_writes_nothing(script, works, tiny, out):
