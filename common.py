@@ -324,28 +324,44 @@ def shard_model(model, shard, dtype, device):
 
 
 def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
-    """Forward and backward on zeros, whose gradients are dropped: compiling is not on the clock, and too
-    large a batch shows at once. optional: where the compiler fails in one of them, all processes go on
-    without it. Returns whether all is well."""
+    """Run forward and backward on zeros and drop the gradients: compiling is not on the clock, and too large
+    a batch shows at once.
+
+    optional: if the compiler fails in any process, set the stance of all of them to 'force_eager' and return
+    False; otherwise return True. Not covered: one process alone fails in backward or, with FSDP, in forward.
+    The others then wait for it in a collective until their timeout ends the run.
+    """
     x = torch.zeros(batch_size, block_size, dtype=torch.long, device=device)
     y = torch.zeros_like(x)
     doc_ids = torch.zeros_like(x) if with_doc_ids else None
-    why = None
-    try:
+
+    def forward():
         with ctx:
-            loss = model(x, y, doc_ids, return_logits=False)[1]
+            return model(x, y, doc_ids, return_logits=False)[1]
+
+    def backward():
         loss.backward()
-    except torch.OutOfMemoryError as e:
-        e.add_note("half the batch_size with twice the gradient_accumulation_steps trains the same in less "
-                   "memory; so does --activation_checkpointing=True")
-        raise
-    except Exception as e:  # the compiler's failures have no common class
-        if not optional:
+
+    failed = False
+    for step in (forward, backward):
+        why = None
+        try:
+            loss = step()
+        except torch.OutOfMemoryError as e:
+            e.add_note("half the batch_size with twice the gradient_accumulation_steps trains the same in "
+                       "less memory; so does --activation_checkpointing=True")
             raise
-        why = first_line(e)
+        except Exception as e:  # the compiler's failures have no common class
+            if not optional:
+                raise
+            why = first_line(innermost(e))
+        # agree before backward, where DDP's processes wait for each other's gradients
+        failed = optional and all_reduce_any(why)
+        if failed:
+            break
     model.zero_grad(set_to_none=True)
     gc.collect()
-    if optional and all_reduce_any(why):
+    if failed:
         print0(f"note: torch.compile failed, so the model is not compiled ({why or 'in another process'})")
         torch.compiler.set_stance('force_eager')
         return False
@@ -468,6 +484,13 @@ def first_line(exception):
     """The first line of an exception's text that says something."""
     lines = str(exception).strip().splitlines()
     return lines[0][:300] if lines else type(exception).__name__
+
+
+def innermost(exception):
+    """Return the exception that the chain of `exception` began with: of torch.compile's, the cause."""
+    while exception.__cause__ or exception.__context__:
+        exception = exception.__cause__ or exception.__context__
+    return exception
 
 
 def environment(device):

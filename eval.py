@@ -110,7 +110,7 @@ def save(result):
 # -----------------------------------------------------------------------------
 # the loss of the text, and what the model writes
 if split != 'none':
-    t0 = time.time()
+    t0 = time.perf_counter()
     tokens = data.splits[split]
     if not tokens.token_bytes.any():  # nanoGPT's datasets only name their tokenizer
         tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
@@ -124,7 +124,7 @@ if split != 'none':
         bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
     print0(f"{dataset}/{split}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
            f"{found['perplexity']:.2f}, {bpb}, over {found['tokens']:,} tokens = {found['bytes']:,} bytes in "
-           f"{time.time() - t0:.0f} s")
+           f"{time.perf_counter() - t0:.0f} s")
     result.update(dataset=dataset, split=split, **found)
     if sample_tokens and master_process:
         with ctx:

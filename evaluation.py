@@ -34,6 +34,7 @@ import json
 import math
 import os
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ from model import without_cudnn_attention
 
 
 @torch.no_grad()
-def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, world_size=1):
+def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, world_size=1,
+              should_stop=None):
     """
     The loss of a split of a Dataset over n_windows windows, spread evenly over it (0: all of it).
 
@@ -57,17 +59,19 @@ def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, worl
     standard errors), tokens and bytes (how many were predicted). Bits per byte leave out tokens that are no
     text, such as <|endoftext|>, and so compare models with different tokenizers; they are None where the
     bytes of the tokens are unknown.
+
+    should_stop: called by all processes before each batch; if it returns True, the result is None.
     """
     assert not model.training, "call model.eval() first: dropout would change the loss"
     device = next(model.parameters()).device
     starts = windows(split.n_targets(block_size), block_size, n_windows)
     n_batches = math.ceil(len(starts) / batch_size)
     token_bytes = torch.as_tensor(split.token_bytes, dtype=torch.float32, device=device)
-    # an evaluation's graph takes a CPU longer to compile than it saves
-    stance = 'force_eager' if device.type == 'cpu' else 'default'
     # each window has its own place in the sums, so it does not matter which process fills it
     sums = torch.zeros(4, len(starts), device=device)  # per window: nats, nats of text, targets, bytes
     for batch, counts in shared_among(n_batches, rank, world_size):
+        if should_stop is not None and should_stop():
+            return None
         place = slice(batch * batch_size, (batch + 1) * batch_size)
         n_rows = len(starts[place])
         # the last batch is filled up: a compiled model sees one shape only
@@ -76,7 +80,10 @@ def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, worl
         y = torch.from_numpy(y).contiguous().to(device)  # -1: no target
         if doc_ids is not None:
             doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
-        with torch.compiler.set_stance(stance), ctx:
+        # A CPU takes longer to compile an evaluation's graph than that saves. Never set 'default' here: after
+        # a compiler has failed in warm_up(), the stance is 'force_eager' for the whole process
+        eager = torch.compiler.set_stance('force_eager') if device.type == 'cpu' else nullcontext()
+        with eager, ctx:
             _, nats = model(x, y, doc_ids, reduction='none', return_logits=False)
         if counts:
             is_target = y >= 0
@@ -240,9 +247,10 @@ def read_examples(task, tokenizer, block_size, limit):
     try:
         for line in lines:
             parsed.append(json.loads(line))
+        n_others = len(parsed) - 1
         for i, line in enumerate(lines):
-            others = parsed[:i] + parsed[i + 1:]
-            shots = random.Random(1234 + i).sample(others, min(task.shots, len(others)))
+            chosen = random.Random(1234 + i).sample(range(n_others), min(task.shots, n_others))
+            shots = [parsed[k + (k >= i)] for k in chosen]  # among all examples but this one
             rows, answer = render(parsed[i], shots, task.delimiter, tokenizer)
             if not 0 <= answer < len(rows):
                 raise ValueError(f"it has no alternative {answer}")
@@ -311,15 +319,19 @@ def whole_number(value):
 # benchmarks: scoring
 
 
-def evaluate_tasks(model, tasks, ctx, rank=0, world_size=1):
+def evaluate_tasks(model, tasks, ctx, rank=0, world_size=1, should_stop=None):
     """The results of load_tasks(), printed, as two dicts: one number for each name that was asked for,
-    {'hellaswag': accuracy, 'core': CORE, ...}; all about each task, {name: {'accuracy': ..., ...}}."""
+    {'hellaswag': accuracy, 'core': CORE, ...}; all about each task, {name: {'accuracy': ..., ...}}.
+    should_stop: as in text_loss(); if it returns True, names that are not complete are left out."""
     results = {}
     metrics = {}
     for name, parts in tasks.items():
         for task in parts:
             if task.name not in results:  # it may be named by itself, and be part of core
-                results[task.name] = score_task(model, task, ctx, rank, world_size)
+                found = score_task(model, task, ctx, rank, world_size, should_stop)
+                if found is None:
+                    return metrics, results
+                results[task.name] = found
         metrics[name] = results[parts[0].name]['accuracy']
         if name == 'core':
             centered = [results[task.name]['centered'] for task in parts]
@@ -328,12 +340,14 @@ def evaluate_tasks(model, tasks, ctx, rank=0, world_size=1):
     return metrics, results
 
 
-def score_task(model, task, ctx, rank=0, world_size=1):
-    """Accuracy, its standard error and what else is known of a task, a dict."""
+def score_task(model, task, ctx, rank=0, world_size=1, should_stop=None):
+    """Accuracy, its standard error and what else is known of a task, a dict; None if should_stop() is true."""
     rows = []
     for its_rows, _ in task.examples:
         rows += its_rows
-    losses, greedy = answer_losses(model, rows, ctx, rank, world_size)
+    losses, greedy = answer_losses(model, rows, ctx, rank, world_size, should_stop)
+    if losses is None:
+        return None
     n = len(task.examples)
     n_correct = 0
     chance = 0.0
@@ -359,9 +373,10 @@ def score_task(model, task, ctx, rank=0, world_size=1):
 
 
 @torch.no_grad()
-def answer_losses(model, rows, ctx, rank=0, world_size=1):
+def answer_losses(model, rows, ctx, rank=0, world_size=1, should_stop=None):
     """Two lists over rows, [(ids, where the answer begins)]: nats per token of the answer, and 1.0 if each of
-    its tokens is the most likely one, else 0.0. The same in all processes."""
+    its tokens is the most likely one, else 0.0. The same in all processes. should_stop: as in text_loss();
+    if it returns True, both are None."""
     assert not model.training, "call model.eval() first"
     device = next(model.parameters()).device
     # batches of similar lengths, of at most 2,048 tokens after padding: their logits take 0.4 GB, of 50,304
@@ -376,6 +391,8 @@ def answer_losses(model, rows, ctx, rank=0, world_size=1):
     # texts have all lengths, and each would be compiled
     with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
         for batch, counts in shared_among(len(batches), rank, world_size):
+            if should_stop is not None and should_stop():
+                return None, None
             ids = pad_sequence([rows[i][0] for i in batches[batch]], batch_first=True)  # (B, T)
             x = ids[:, :-1].contiguous()
             y = torch.full_like(x, -1)  # targets: the answers

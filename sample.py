@@ -98,9 +98,9 @@ def generate(ids, n, stop_ids, live=False):
         nonlocal n_shown, next_look
         for row, tokens in zip(rows, new.tolist()):
             row += tokens
-        if time.time() < next_look:
+        if time.perf_counter() < next_look:
             return False
-        next_look = time.time() + 0.05  # decoding a long text may take as long as making a token
+        next_look = time.perf_counter() + 0.05  # decoding a long text may take as long as making a token
         results = [text_after(tokenizer, ids, row, stop_ids, stop) for row in rows]
         if live:
             # without an end that may change: part of a character, or the beginning of the stop text

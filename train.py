@@ -76,7 +76,8 @@ tasks_interval = 0  # 0: only at the end
 max_per_task = 0  # examples of each task; 0: all
 sample_interval = 0  # 0: never
 sample_growth = 1.0  # each gap between samples is this times the one before
-sample_prompts: str = None  # file with a prompt per line. None: three short ones
+sample_prompts: str = None  # file with a prompt per line; a line given twice gives two texts. None: three
+# short prompts
 sample_tokens = 100
 temperature = 0.8  # 0: always the likeliest token
 top_k = 200
@@ -104,8 +105,9 @@ import math
 import signal
 import sys
 import time
+import traceback
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 # Threads of GNU's OpenMP spin while they wait for each other. Beside one busy process a step of a small
@@ -130,7 +132,7 @@ from plot import write_report
 
 # -----------------------------------------------------------------------------
 # processes and device
-start_time = time.time()
+start_time = time.perf_counter()  # unlike time.time(), it is never set back
 ddp = 'RANK' in os.environ  # launched by torchrun
 rank = int(os.environ.get('RANK', 0))
 local_rank = int(os.environ.get('LOCAL_RANK', 0))
@@ -193,7 +195,7 @@ check_same({name: config[name] for name in config if name not in ('device', 'dat
 data = Dataset(dataset, data_dir, block_size, seed, document_mask)
 check_same(data.fingerprint)
 dtype = choose_dtype(dtype, device)
-compile = choose_compile(compile, device)
+compile = choose_compile(compile, device) and not eval_only  # for one evaluation it would not pay
 if shard == 0:
     shard = world_size
 if world_size % shard:
@@ -349,21 +351,29 @@ def get_lr(it):
 
 def estimate_loss():
     """Loss and bits per byte of each split, {'train_loss': 3.1, ...}, over eval_iters x batch_size windows
-    spread evenly over it: always the same ones, shared by the processes."""
+    spread evenly over it: always the same ones, shared by the processes. None if should_stop() ended it."""
     n_windows = eval_iters * batch_size or data.n_eval_windows(block_size)
     metrics = {}
     for split, tokens in data.splits.items():
-        found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
+        found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size,
+                          should_stop)
+        if found is None:
+            return None
         metrics[f'{split}_loss'] = found['loss']
         metrics[f'{split}_bpb'] = found['bpb']
     return metrics
+
+
+def wall_seconds():
+    """Return the time since the start of train.py, plus that of the starts before a resume."""
+    return wall_seconds_before + time.perf_counter() - start_time
 
 
 def log(it, metrics):
     """A row of log.csv, and of Weights & Biases; metrics: {column: number}."""
     tokens = it * tokens_per_iter
     row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': train_seconds,
-           **metrics}
+           'wall_seconds': wall_seconds(), **metrics}
     if master_process and not eval_only:
         append_row(os.path.join(out_dir, 'log.csv'), row)
         if wandb_log:
@@ -387,6 +397,7 @@ def save(it, best_val_loss, best_iter, improved):
         'tokens_per_iter': tokens_per_iter,
         'tokens': tokens_before + it * tokens_per_iter,
         'train_seconds': train_seconds,
+        'wall_seconds': wall_seconds(),
         'best_iter': best_iter,
         'commit': record['commit'],
         'starts': record['starts'],
@@ -399,6 +410,14 @@ def save(it, best_val_loss, best_iter, improved):
     return not all_reduce_any(failed)
 
 
+def note_failure(job, e):
+    """Print the traceback of a job that training can do without. Raise it where it has to end the run: with
+    several processes, as the others may wait for this one, unless the job fails in all of them alike."""
+    if eval_only or (ddp and not isinstance(e, FloatingPointError)):
+        raise e
+    print0(f"note: {job} failed, training continues\n{traceback.format_exc()}")
+
+
 stop_signal = 0
 
 
@@ -407,10 +426,26 @@ def request_stop(number, frame):
     if stop_signal and number == signal.SIGINT and not ddp:
         raise KeyboardInterrupt  # a second Ctrl-C does not wait for the save. torchrun sends two by itself
     stop_signal = number
+    if master_process:
+        text = f"{signal.Signals(number).name} received: saving, then stopping"
+        if not ddp:
+            text += ". Ctrl-C stops at once, without saving"
+        with suppress(OSError):  # the terminal may be closed
+            os.write(1, f'{text}\n'.encode())  # print() fails if the signal came in the middle of another one
 
 
-for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', signal.SIGTERM)):  # not on Windows
-    signal.signal(number, request_stop)
+for name in ('SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP'):
+    number = getattr(signal, name, None)  # Windows does not have the last two
+    if name == 'SIGHUP' and number and signal.getsignal(number) == signal.SIG_IGN:
+        continue  # nohup: the run outlives its terminal
+    if number:
+        signal.signal(number, request_stop)
+
+
+def should_stop():
+    """Return whether a signal came or max_minutes are over, in any process. All processes call it."""
+    out_of_time = max_minutes is not None and time.perf_counter() - start_time > 60 * max_minutes
+    return all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
 
 # -----------------------------------------------------------------------------
 # the plan, then the run's folder: touched only now, when all that can fail has succeeded
@@ -469,6 +504,7 @@ if master_process and not eval_only:
 best_val_loss = ckpt['best_val_loss'] if resuming else math.inf
 best_iter = ckpt.get('best_iter') if resuming else None
 train_seconds = ckpt['train_seconds'] if resuming else 0.0  # without evaluating, sampling, saving
+wall_seconds_before = ckpt.get('wall_seconds', train_seconds) if resuming else 0.0
 tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # what the weights had seen when this run began
 loss_ema = [0.0, 0.0]  # of the logged losses, each with 0.98 of the weight of the next: sum, weight
 if resuming:
@@ -481,11 +517,10 @@ outcome = 'done'
 loss_sum = torch.zeros((), device=device)  # of the last iteration
 logged_iter, logged_seconds = start_iter, train_seconds  # at the last log line
 start_seconds = train_seconds
-t0 = time.time()
+t0 = time.perf_counter()
 for it in range(start_iter, max(start_iter, max_iters) + 1):
     last = it >= max_iters
-    out_of_time = max_minutes is not None and time.time() - start_time > 60 * max_minutes
-    stopping = all_reduce_any(stop_signal or out_of_time)  # over gloo: no wait for a GPU
+    stopping = should_stop()
     evaluating = not stopping and (last or eval_only or (eval_interval > 0 and it % eval_interval == 0))
     benchmarking = not stopping and tasks and (last or eval_only or (
         tasks_interval > 0 and it > 0 and it % tasks_interval == 0))
@@ -493,10 +528,10 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         last or it == next_sample_step(it, sample_interval, sample_growth))
     saving = last or stopping or (save_interval and it % save_interval == 0)
 
-    # once in a while: evaluate, sample, save. The clock stands still
+    # once in a while: evaluate, save, run benchmarks, sample. The clock stands still
     if evaluating or benchmarking or sampling or saving:
         synchronize(device)
-        train_seconds += time.time() - t0
+        train_seconds += time.perf_counter() - t0
         if not all_finite([loss_sum, *model.parameters()]):  # a good checkpoint stays in its place
             outcome = 'diverged'
             break
@@ -504,6 +539,10 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
         val_loss = math.inf
         if evaluating:
             metrics = estimate_loss()
+            if metrics is None:  # interrupted: it counts for nothing
+                evaluating = benchmarking = sampling = False
+                stopping = saving = True
+        if evaluating:
             losses = {split: metrics[f'{split}_loss'] for split in data.splits}
             print0(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in losses))
             if not math.isfinite(sum(losses.values())):
@@ -516,25 +555,6 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
                 last = saving = True
                 benchmarking = bool(tasks)
                 sampling = it > 0 and sample_interval > 0
-        if benchmarking:
-            task_metrics, _ = evaluate_tasks(model, benchmarks, ctx, rank, world_size)
-            log(it, task_metrics)
-        if sampling:  # in all processes, as FSDP needs them
-            samples = f'samples after {it} iterations'
-            if not last:
-                next_step = next_sample_step(it + 1, sample_interval, sample_growth)
-                samples += f', the next after {min(next_step, max_iters)}'
-            samples += '\n'
-            for i, prompt in enumerate(prompts):
-                sample_seed = hash_seed(seed, SAMPLES, it, i)
-                # blocks that are compiled by themselves would be compiled for each length
-                eager = torch.compiler.set_stance('force_eager') if compile else nullcontext()
-                with ctx, eager:
-                    text = generate_text(model, data.tokenizer, prompt, sample_tokens, temperature, top_k,
-                                         top_p, sample_seed)
-                samples += f'---\n{text}\n'
-            print0(samples)
-        model.train()
         improved = it > 0 and val_loss < best_val_loss
         if save_interval is None:
             saving = saving or improved or (evaluating and always_save_checkpoint)
@@ -544,7 +564,44 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
             written = save(it, new_best_loss, new_best_iter, improved)
             if written:
                 best_val_loss, best_iter = new_best_loss, new_best_iter
-        t0 = time.time()
+                record.update(iterations=it, best_val_loss=best_val_loss, best_iter=best_iter,
+                              train_seconds=train_seconds)
+                if master_process:
+                    write_json(os.path.join(out_dir, 'run.json'), record)
+        # what may fail, or take hours, comes after the weights are saved
+        if benchmarking:
+            try:
+                task_metrics, _ = evaluate_tasks(model, benchmarks, ctx, rank, world_size, should_stop)
+                if task_metrics:
+                    log(it, task_metrics)
+                if len(task_metrics) < len(benchmarks):  # interrupted
+                    sampling = False
+                    stopping = last  # before the last pass, the next one saves and stops
+            except Exception as e:
+                note_failure('the benchmarks', e)
+        if sampling:  # in all processes, as FSDP needs them
+            try:
+                text = f'samples after {it} iterations'
+                if not last:
+                    next_step = next_sample_step(it + 1, sample_interval, sample_growth)
+                    text += f', the next after {min(next_step, max_iters)}'
+                text += '\n'
+                for i, prompt in enumerate(prompts):
+                    if should_stop():
+                        break
+                    sample_seed = hash_seed(seed, SAMPLES, it, i)
+                    # blocks that are compiled by themselves would be compiled for each length
+                    eager = torch.compiler.set_stance('force_eager') if compile else nullcontext()
+                    with ctx, eager:
+                        sample = generate_text(model, data.tokenizer, prompt, sample_tokens, temperature,
+                                               top_k, top_p, sample_seed)
+                    text += f'---\n{sample}\n'
+                samples = text
+                print0(samples)
+            except Exception as e:
+                note_failure('a sample', e)
+        model.train()
+        t0 = time.perf_counter()
     if last or stopping or eval_only:
         break
 
@@ -553,9 +610,13 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     for micro_step in range(grad_accum_steps):
         if dropout:
             torch.manual_seed(hash_seed(seed, DROPOUT, micro_batch_number(it, micro_step)))
-        if ddp and shard == 1:
-            # average gradients at the last micro-step alone; to be set before forward, as no_sync() would
-            ddp_model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+        # average gradients at the last micro-step alone; to be set before forward, as no_sync() would
+        is_last_micro_step = micro_step == grad_accum_steps - 1
+        if shard > 1:
+            # takes memory: until the last one, each process holds the gradient of all parameters
+            model.set_requires_gradient_sync(is_last_micro_step)
+        elif ddp:
+            ddp_model.require_backward_grad_sync = is_last_micro_step
         x, y, doc_ids, divisor = next(batches)
         with ctx:
             _, loss = ddp_model(x, y, doc_ids, return_logits=False)
@@ -578,9 +639,9 @@ for it in range(start_iter, max(start_iter, max_iters) + 1):
     # the log: the only place where the host waits for the device
     if logging:
         lossf, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
-        train_seconds += time.time() - t0
-        t0 = time.time()
-        dt = (train_seconds - logged_seconds) / (it + 1 - logged_iter)
+        train_seconds += time.perf_counter() - t0
+        t0 = time.perf_counter()
+        dt = max(1e-9, train_seconds - logged_seconds) / (it + 1 - logged_iter)  # a clock may be coarse
         logged_iter, logged_seconds = it + 1, train_seconds
         if not math.isfinite(lossf):
             print0(f"iter {it}: loss {lossf}")
@@ -613,7 +674,8 @@ if master_process and not eval_only:
     record.update(outcome=outcome, iterations=it, best_val_loss=best_val_loss, best_iter=best_iter,
                   train_seconds=train_seconds)
     if it > start_iter:
-        record['tokens_per_second'] = (it - start_iter) * tokens_per_iter / (train_seconds - start_seconds)
+        seconds = max(1e-9, train_seconds - start_seconds)
+        record['tokens_per_second'] = (it - start_iter) * tokens_per_iter / seconds
     write_json(os.path.join(out_dir, 'run.json'), record)
     write_report(out_dir, samples)
     best_text = f"best validation loss {best_val_loss:.4f} at {best_iter}, " if best_iter else ''
