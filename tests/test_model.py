@@ -1,20 +1,18 @@
-"""The network is nanoGPT's, its parts are what their names say, and its texts are those of the definition,
-whatever makes them fast."""
+"""The network is nanoGPT's, and its parts are what their names say."""
 
 import json
 import math
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import record_nanogpt
 import torch
 from conftest import REPO, assert_equal
-from torch.nn import functional as F
 
-from model import GPT, PRESETS, GPTConfig, attention, causal_mask, generate_text, sample_next
+from model import (
+    GPT, NANOGPT, PRESETS, GPTConfig, attention, causal_mask, document_block_mask, document_mask)
 from optim import create_optimizer
 
 RECORD = json.loads(record_nanogpt.REFERENCE.read_text())
@@ -70,6 +68,20 @@ def test_model_and_optimizer_work_in_a_folder_of_their_own(tmp_path):
     assert done.stdout == 'torch.Size([1, 6])\n', done.stderr
 
 
+def test_generate_keeps_the_prompt_and_follows_the_seed_and_top_k():
+    net = lively('gpt2', block_size=8)
+    idx = random_ids(3, 5)
+    texts = []
+    for seed in [1, 1, 2]:
+        torch.manual_seed(seed)
+        texts.append(net.generate(idx, 12, temperature=0.9, top_k=7))
+    assert torch.equal(texts[0][:, :5], idx) and texts[0].shape == (3, 17)
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+    greedy = net.generate(idx, 12, top_k=1)
+    for length in range(5, 17):  # also beyond block_size
+        assert torch.equal(greedy[:, length], net(greedy[:, max(0, length - 8):length])[0][:, -1].argmax(-1))
+
+
 def test_the_flop_count_is_that_of_the_matrix_products_and_attention():
     # torch counts what really runs: its counter sees the matrix products and SDPA, forward and backward
     from torch.utils.flop_counter import FlopCounterMode
@@ -99,6 +111,13 @@ def test_the_args_of_a_checkpoint_give_the_config_back_and_a_gpt2_has_nanogpts()
     assert set(GPTConfig(bias=False).model_args()) == set(record_nanogpt.SHAPES['bias'])
     for config in [GPTConfig(mlp='gelu_tanh', n_kv_head=3), GPTConfig(arch='modern', softcap=0.0)]:
         assert GPTConfig(**config.model_args()) == config
+
+
+def test_what_an_edited_preset_changes_is_saved(monkeypatch):
+    monkeypatch.setitem(PRESETS, 'gpt2', dict(NANOGPT, mlp='relu2'))
+    args = GPTConfig().model_args()
+    monkeypatch.undo()
+    assert GPTConfig(**args).mlp == 'relu2'
 
 
 def test_the_initialization_of_modern_keeps_its_rules():
@@ -154,7 +173,7 @@ def test_attention_is_its_definition_also_where_queries_share_keys_and_values(K,
 
 
 @pytest.mark.parametrize('arch', PRESETS)
-def test_documents_in_one_window_do_not_see_each_other(arch, monkeypatch):
+def test_documents_in_one_sequence_do_not_attend_to_each_other(arch):
     net = lively(arch, n_embd=64)
     idx = random_ids(2, 16)
     doc_ids = torch.tensor([[4] * 5 + [9] * 8 + [2] * 3, [7] * 16])
@@ -162,9 +181,15 @@ def test_documents_in_one_window_do_not_see_each_other(arch, monkeypatch):
     for row, part in [(0, slice(0, 5)), (0, slice(5, 13)), (0, slice(13, 16)), (1, slice(0, 16))]:
         alone = net(idx[row:row + 1, part], idx[row:row + 1, part])[0]
         torch.testing.assert_close(together[row:row + 1, part], alone, atol=1e-5, rtol=1e-4)
-    monkeypatch.setattr(GPT, 'uses_block_mask', lambda self, doc_ids: True)  # FlexAttention, as on a GPU
+
+
+def test_flex_attention_masks_documents_as_the_dense_mask_does():
+    torch.manual_seed(3)
+    q, k, v = [torch.randn(2, heads, 16, 16) for heads in [4, 2, 2]]
+    doc_ids = torch.tensor([[4] * 5 + [9] * 8 + [2] * 3, [7] * 16])
     with torch.no_grad():
-        torch.testing.assert_close(net(idx, idx, doc_ids)[0], together, atol=1e-5, rtol=1e-4)
+        dense = attention(q, k, v, document_mask(doc_ids))
+        torch.testing.assert_close(attention(q, k, v, document_block_mask(doc_ids)), dense)
 
 
 # -----------------------------------------------------------------------------
@@ -209,112 +234,3 @@ def test_activation_checkpointing_changes_no_bit(arch):
     before = loss_and_gradients(net)
     net.activation_checkpointing = True
     assert_equal(loss_and_gradients(net), before)
-
-
-# -----------------------------------------------------------------------------
-# generating
-
-
-def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
-    torch.manual_seed(0)
-    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(2000, 1)  # the likeliest has 0.62
-    for options, want in [(dict(temperature=0), {4}), (dict(top_k=2), {4, 0}), (dict(top_p=0.7), {4, 0}),
-                          (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
-        assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
-    assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # ties do not keep more than k
-
-
-@pytest.fixture
-def captured(monkeypatch):
-    """generate() takes the step that is captured on a GPU, and runs it as it is written."""
-    def use(on):
-        monkeypatch.setattr(GPT, 'can_capture', lambda self, max_new_tokens: on)
-    return use
-
-
-@pytest.mark.parametrize('on', [False, True])
-def test_generate_draws_each_time_anew_from_the_distribution(captured, on):
-    captured(on)
-    # modern as it is initialized, with a head that knows the token before: its blocks add nothing
-    torch.manual_seed(0)
-    net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()
-    torch.nn.init.normal_(net.lm_head.weight, std=0.5)
-    idx = net.generate(torch.zeros(3000, 1, dtype=torch.long), 5, vocab_size=9, top_k=5, temperature=0.7)
-    logits = net(idx, idx)[0][:, :-1, :9] / 0.7
-    probs = logits.masked_fill(logits < logits.topk(5).values[..., -1:], -math.inf).softmax(-1)  # (B, 5, 9)
-    shares = F.one_hot(idx[:, 1:], 9).float().mean(dim=0)
-    torch.testing.assert_close(shares, probs.mean(dim=0), atol=0.03, rtol=0)
-    assert not torch.equal(shares[2], shares[3])
-
-
-@pytest.mark.parametrize('on', [False, True])
-def test_generate_keeps_the_prompt_draws_no_padding_and_follows_its_generator_and_the_weights(captured, on):
-    captured(on)
-    net = lively('gpt2', block_size=8)
-    idx = random_ids(3, 5, vocab_size=30)
-    generator = torch.Generator().manual_seed(1)
-    out = net.generate(idx, 12, vocab_size=30, generator=generator)
-    assert torch.equal(out[:, :5], idx) and out.max() < 30
-    assert not torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator))
-    assert torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator.manual_seed(1)))
-    step = net.captured
-    net.lm_head.weight = torch.nn.Parameter(-net.lm_head.weight.detach())  # lies elsewhere
-    assert not torch.equal(out, net.generate(idx, 12, vocab_size=30, generator=generator.manual_seed(1)))
-    assert not on or net.captured is not step  # a graph would read the old weights
-
-
-def test_logits_that_are_not_finite_end_a_text():
-    net = lively('gpt2')
-    with torch.no_grad():
-        net.transformer.wpe.weight[7] = torch.nan
-    seen = []
-    with pytest.raises(FloatingPointError):
-        net.generate(random_ids(1, 4), 9, on_tokens=seen.append)
-    assert len(seen) == 4  # up to the one that is drawn at position 6
-
-
-@pytest.mark.parametrize('arch', PRESETS)
-@pytest.mark.parametrize('block_size', [16, 1])
-def test_cache_and_captured_step_change_no_text_also_across_the_edge(arch, block_size, captured):
-    net = lively(arch, n_kv_head=1, block_size=block_size)
-    for B, T in [(1, 15), (3, 1), (3, 17)]:
-        idx = random_ids(B, T, seed=T)
-        captured(False)
-        plain = net.generate(idx, 40, temperature=0, use_cache=False)
-        assert torch.equal(net.generate(idx, 40, temperature=0), plain), (B, T)
-        captured(True)
-        seen = []
-        assert torch.equal(net.generate(idx, 40, temperature=0, on_tokens=seen.append), plain), (B, T)
-        assert torch.equal(torch.cat((idx, *seen), dim=1), plain)
-        if block_size > 1:
-            assert max(len(set(row[T:])) for row in plain.tolist()) > 1  # texts that could differ
-
-
-def test_a_window_that_is_full_goes_on_from_its_last_half():
-    net = lively('llama')
-    # prompt; length of the text so far: where its window begins. Until it is full it is all, as in nanoGPT
-    for T, starts in {3: {3: 0, 9: 0, 16: 0, 17: 9}, 20: {20: 4, 21: 13, 29: 13, 30: 22, 33: 22}}.items():
-        out = net.generate(random_ids(1, T), 15, temperature=0)[0]
-        for length, start in starts.items():
-            assert out[length] == net(out[None, start:length])[0].argmax(), length
-
-
-# a tokenizer of letters: <|endoftext|> is 0
-LETTERS = SimpleNamespace(
-    n_vocab=27, end_of_text=0, stop_ids=[0], encode_prompt=lambda text: [ord(c) - 96 for c in text],
-    decode=lambda ids: ''.join(chr(i + 96) if i else '<|endoftext|>' for i in ids))
-
-
-# one id at a time, or several: those behind the end are no text
-@pytest.mark.parametrize('on', [False, True])
-def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(captured, on):
-    captured(on)
-    net = lively('gpt2', vocab_size=64)
-    lengths = set()
-    for seed in range(10):
-        text = generate_text(net, LETTERS, 'abc', 30, seed=seed)
-        stopped = generate_text(net, LETTERS, 'abc', 30, seed=seed, stop='k')
-        assert text.startswith('abc') and 'endoftext' not in text
-        assert stopped == 'abc' + text[3:].partition('k')[0]
-        lengths.add(len(text))
-    assert min(lengths) < 33 and max(lengths) == 33

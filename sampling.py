@@ -1,0 +1,278 @@
+"""
+Fast generation: a KV cache, a Sampler that continues token ids, and texts from prompts.
+
+    sampler = Sampler(model, batch_size=4, max_length=500, temperature=0.8, top_k=200)
+    idx = sampler.generate(idx, 300, seed=1)  # idx (4, T) token ids
+    text = generate_text(model, tokenizer, 'Once upon a time', 300)
+
+A Sampler computes each new token from the keys and values of the earlier ones, and on CUDA replays a
+captured step. The text is that of GPT.generate(), except for rounding. Letters for shapes: see model.py.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from model import matmul_dtype
+
+
+def without_cudnn_attention():
+    """Return a context or decorator that excludes cuDNN's attention, which plans each new length from scratch
+    (https://github.com/modelscope/FunASR/issues/3704)."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+class KVCache:
+    """Keys and values of B sequences of up to `size` positions, (B, K, size, D) per layer.
+
+    static: attention reads all `size` positions behind a mask, and only the device knows how many are filled.
+    Then no number on the host changes between steps, and a CUDA graph can hold one.
+    """
+
+    def __init__(self, model, B, size, static=False):
+        config = model.config
+        weight = model.lm_head.weight
+        shape = (B, config.n_kv_head, size, config.n_embd // config.n_head)
+        dtype = matmul_dtype(weight)
+        self.k = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(config.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=weight.device) for _ in range(config.n_layer)]
+        self.size = size
+        self.static = static
+        self.n_keys = size if static else 0  # positions that attention reads
+        self.length = torch.zeros(1, dtype=torch.long, device=weight.device)  # positions that are filled
+        self.positions = self.length  # of the ids of this pass, set by advance()
+
+    def reset(self):
+        """Start again at position 0."""
+        self.length.zero_()
+        if not self.static:
+            self.n_keys = 0
+
+    def advance(self, T):
+        """Return the positions (T) of the next T ids, whose keys and values update() will store."""
+        self.positions = self.length + torch.arange(T, device=self.length.device)
+        self.length.add_(T)
+        if not self.static:
+            self.n_keys += T
+        return self.positions
+
+    def update(self, layer_idx, k, v):
+        """Store k, v (B, K, T, D) of a layer. Return the keys and values to attend to, (B, K, S, D) each."""
+        keys = self.k[layer_idx].index_copy_(2, self.positions, k)
+        values = self.v[layer_idx].index_copy_(2, self.positions, v)
+        return keys[:, :, :self.n_keys], values[:, :, :self.n_keys]
+
+
+def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, noise=None):
+    """Draw the next ids (B, 1) from logits (B, V).
+
+    temperature 0: the most likely id. top_k: among the k most likely ids. top_p: among the most likely ids
+    whose probabilities add up to top_p. noise (B, V): exponential random numbers, instead of a generator.
+    """
+    if temperature < 1e-6:  # zero, or so small that the division below would overflow
+        return logits.argmax(dim=-1, keepdim=True)
+    ids = None
+    if top_k or top_p < 1:
+        V = logits.size(-1)
+        logits, ids = logits.topk(min(top_k or V, V))  # (B, k), most likely first
+    probs = F.softmax(logits / temperature, dim=-1)
+    if top_p < 1:
+        probs = probs.masked_fill(probs.cumsum(dim=-1) - probs > top_p, 0)  # the first one always stays
+    # the argmax of p / e with e exponential is i with probability p_i: the draw of torch.multinomial without
+    # its checks, for which the host would wait for the GPU
+    if noise is None:
+        noise = torch.empty_like(probs).exponential_(generator=generator)
+    drawn = (probs / noise[:, :probs.size(-1)]).argmax(dim=-1, keepdim=True)  # (B, 1)
+    return drawn if ids is None else ids.gather(1, drawn)
+
+
+class Sampler:
+    """Continues token ids. Make one for each model, batch size and setting, use it, drop it.
+
+    max_length: of a sequence, the prompt included; more than block_size needs no more memory. vocab_size: ids
+    from it on (padding) are not drawn. capture: capture the step as a CUDA graph, which takes a fraction of a
+    second; by default on CUDA. compile: compile that step first, which pays for much text. Changes to the
+    weights after this are only seen without `capture`.
+    """
+
+    def __init__(self, model, batch_size, max_length, temperature=1.0, top_k=None, top_p=1.0,
+                 vocab_size=None, capture=None, compile=False):
+        weight = model.lm_head.weight
+        self.block_size = model.config.block_size
+        self.vocab_size = min(vocab_size or weight.size(0), weight.size(0))
+        self.settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p}
+        self.generator = torch.Generator(weight.device)
+        self.is_sharded = hasattr(weight, 'to_local')  # by FSDP, which gathers the weights when it is called
+        # forward: a model that is compiled would be compiled again for each length
+        self.forward = model if self.is_sharded else model.forward
+        size = min(math.ceil(max_length / 128) * 128, self.block_size)  # attention masks need round shapes
+        if capture is None:
+            capture = weight.is_cuda and not self.is_sharded
+        self.cache = KVCache(model, batch_size, size, static=capture)
+        self.captured = CapturedStep(self, compile) if capture else None
+
+    def draw(self, logits, noise=None):
+        """Return the next ids (B, 1) of logits (B, 1, V), and a bool tensor: whether these are finite."""
+        logits = logits[:, -1, :self.vocab_size].float()  # (B, V)
+        ids = sample_next(logits, generator=self.generator, noise=noise, **self.settings)
+        return ids, torch.isfinite(logits.amax())
+
+    @torch.no_grad()
+    @without_cudnn_attention()
+    def generate(self, idx, max_new_tokens, seed=None, on_tokens=None):
+        """Return idx (B, T) continued by up to max_new_tokens ids. Call model.eval() first.
+
+        seed: of the draws; by default from torch's generator. on_tokens is called with the new ids (B, n),
+        and ends the text by returning True. When block_size positions are filled, the last half of them stays
+        as the context. Raise FloatingPointError if logits are not finite.
+        """
+        if seed is None:
+            seed = torch.randint(2 ** 62, ()).item()
+        self.generator.manual_seed(seed)
+        end = idx.size(1) + max_new_tokens
+        start = max(idx.size(1) - self.block_size, 0)  # of the context
+        n_cached = 0  # ids of the context whose keys and values are in the cache
+        while idx.size(1) < end:
+            if idx.size(1) - start > self.block_size:
+                start = idx.size(1) - (self.block_size + 1) // 2
+                n_cached = 0
+            if n_cached == 0:
+                self.cache.reset()
+            if self.captured is not None and n_cached > 0:
+                n = min(16, end - idx.size(1), self.cache.size - n_cached)
+                new, is_finite = self.captured.run(idx[:, -1], n_cached, n)  # (B, n)
+                n_cached += n
+            else:
+                logits, _ = self.forward(idx[:, start + n_cached:], cache=self.cache)
+                new, is_finite = self.draw(logits)  # (B, 1)
+                n_cached = idx.size(1) - start
+            if not is_finite:
+                raise FloatingPointError("the logits are not finite")
+            idx = torch.cat((idx, new), dim=1)
+            if on_tokens is not None and on_tokens(new) and not self.is_sharded:
+                break  # with FSDP, all processes have to make the same number of steps
+        return idx
+
+
+class CapturedStep:
+    """The step of a Sampler from the newest ids to the next ones, as a CUDA graph.
+
+    All that changes from step to step (ids, position, cache, random numbers) is on the device at fixed
+    addresses, so that the host replays one graph instead of launching some hundred kernels. On a CPU, in
+    tests, the same step runs without a graph.
+    """
+
+    def __init__(self, sampler, compile):
+        cache = sampler.cache
+        device = cache.length.device
+        B = cache.k[0].size(0)
+        self.sampler = sampler
+        self.ids = torch.zeros(B, cache.size + 1, dtype=torch.long, device=device)  # by position
+        self.noise = torch.ones(B, sampler.vocab_size, device=device)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=device)
+        self.graph = None
+        if device.type == 'cuda':
+            self.capture(compile)
+
+    def draw_next(self):
+        cache = self.sampler.cache
+        idx = self.ids.index_select(1, cache.length)  # (B, 1)
+        logits, _ = self.sampler.forward(idx, cache=cache)  # advances cache.length
+        new, is_finite = self.sampler.draw(logits, self.noise)
+        self.is_finite.logical_and_(is_finite)
+        self.ids.index_copy_(1, cache.length, new)
+
+    def step(self, draw_next):
+        self.noise.exponential_(generator=self.sampler.generator)  # not in draw_next, which may be compiled
+        draw_next()
+
+    @torch.no_grad()
+    @without_cudnn_attention()
+    def capture(self, compile):
+        draw_next = torch.compile(self.draw_next, dynamic=False) if compile else self.draw_next
+        # without autocast's cache of weights, which would be freed before the graph reads it
+        precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
+                                   enabled=torch.is_autocast_enabled('cuda'))
+        with torch.cuda.device(self.ids.device), precision:
+            # first twice without capturing, on a side stream, as torch's documentation asks: libraries
+            # allocate their workspaces, and the compiler compiles
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.sampler.cache.reset()
+                    self.step(draw_next)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(self.sampler.generator)
+            # thread_local: work of other threads does not end the capture
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode='thread_local'):
+                self.step(draw_next)
+
+    def run(self, ids, position, n):
+        """Return the next n ids (B, n) after `ids` (B) at `position`, and whether all logits were finite."""
+        self.ids[:, position] = ids
+        self.is_finite.fill_(True)
+        for _ in range(n):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self.step(self.draw_next)
+        return self.ids[:, position + 1:position + 1 + n].clone(), self.is_finite
+
+
+# -----------------------------------------------------------------------------
+# texts
+
+
+def prompt_ids(tokenizer, text):
+    """Return the ids of a prompt, a list; for an empty text, the id that starts a document."""
+    ids = tokenizer.encode_prompt(text)
+    if ids:
+        return ids
+    return [0] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+
+
+def text_after(tokenizer, ids, new_ids, stop_ids, stop=None):
+    """Return the text that new_ids add to that of ids, and whether it has ended.
+
+    It ends before the first of stop_ids, or before the text `stop`.
+    """
+    has_ended = False
+    for i, token in enumerate(new_ids):
+        if token in stop_ids:
+            new_ids = new_ids[:i]
+            has_ended = True
+            break
+    # all ids are decoded, as some tokenizers decode the start of a text differently
+    text = tokenizer.decode(ids + new_ids)[len(tokenizer.decode(ids)):]
+    if stop and stop in text:
+        return text.partition(stop)[0], True
+    return text, has_ended
+
+
+def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k=None, top_p=1.0, seed=None,
+                  stop=None, sampler=None):
+    """Return `text` continued by up to max_new_tokens tokens.
+
+    The text ends before tokenizer.stop_ids and before the text `stop`. seed: of the draws; by default from
+    torch's generator. sampler: a Sampler of batch size 1 to use, with its settings, for several texts.
+    """
+    ids = prompt_ids(tokenizer, text)
+    if sampler is None:
+        # capturing a step takes as long as some dozens of tokens
+        capture = None if max_new_tokens >= 64 else False
+        sampler = Sampler(model, 1, len(ids) + max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab,
+                          capture)
+    new_ids = []
+
+    def on_tokens(new):
+        new_ids.extend(new[0].tolist())
+        if stop is None:  # no need to decode
+            return any(token in tokenizer.stop_ids for token in new[0].tolist())
+        return text_after(tokenizer, ids, new_ids, tokenizer.stop_ids, stop)[1]
+
+    sampler.generate(torch.tensor([ids], device=model.lm_head.weight.device), max_new_tokens, seed, on_tokens)
+    return text + text_after(tokenizer, ids, new_ids, tokenizer.stop_ids, stop)[0]

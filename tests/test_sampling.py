@@ -1,0 +1,116 @@
+"""Fast generation gives the texts of GPT.generate(), the plain definition."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_model import lively, random_ids
+from torch.nn import functional as F
+
+from model import GPT, PRESETS, GPTConfig
+from sampling import Sampler, generate_text, sample_next
+
+CAPTURES = [False, True]  # True: the step that a GPU captures, run as it is written
+
+
+def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
+    torch.manual_seed(0)
+    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(2000, 1)  # the most likely one has 0.62
+    for options, want in [(dict(temperature=0), {4}), (dict(top_k=2), {4, 0}), (dict(top_p=0.7), {4, 0}),
+                          (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
+        assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
+    assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # ties do not keep more than k
+
+
+@pytest.mark.parametrize('capture', CAPTURES)
+def test_a_sampler_draws_from_the_distribution_afresh_at_each_step(capture):
+    # modern as it is initialized, with a head that knows the token before: its blocks add nothing
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()
+    torch.nn.init.normal_(net.lm_head.weight, std=0.5)
+    sampler = Sampler(net, 3000, 6, temperature=0.7, top_k=5, vocab_size=9, capture=capture)
+    idx = sampler.generate(torch.zeros(3000, 1, dtype=torch.long), 5)
+    logits = net(idx, idx)[0][:, :-1, :9] / 0.7
+    probs = logits.masked_fill(logits < logits.topk(5).values[..., -1:], -math.inf).softmax(-1)  # (B, 5, 9)
+    shares = F.one_hot(idx[:, 1:], 9).float().mean(dim=0)
+    torch.testing.assert_close(shares, probs.mean(dim=0), atol=0.03, rtol=0)
+    assert not torch.equal(shares[2], shares[3])
+
+
+@pytest.mark.parametrize('capture', CAPTURES)
+def test_a_sampler_keeps_the_prompt_draws_no_padding_and_follows_its_seed(capture):
+    net = lively('gpt2', block_size=8)
+    idx = random_ids(3, 5, vocab_size=30)
+    sampler = Sampler(net, 3, 17, vocab_size=30, capture=capture)
+    out = sampler.generate(idx, 12, seed=1)
+    assert torch.equal(out[:, :5], idx) and out.max() < 30
+    assert not torch.equal(out, sampler.generate(idx, 12, seed=2))
+    assert torch.equal(out, sampler.generate(idx, 12, seed=1))
+    torch.manual_seed(5)
+    first = sampler.generate(idx, 12)
+    assert not torch.equal(first, sampler.generate(idx, 12))
+    torch.manual_seed(5)
+    assert torch.equal(first, sampler.generate(idx, 12))
+
+
+@pytest.mark.parametrize('capture', CAPTURES)
+def test_logits_that_are_not_finite_end_a_text(capture):
+    net = lively('gpt2')
+    with torch.no_grad():
+        net.transformer.wpe.weight[7] = torch.nan
+    seen = []
+    with pytest.raises(FloatingPointError):
+        Sampler(net, 1, 13, capture=capture).generate(random_ids(1, 4), 9, on_tokens=seen.append)
+    assert len(seen) <= 4  # position 6 is the last one without nan
+
+
+@pytest.mark.parametrize('arch', PRESETS)
+@pytest.mark.parametrize('capture', CAPTURES)
+def test_cache_and_captured_step_give_the_text_of_the_definition(arch, capture):
+    net = lively(arch, n_kv_head=1)
+    for B, T in [(1, 15), (3, 1), (3, 7)]:
+        idx = random_ids(B, T, seed=T)
+        plain = net.generate(idx, 16 - T, top_k=1)
+        seen = []
+        sampler = Sampler(net, B, 16, temperature=0, capture=capture)
+        assert torch.equal(sampler.generate(idx, 16 - T, on_tokens=seen.append), plain), (B, T)
+        assert torch.equal(torch.cat((idx, *seen), dim=1), plain)
+        assert T == 15 or max(len(set(row[T:])) for row in plain.tolist()) > 1  # texts that could differ
+
+
+@pytest.mark.parametrize('capture', CAPTURES)
+@pytest.mark.parametrize('block_size', [16, 1])
+def test_a_full_context_continues_from_its_last_half(block_size, capture):
+    net = lively('llama', block_size=block_size)
+    for T in [1, 3, 20]:
+        idx = random_ids(2, T)
+        out = Sampler(net, 2, 60, temperature=0, capture=capture).generate(idx, 40)
+        start = max(0, T - block_size)
+        for length in range(T, T + 40):
+            if length - start > block_size:
+                start = length - (block_size + 1) // 2
+            assert torch.equal(out[:, length], net(out[:, start:length])[0][:, -1].argmax(-1)), length
+
+
+# a tokenizer of letters: <|endoftext|> is 0
+LETTERS = SimpleNamespace(
+    n_vocab=27, end_of_text=0, stop_ids=[0], encode_prompt=lambda text: [ord(c) - 96 for c in text],
+    decode=lambda ids: ''.join(chr(i + 96) if i else '<|endoftext|>' for i in ids))
+
+
+# one id at a time, or several: those behind the end are no text
+@pytest.mark.parametrize('capture', CAPTURES)
+def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(capture):
+    net = lively('gpt2', vocab_size=64)
+    sampler = Sampler(net, 1, 33, vocab_size=27, capture=capture)
+    lengths = set()
+    for seed in range(10):
+        text = generate_text(net, LETTERS, 'abc', 30, seed=seed, sampler=sampler)
+        stopped = generate_text(net, LETTERS, 'abc', 30, seed=seed, stop='k', sampler=sampler)
+        assert text.startswith('abc') and 'endoftext' not in text
+        assert stopped == 'abc' + text[3:].partition('k')[0]
+        lengths.add(len(text))
+    assert min(lengths) < 33 and max(lengths) == 33
+    text = generate_text(net, LETTERS, 'abc', 30, seed=1)  # makes a sampler of its own
+    assert text == generate_text(net, LETTERS, 'abc', 30, seed=1)
