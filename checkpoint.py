@@ -8,7 +8,7 @@ how one is written. A run's folder has
     out_dir/eval_00000500.json what eval.py has measured of that state
 
 Nothing in a file that is read is executed. From Python: model, tokenizer = load('out').
-What cannot be read is a ValueError of one line; the functions that scripts alone call end with error().
+What cannot be read is a ValueError of one line; the functions that scripts alone call end with raise InputError().
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ import torch
 import torch.distributed
 
 import huggingface
-from common import check_not_lfs_pointer, first_line, print0, read_json, read_rows, replacing, write_rows
-from configurator import INVALID, error, fit_value
+from configurator import INVALID, InputError, fit_value, print0
 from dataset import folder_of, padded_vocab_size, read_meta
+from files import lock_folder, check_not_lfs_pointer, first_line, read_json, read_rows, replacing, write_rows
 from model import GPT, NANOGPT, GPTConfig
 from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
+
 
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
 MODEL_FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
@@ -78,7 +79,7 @@ def find(source):
             return path
     if os.path.exists(os.path.join(source, 'config.json')):
         return source
-    raise ValueError(f"no checkpoint in {source}. train first, or name a run's folder, a checkpoint, a "
+    raise InputError(f"no checkpoint in {source}. train first, or name a run's folder, a checkpoint, a "
                      "Hugging Face folder or name (gpt2, OWNER/NAME)")
 
 
@@ -97,18 +98,18 @@ def unpack(path, verify=True):
     with open(path, 'rb') as file:
         start = file.read(9)
         if start[:4] == b'GGUF':
-            raise ValueError(f"{path} is a GGUF, of llama.cpp. docs/huggingface.md has the lines that make a "
+            raise InputError(f"{path} is a GGUF, of llama.cpp. docs/huggingface.md has the lines that make a "
                              "Hugging Face folder of it; name that")
         if start[4:] == b'\0\0\0\0{':
-            raise ValueError(f"{path} is a safetensors file. name its folder, with the config.json: "
+            raise InputError(f"{path} is a safetensors file. name its folder, with the config.json: "
                              f"--init_from={os.path.dirname(path) or '.'}")
         if int.from_bytes(start[:4], 'little') == 20240326:
-            raise ValueError(f"{path} is a model of llm.c. its dev/eval/export_hf.py makes a Hugging Face "
+            raise InputError(f"{path} is a model of llm.c. its dev/eval/export_hf.py makes a Hugging Face "
                              "folder of it; name that")
         if verify:
             damaged = zipfile.ZipFile(file).testzip()
             if damaged:
-                raise ValueError(f"{path} is damaged (the checksum of {damaged}). use another checkpoint")
+                raise InputError(f"{path} is damaged (the checksum of {damaged}). use another checkpoint")
         # A run may replace the file meanwhile, and torch opens it twice: for the table of contents, and for
         # the numbers. Those of two files would give weights that are wrong, and finite
         source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS that shares the file's position
@@ -123,7 +124,7 @@ def unpack(path, verify=True):
             elif name.endswith('Config') or name == 'argparse.Namespace':
                 allowed.append((Settings, name))
             elif name != 'numpy.dtype':
-                raise ValueError(
+                raise InputError(
                     f"{path} holds {name}, which could run code: refused. if you trust the file, keep what "
                     f"is plain: python -c \"import torch; c = torch.load('{path}', weights_only=False); "
                     "torch.save({k: c[k] for k in ['model', 'model_args', 'iter_num']}, 'plain.pt')\"")
@@ -150,7 +151,7 @@ def read(path, verify=True):
     except Exception as e:  # a file may say anything
         if str(e).startswith(path):
             raise
-        raise ValueError(f"{path} is damaged, or no checkpoint of model.py's GPT ({type(e).__name__}: "
+        raise InputError(f"{path} is damaged, or no checkpoint of model.py's GPT ({type(e).__name__}: "
                          f"{first_line(e)}). use another one, or the code that it was trained with")
     return ckpt
 
@@ -161,7 +162,7 @@ ALL_BUT = {'device', 'dtype', 'compile', 'backend'}  # chosen for another machin
 def normalize(raw, path):
     """The dict of read() for what is in a file: ours, nanoGPT's, commit a170a90's, build-nanogpt's."""
     if 'model' not in raw:
-        raise ValueError(f"{path} has no weights under 'model', as bare weights have not. save them with "
+        raise InputError(f"{path} has no weights under 'model', as bare weights have not. save them with "
                          "their sizes: torch.save({'model': model.state_dict(), 'model_args': {...}}, PATH)")
     ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'config': {},
             'given': None, 'tokenizer': None, 'data': None, 'tokens_per_iter': None, 'train_seconds': 0.0}
@@ -250,7 +251,7 @@ def check_weights(ckpt):
     path = ckpt['path']
     config = GPTConfig(**ckpt['model_args'])
     if config.n_layer > len(ckpt['model']):  # to build them all could take for ever
-        raise ValueError(f"{path} has fewer weights than layers ({config.n_layer}). use another checkpoint")
+        raise InputError(f"{path} has fewer weights than layers ({config.n_layer}). use another checkpoint")
     expected = {name: p.shape for name, p in empty_model(config).state_dict().items()}
     weights = {}
     for name, p in ckpt['model'].items():
@@ -259,10 +260,10 @@ def check_weights(ckpt):
     found = {name: p.shape for name, p in weights.items()}
     for name in sorted(expected | found):
         if found.get(name) != expected.get(name):
-            raise ValueError(f"{path} is of another network: the shape of {name} is {found.get(name)} there, "
+            raise InputError(f"{path} is of another network: the shape of {name} is {found.get(name)} there, "
                              f"and {expected.get(name)} here. use the code that it was trained with")
         if not torch.isfinite(weights[name]).all():
-            raise ValueError(f"{path} has a weight that is not finite ({name}). use an earlier checkpoint")
+            raise InputError(f"{path} has a weight that is not finite ({name}). use an earlier checkpoint")
     ckpt['model'] = weights
 
 
@@ -328,11 +329,11 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
     name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # train.py's default
     folder = folder_of(name, data_dir)  # a name, not a path: it may be a stranger's
     if dataset and not os.path.isdir(folder):
-        raise ValueError(f"no dataset {folder}. name the one that {ckpt['path']} was trained on")
+        raise InputError(f"no dataset {folder}. name the one that {ckpt['path']} was trained on")
     meta = read_meta(folder)  # GPT-2's where there is none, as nanoGPT assumes
     state = read_tokenizer_files(folder, meta)
     if not fits(ckpt, state, meta['vocab_size']):
-        raise ValueError(f"the dataset {folder} is missing, or has another tokenizer than {ckpt['path']} "
+        raise InputError(f"the dataset {folder} is missing, or has another tokenizer than {ckpt['path']} "
                          f"({meta['vocab_size']} ids, up to {ckpt['model_args']['vocab_size']} there). name "
                          "the one that it was trained on: --dataset=NAME --data_dir=PATH")
     return state
@@ -356,7 +357,7 @@ def load_weights(source):
         path = find(source)
         ckpt = read(path)
     except ValueError as e:
-        error(str(e))
+        raise InputError(str(e))
     print0(f"weights of {path}")
     return ckpt
 
@@ -371,7 +372,7 @@ def load_for_resume(out_dir, step=0):
         torch.distributed.broadcast_object_list(choice, src=0, device=torch.device('cpu'))
     path = choice[0]
     if path is None:  # that is never a new beginning
-        error(f"no checkpoint in {out_dir} can be resumed (resume_step={step}). name another run, or start "
+        raise InputError(f"no checkpoint in {out_dir} can be resumed (resume_step={step}). name another run, or start "
               "one from weights: --init_from=PATH --out_dir=ANOTHER")
     return read(path, verify=False)
 
@@ -397,15 +398,15 @@ def check_optimizer(ckpt):
     """ValueError if a run cannot go on from a checkpoint, but start from its weights."""
     path = ckpt['path']
     if not ckpt['optimizer']:
-        raise ValueError(f"{path} holds weights only, no optimizer. start a run from its weights: "
+        raise InputError(f"{path} holds weights only, no optimizer. start a run from its weights: "
                          f"--init_from={path}")
     if ckpt['config'].get('teacher'):  # of commit a170a90
-        raise ValueError(f"{path} learned from a teacher, which is gone. start a run from its weights: "
+        raise InputError(f"{path} learned from a teacher, which is gone. start a run from its weights: "
                          f"--init_from={path}")
     for moments in ckpt['optimizer']['state'].values():
         for name, value in moments.items():
             if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
-                raise ValueError(f"{path} has an optimizer's state that is not finite ({name}). use an "
+                raise InputError(f"{path} has an optimizer's state that is not finite ({name}). use an "
                                  "earlier checkpoint")
 
 
@@ -436,7 +437,7 @@ def inherit(config, given, ckpt, resuming, kinds):
     if resuming:
         print0(f"resuming from {path}, after {ckpt['iter_num']:,} iterations")
     elif config['overwrite'] and folder == os.path.realpath(config['out_dir']):
-        error(f"--overwrite would delete {path}, from which the run is to start. name another --out_dir")
+        raise InputError(f"--overwrite would delete {path}, from which the run is to start. name another --out_dir")
 
     network = GPTConfig(**ckpt['model_args'])
     for name in MODEL_FIELDS:
@@ -455,7 +456,7 @@ def inherit(config, given, ckpt, resuming, kinds):
 
     replaced = set(given)
     for names in SAME_THING:
-        if given.intersection(names):
+        if set(given).intersection(names):
             replaced.update(names)
     all_given = set(given)
     ignored = []
@@ -498,7 +499,7 @@ def windows_of(config):
 
 
 def check_data(ckpt, data, tokens_per_iter, resuming):
-    """error() if the dataset has another tokenizer than the checkpoint; on a resume also for other data, or
+    """raise InputError() if the dataset has another tokenizer than the checkpoint; on a resume also for other data, or
     another number of tokens per iteration: samples would be repeated or left out. Returns the vocabulary
     size that the model needs: the checkpoint's, or more where conversations bring tokens of their own."""
     path = ckpt['path']
@@ -508,7 +509,7 @@ def check_data(ckpt, data, tokens_per_iter, resuming):
     if data.train.masked and not resuming:
         n_added = 5  # finetuning on conversations: their four roles may be new, and perhaps <|bos|>
     if not fits(ckpt, data.tokenizer_state, n_ids, n_added):
-        error(f"dataset {data.name} has another tokenizer than {path} ({n_ids} ids, up to {vocab_size} "
+        raise InputError(f"dataset {data.name} has another tokenizer than {path} ({n_ids} ids, up to {vocab_size} "
               "there). make one with the checkpoint's: python prepare.py NAME --input=FILE "
               f"--tokenizer={path}")
     if n_ids > vocab_size:
@@ -520,36 +521,17 @@ def check_data(ckpt, data, tokens_per_iter, resuming):
         before = (ckpt['data'] or {}).get(split)
         now = data.fingerprint.get(split)
         if before and before != now:
-            error(f"{split}.bin of dataset {data.name} is not the one of {path} ({before} -> {now}). bring "
+            raise InputError(f"{split}.bin of dataset {data.name} is not the one of {path} ({before} -> {now}). bring "
                   f"the old data back, {new_run}")
     before = ckpt['tokens_per_iter']
     if before not in (None, tokens_per_iter):
-        error(f"the run has {before} tokens per iteration, and this start {tokens_per_iter}. keep them with "
+        raise InputError(f"the run has {before} tokens per iteration, and this start {tokens_per_iter}. keep them with "
               f"--total_batch_size={before}, {new_run}")
     return vocab_size
 
 
 # -----------------------------------------------------------------------------
 # writing
-
-
-def lock_folder(folder):
-    """Keep other processes out of a folder as long as the returned file is open, however this one ends."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        lock = open(os.path.join(folder, '.lock'), 'a')
-    except OSError as e:
-        error(f"{folder} cannot be written into ({e.strerror}). name another folder")
-    try:
-        import fcntl
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        error(f"another process is writing into {folder}. wait until it ends, or name another folder")
-    except ImportError:  # Windows
-        pass
-    except OSError as e:
-        print0(f"note: {folder} cannot be locked ({e.strerror}). take care that no other process uses it")
-    return lock
 
 
 RUN_FILES = re.compile(r'(ckpt(_best|_original|_\d{8,})?\.pt|eval(_\d{8,})?\.json|log\.csv|run\.json|'
@@ -564,7 +546,7 @@ def prepare_folder(out_dir, start_iter, delete, lock=None, best_iter=None):
     if lock is None:
         lock = lock_folder(out_dir)
         if exists(out_dir) and not delete:
-            error(f"another run has written into {out_dir} in the meantime. start again")
+            raise InputError(f"another run has written into {out_dir} in the meantime. start again")
     for name in os.listdir(out_dir):
         unfinished = name.endswith('.pt.tmp')  # of a process that was killed
         if RUN_FILES.fullmatch(name) and (delete or unfinished):

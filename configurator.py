@@ -3,11 +3,11 @@ The knobs at the top of a script, set by config files and by --key=value. This f
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile=False     # all knobs: --help
 
-A knob is a plain assignment above the call `config, given = configure(globals())`. Its default tells its
-type; where that is None, or where a knob takes several types, an annotation does: `min_lr: float = None`.
-Flags win over config files, wherever they stand; of two files the later one wins. A config file is Python
-and is executed: run only what you would run as a program. It sees the flags, so `n_head = n_embd // 64`
-agrees with --n_embd.
+A knob is a plain assignment above the call `config, given = configure(globals())`. Its default determines its
+type; if that is None, or if a knob takes several types, an annotation does: `min_lr: float = None`. Flags win
+over config files, wherever they stand; of two files the later one wins. A config file is Python and is
+executed: run only what you would run as a program. It sees the flags, so `n_head = n_embd // 64` agrees with
+--n_embd.
 
 `exec(open('configurator.py').read())` in place of that call works as in nanoGPT.
 """
@@ -25,7 +25,7 @@ import traceback
 import types
 import typing
 
-# what other trainers call these knobs, for "did you mean"
+# names of other trainers for these knobs, for "did you mean"
 OTHER_NAMES = {
     'lr': 'learning_rate',
     'max_lr': 'learning_rate',
@@ -73,38 +73,74 @@ OTHER_NAMES = {
     'enable_compilation': 'compile',
     'use_torch_compile': 'compile',
 }
-# what other trainers have a knob for, and this one has elsewhere
+# knobs of other trainers that are not knobs here
 ELSEWHERE = {
     'vocab_size': 'it follows from the dataset, see prepare.py --tokenizer',
-    'tokenizer_path': 'the dataset has its tokenizer, see prepare.py --tokenizer',
+    'tokenizer_path': 'it follows from the dataset, see prepare.py --tokenizer',
     'theta': 'rope_theta is in model.py',
-    'eps': 'adam_eps is the optimizer\'s, norm_eps is in model.py',
+    'eps': 'adam_eps belongs to the optimizer, norm_eps is in model.py',
     'use_prev_scheduler': 'a resumed run keeps its schedule',
 }
 PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
-# texts, in which ~ is a character like any other; of all other knobs it is the home folder
+# texts, in which ~ is a character like any other; in all other knobs it is the home folder
 TEXT_KNOBS = ['start', 'stop']
-# the beginning of a flag, also with the single hyphen or the dash that an editor has made of two hyphens
+# the beginning of a flag, also with a single hyphen or with the dash into which editors turn two hyphens
 FLAG = re.compile('--|[-\u2010-\u2015\u2212]+[a-zA-Z_]')
 
 
-def error(text):
-    """Print `error: what (value). what to do` and exit with status 2: for what a person can get wrong."""
-    if os.environ.get('LOCAL_RANK', '0') != '0':
-        # what all processes find is printed once: torchrun ends the others before they get here
+class InputError(ValueError):
+    """A mistake that the user can correct: a setting, a file, sizes that do not match.
+
+    The message says what is wrong and what to do. A script that called configure() prints it as one line
+    `error: ...` and exits with status 2.
+    """
+
+
+def print_exception(kind, exception, trace):
+    """Print an InputError as one line and exit with status 2, any other exception as Python does."""
+    if not isinstance(exception, InputError):
+        sys.__excepthook__(kind, exception, trace)
+        return
+    if process_ranks()[1] > 0:
+        # print an error of all processes once: torchrun ends the others before they get here
         time.sleep(3)
-    print(f'error: {text}', file=sys.stderr, flush=True)
+    print(f'error: {exception}', file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def configure(script, positional=None):
-    """Apply sys.argv to the knobs in `script`, a script's globals().
+def launched_by_torchrun():
+    """Return whether this process is one of torchrun's. Some platforms set single variables of these."""
+    needed = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT']
+    return all(name in os.environ for name in needed)
 
-    positional: the knob that a bare word sets; if it is a list, all of them. A script with such a knob takes
-    no config files: the word may be a text called game.py, which must not be executed. Returns a dict of all
-    knobs, and the set of the names that a config file or a flag has set.
+
+def process_ranks():
+    """Return (rank, local rank, world size) of this process; (0, 0, 1) unless torchrun has started it."""
+    if not launched_by_torchrun():
+        return 0, 0, 1
+    return int(os.environ['RANK']), int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE'])
+
+
+def print0(text):
+    """Print in the first process only. A closed pipe or a full disk does not end the run."""
+    if process_ranks()[0] != 0:
+        return
+    try:
+        print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')  # otherwise Python tries again at exit, and changes the status
+
+
+def configure(script, positional=None, takes_configs=True):
     """
-    if hasattr(sys.stdout, 'reconfigure'):  # a path or a text may have what the console's encoding lacks
+    Apply sys.argv to the knobs in `script`, a script's globals(). Return two dicts: all knobs with their
+    values, and those that a config file or a flag has set.
+
+    positional: the knob that a word without -- sets; if it is a list, all such words. takes_configs: whether
+    a word that ends in .py is a config file, which is executed.
+    """
+    sys.excepthook = print_exception
+    if hasattr(sys.stdout, 'reconfigure'):  # paths and texts may have characters that the console lacks
         sys.stdout.reconfigure(errors='backslashreplace')
     if '--help' in sys.argv[1:] or '-h' in sys.argv[1:]:
         print_help(script)
@@ -114,22 +150,25 @@ def configure(script, positional=None):
         if not name.startswith('_') and isinstance(value, PLAIN_TYPES):
             knobs[name] = value
     kinds = kinds_of(script, knobs)
-    flags, config_files = read_arguments(sys.argv[1:], knobs, kinds, positional)
-    given = set(flags)
-    knobs.update(flags)  # before the config files, which may use them; run_config() keeps them
+    flags, config_files = read_arguments(sys.argv[1:], knobs, kinds, positional, takes_configs)
+    changed = dict(flags)
+    knobs.update(flags)  # before the config files, which may compute with them; run_config() keeps them
     for path in config_files:
-        changed = run_config(path, script, knobs, kinds, flags)
-        knobs.update(changed)
-        given.update(changed)
+        from_file = run_config(path, script, knobs, kinds, flags)
+        knobs.update(from_file)
+        changed.update(from_file)
     for name, value in knobs.items():
         knobs[name] = expand_home(name, value)
     script.update(knobs)
+    given = {name: knobs[name] for name in changed}
     return knobs, given
 
 
 def check_range(config, names, low, high=None, exclude=None):
-    """error() unless each of the knobs `names` is None, or a number from `low` to `high`, but not `exclude`,
-    which is one of the two."""
+    """Raise InputError unless each knob in `names` is None or a number from `low` to `high`.
+
+    exclude: an end of the range that does not belong to it.
+    """
     limits = f'a number above {low}' if exclude == low else f'{low} or more'
     if high is not None:
         limits += f', below {high}' if exclude == high else f', at most {high}'
@@ -138,35 +177,42 @@ def check_range(config, names, low, high=None, exclude=None):
         if value is None:
             continue
         if value < low or value == exclude or high is not None and value > high:
-            error(f"{name} is out of range: {value}. Use {limits}")
+            raise InputError(f"{name} is out of range: {value}. Use {limits}.")
+
+
+def check_choice(config, name, choices):
+    """Raise InputError unless the knob `name` is one of `choices`."""
+    if config[name] not in choices:
+        names = ', '.join(str(choice) for choice in choices)
+        raise InputError(f"{name} must be one of {names}: {config[name]}.")
 
 
 def kinds_of(script, knobs):
-    """{knob: the types that it takes}, from its annotation if it has one, else from its default."""
-    # Python 3.14 makes a module's annotations when its attribute is read
+    """Return {knob: list of the types that it takes}, from its annotation if it has one, else its default."""
+    # since Python 3.14, the annotations of a module are made when its attribute is read
     module = sys.modules.get(script.get('__name__'))
     annotations = script.get('__annotations__') or getattr(module, '__annotations__', {})
     kinds = {}
     for name, value in knobs.items():
-        if name in annotations:  # `bool | str`, or `float`, whose default is None
+        if name in annotations:  # `bool | str`; or `float`, whose default is None
             several = typing.get_args(annotations[name])
             kinds[name] = list(several) or [annotations[name], types.NoneType]
-        elif value is None:  # as in nanoGPT's scripts: nothing is known of it
+        elif value is None:  # as in nanoGPT's scripts: any type
             kinds[name] = [bool, int, float, str, types.NoneType]
         else:
             kinds[name] = [type(value)]
     return kinds
 
 
-def read_arguments(argv, knobs, kinds, positional):
-    """({knob: value} of flags and bare words, [config files])."""
+def read_arguments(argv, knobs, kinds, positional, takes_configs):
+    """Return ({knob: value} of flags and words, [config files])."""
     flags = {}
     config_files = []
     unknown = []
     words = list(argv)
     while words:
         word = words.pop(0)
-        texts = []  # the values that are given here
+        texts = []  # the values that this flag or word gives
         if word.startswith('--'):
             name, equals, text = word[2:].partition('=')
             if equals:
@@ -187,24 +233,24 @@ def read_arguments(argv, knobs, kinds, positional):
             elif not equals and words and not words[0].startswith('--'):
                 texts.append(words.pop(0))  # --batch_size 32
             if not texts:
-                error(f"--{name} has no value. Write --{name}=VALUE")
+                raise InputError(f"--{name} has no value. Write --{name}=VALUE.")
         elif FLAG.match(word):
             text = re.sub(r'^\W+', '', word)
-            error(f"{word} is not a flag. Flags begin with two hyphens: --{text}")
+            raise InputError(f"{word} is not a flag. Flags begin with two hyphens: --{text}")
+        elif word.endswith('.py') and takes_configs:
+            config_files.append(word)
+            continue
         elif positional and (positional not in flags or list in kinds[positional]):
             name = positional
             texts.append(word)
         elif positional:
             lists = [f'--{name}' for name in knobs if list in kinds[name]]
-            several = f"; several files go behind {' or '.join(lists)}" if lists else ''
-            error(f"only one {positional} can be given, and there are two: {flags[positional]}, {word}. "
-                  f"Leave one out{several}")
-        elif word.endswith('.py'):
-            config_files.append(word)
-            continue
+            several = f" Several files follow {' or '.join(lists)}." if lists else ''
+            raise InputError(f"{positional} is given twice: {flags[positional]}, {word}. "
+                             f"Remove one.{several}")
         else:
-            error(f"neither a config file (.py) nor a flag: {word}. Write --NAME={word}; --help lists all "
-                  "names")
+            raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME={word}; --help "
+                             "lists all names.")
         for text in texts:
             if list in kinds[name]:  # it collects: --input=a --input=b
                 items = [type(item) for item in knobs[name] or ['']]
@@ -218,25 +264,25 @@ def read_arguments(argv, knobs, kinds, positional):
         for name in unknown:
             answer = suggestion(name, knobs)
             hints.append(f'--{name} ({answer})' if answer else f'--{name}')
-        error(f"no such setting: {', '.join(hints)}. --help lists all")
+        raise InputError(f"unknown settings: {', '.join(hints)}. --help lists all.")
     return flags, config_files
 
 
 def expand_home(name, value):
-    """The value of a knob with ~ replaced by the home folder, which no shell does behind `=`."""
+    """Return the value of a knob with ~ replaced by the home folder, which no shell does after `=`."""
     if isinstance(value, list):
         return [expand_home(name, item) for item in value]
     if not isinstance(value, str) or name in TEXT_KNOBS and not value.startswith('FILE:'):
         return value
     # also in hellaswag,~/mine.jsonl, hf:~/model and FILE:~/prompt.txt
-    return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda found: found[1] + os.path.expanduser('~'), value)
+    return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda match: match[1] + os.path.expanduser('~'), value)
 
 
 INVALID = object()
 
 
 def parse_value(text, kinds):
-    """What `text` stands for among the types `kinds`, or INVALID."""
+    """Return the value of `text` as one of the types `kinds`, or INVALID."""
     words = {'true': True, 'false': False, 'none': None}
     word = text.strip().lower()
     if word in words and type(words[word]) in kinds:
@@ -252,8 +298,7 @@ def parse_value(text, kinds):
 
 
 def fit_value(value, kinds):
-    """`value` as one of the types `kinds`, or INVALID. An int is a fine float, 1e5 a fine int, 0 and 1 are
-    fine switches."""
+    """Return `value` as one of the types `kinds`, or INVALID: 3 as a float, 1e5 as an int, 0 as a bool."""
     if type(value) is float and not math.isfinite(value):
         return INVALID
     if type(value) is float and float not in kinds and value.is_integer():
@@ -265,51 +310,54 @@ def fit_value(value, kinds):
     return value if type(value) in kinds else INVALID
 
 
-def check_value(value, name, kinds, where):
+def check_value(value, name, kinds, source):
     if value is INVALID:
         names = {types.NoneType: 'None'}
         types_of_knob = ' or '.join(names.get(kind, kind.__name__) for kind in kinds)
-        error(f"{name} takes {types_of_knob} ({where}). --help lists all knobs")
+        raise InputError(f"{name} must be of type {types_of_knob}: {source}.")
     return value
 
 
 def suggestion(name, knobs):
-    """Return a hint for the name of no knob, or '' if nothing is close."""
+    """Return a hint for an unknown setting, or '' if no name is close."""
     name = name.replace('-', '_')
-    meant = OTHER_NAMES.get(name)
-    if meant in knobs:
-        return f'did you mean {meant}?'
-    # below 0.71 vocab_size leads to block_size
+    if OTHER_NAMES.get(name) in knobs:
+        return f'did you mean {OTHER_NAMES[name]}?'
+    # below 0.71, vocab_size leads to block_size
     for close in difflib.get_close_matches(name, knobs, n=1, cutoff=0.71):
         return f'did you mean {close}?'
     return ELSEWHERE.get(name, '')
 
 
 def run_config(path, script, knobs, kinds, flags):
-    """{knob: value} of what the config file `path` sets; it sees the knobs as they are, with the flags."""
-    # config/x.py is found from any folder: the working directory comes first, then the one of this file
-    found = path
-    if not os.path.isfile(found):
-        found = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
-    # It sees the knobs beside Python's builtins. So this dict gets what it sets, in whatever way, also where
-    # that repeats a default: a resume has to know that it was given
-    if not os.path.isfile(found):
-        error(f"config file not found ({path}). name one such as config/train_gpt2.py")
-    names = {'__file__': found, '__builtins__': {**vars(builtins), **knobs}}
+    """Return {knob: value} of what the config file `path` sets. It sees the knobs with the flags applied."""
+    # config/x.py is found from any folder: first in the working directory, then next to this file
+    file = path
+    if not os.path.isfile(file):
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), path)
+    if not os.path.isfile(file):
+        raise InputError(f"config file not found: {path}. There are some in config/, such as "
+                         "config/train_gpt2.py.")
+    # The file sees the knobs as it sees Python's builtins. So `names` gets what it sets, even where that is
+    # the default: a resume has to know that it was set
+    names = {'__file__': file, '__builtins__': {**vars(builtins), **knobs}}
     statements = []
     try:
-        with open(found, encoding='utf-8-sig') as f:
-            for node in ast.parse(f.read(), found).body:
-                statements.append(compile(ast.Module([node], []), found, 'exec'))
+        with open(file, encoding='utf-8-sig') as f:
+            for node in ast.parse(f.read(), file).body:
+                statements.append(compile(ast.Module([node], []), file, 'exec'))
     except (OSError, SyntaxError, ValueError) as e:  # ValueError: not UTF-8, or a null byte
-        error(f"{path} is not a config file ({e}). write Python assignments, in UTF-8: batch_size = 32")
+        raise InputError(f"{path} is not a config file: {e}. Write Python assignments in UTF-8, such as "
+                         "batch_size = 32.")
     try:
         for statement in statements:
             exec(statement, names)
             names.update(flags)  # the next statement may compute with a knob that a flag has set
+    except InputError:
+        raise
     except Exception as e:
         line = traceback.extract_tb(e.__traceback__)[-1].lineno
-        error(f"{path} stopped with {type(e).__name__} ({e}, line {line}). correct that line")
+        raise InputError(f"{path} failed in line {line}: {type(e).__name__}: {e}. Correct that line.")
     changed = {}
     for name, value in names.items():
         if name in flags or name.startswith('_'):
@@ -319,19 +367,19 @@ def run_config(path, script, knobs, kinds, flags):
             changed[name] = check_value(value, name, kinds[name], f'{name} = {names[name]!r} in {path}')
         elif name in script and value is not script[name]:
             kind = type(script[name]).__name__
-            error(f"{name} in {path} is not a knob: its default is a {kind}. Make it a number, a text, a "
-                  "list, a tuple or a dict")
+            raise InputError(f"{name} in {path} is not a knob, as its default is a {kind}. Make it a number, "
+                             "a text, a list, a tuple or a dict.")
         elif isinstance(value, PLAIN_TYPES):
             answer = suggestion(name, knobs)
             if answer:
-                error(f"no knob is called {name} ({path}). {answer} A name of your own begins with _")
-            if os.environ.get('RANK', '0') == '0':
-                print(f"note: {name} in {path} is not a knob")
+                raise InputError(f"unknown setting in {path}: {name} ({answer}). Names of your own begin "
+                                 "with _.")
+            print0(f"note: {name} in {path} is not a knob")
     return changed
 
 
 def print_help(script):
-    """Print the docstring of the script and its block of knobs, as they stand in the file."""
+    """Print the docstring of the script and its block of knobs, as they are in the file."""
     if hasattr(signal, 'SIGPIPE'):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this without a traceback
     with open(script['__file__'], encoding='utf-8') as f:

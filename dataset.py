@@ -24,9 +24,10 @@ import time
 import numpy as np
 import torch
 
-from common import first_line
-from configurator import error
+from configurator import InputError
+from files import first_line
 from tokenizer import GPT2_STATE, KINDS, make_tokenizer, read_tokenizer_files, token_bytes
+
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 
@@ -52,22 +53,24 @@ class Dataset:
             sizes = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
             for split in ('train', 'val'):
                 if bin_files(self.folder, split):
-                    kind = Conversations if 'chat' in self.meta else Tokens
+                    kind = Tokens
+                    if 'chat' in self.meta:
+                        from conversations import Conversations as kind
                     tokens = kind(self.folder, split, self.meta, sizes, seed, document_mask)
                     tokens.check()
                     if block_size and tokens.n_targets(block_size) < block_size:
-                        error(f"{split} of dataset {name} has no window of {block_size} tokens with targets "
+                        raise InputError(f"{split} of dataset {name} has no window of {block_size} tokens with targets "
                               f"that count ({tokens.n:,} tokens). use another --block_size, or more text")
                     self.splits[split] = tokens
                     self.fingerprint[split] = tokens.fingerprint
         except (ValueError, OSError) as e:
-            error(str(e))
+            raise InputError(str(e))
         if 'train' not in self.splits:
             command = f"python prepare.py {shlex.quote(name)}"
-            error(f"no dataset {name} ({self.folder}). make it: {command}, or from a text of your own: "
+            raise InputError(f"no dataset {name} ({self.folder}). make it: {command}, or from a text of your own: "
                   f"{command} --input=FILE_OR_FOLDER")
         if block_size and document_mask and self.meta['end_of_text'] is None:
-            error(f"document_mask: no token separates the documents of dataset {name}. leave it out")
+            raise InputError(f"document_mask: no token separates the documents of dataset {name}. leave it out")
         self.train = self.splits['train']
         self.val = self.splits.get('val')
         self.vocab_size = padded_vocab_size(self.meta['vocab_size'], self.tokenizer_state)
@@ -78,7 +81,7 @@ class Dataset:
         try:
             return make_tokenizer(self.tokenizer_state)
         except ValueError as e:
-            error(str(e))
+            raise InputError(str(e))
 
     def n_eval_windows(self, block_size):
         """Windows that cover the validation split, or train where there is none."""
@@ -121,7 +124,7 @@ class Tokens:
             self.begins.append(self.n)
             self.n += len(map_ids(path, self.dtype))
         if self.n != self.entry.get('tokens', self.n):
-            raise ValueError(f"{folder} has {self.n} tokens in {split}, not the {self.entry['tokens']} that "
+            raise InputError(f"{folder} has {self.n} tokens in {split}, not the {self.entry['tokens']} that "
                              "it was made with. run prepare.py for it again with --overwrite")
         # each is mapped once; a process may have about a thousand open files
         self.shard = functools.lru_cache(maxsize=256)(lambda i: map_ids(self.paths[i], self.dtype))
@@ -144,7 +147,7 @@ class Tokens:
                 at = (at + len(part)) % self.n
         wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(wrong):
-            raise ValueError(f"{self.paths[0]} has the token id {wrong[0]}, but its vocabulary has "
+            raise InputError(f"{self.paths[0]} has the token id {wrong[0]}, but its vocabulary has "
                              f"{self.vocab_size} ids. it was made with another tokenizer or dtype than its "
                              "meta file says (no file: GPT-2's, uint16): run prepare.py for it again with "
                              "--overwrite")
@@ -181,115 +184,15 @@ class Tokens:
         path = self.paths[0]
         first = self.shard(0)[:65536]
         if int.from_bytes(first.tobytes()[:4], 'little') in (20240520, 20240801):
-            raise ValueError(f"{path} begins with llm.c's header of 1,024 bytes, which is no text. cut it "
+            raise InputError(f"{path} begins with llm.c's header of 1,024 bytes, which is no text. cut it "
                              f"off: tail -c +1025 {path} > ids.bin && mv ids.bin {path}")
         if len(first) >= 64 and not first[1::2].any() and len(np.unique(first)) > 4:
             width = 2 * first.itemsize if first[2::4].any() else 8
-            raise ValueError(f"{path} was written as int{8 * width} and is read as {first.dtype}, so every "
+            raise InputError(f"{path} was written as int{8 * width} and is read as {first.dtype}, so every "
                              f"second id is 0. write it again: ids = np.fromfile('{path}', 'i{width}'); "
                              f"ids.astype('{first.dtype}').tofile('{path}')")
         places = np.linspace(0, self.n - 1, 64).astype(np.int64)
         self.read(places, min(self.n, 1024))
-
-
-class Conversations(Tokens):
-    """
-    A split of conversations, which answers what Tokens answers. Beside train.bin lie
-        train.mask    one bit per id (numpy's packbits, little-endian): 1 if it counts as a target, as the
-                      assistant says it; all other targets are -1
-        train.starts  where each conversation starts in train.bin, uint64, little-endian
-    They are packed into windows best fit: the longest first, each into the window with the least free space
-    that is enough. None is cut, unless it alone is longer than a window.
-    """
-    masked = True
-
-    def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
-        super().__init__(folder, split, meta, token_bytes, seed, document_mask)
-        bits = np.fromfile(os.path.join(folder, f'{split}.mask'), np.uint8)
-        starts = np.fromfile(os.path.join(folder, f'{split}.starts'), '<u8')
-        sha256 = hashlib.sha256(bits.tobytes() + starts.tobytes()).hexdigest()
-        if len(bits) != math.ceil(self.n / 8) or sha256 != self.entry.get('mask_sha256', sha256):
-            raise ValueError(f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run "
-                             "prepare.py for it again with --overwrite")
-        self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
-        self.starts = starts.astype(np.int64)
-        self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
-        self.fingerprint['mask_sha256'] = sha256[:16]
-
-    @functools.cache
-    def packing(self, block_size):
-        """(the conversations of each window, how many of its targets count): a function of data and seed."""
-        lengths = np.minimum(self.lengths, block_size)
-        n_before = np.append(0, np.cumsum(self.mask))  # ids that count before each place
-        first_target = self.starts + 1
-        n_targets = n_before[first_target + lengths] - n_before[first_target]
-        usable = np.flatnonzero(n_targets > 0)
-        # the longest first, equally long ones in a random order
-        order = np.lexsort((hash64(self.seed, ORDER, usable.astype(np.uint64)), -lengths[usable]))
-        packed = best_fit(usable[order].tolist(), lengths.tolist(), block_size)
-        targets = np.array([n_targets[window].sum() for window in packed], dtype=np.int64)
-        return packed, targets
-
-    def window_numbers(self, seed, numbers, block_size):
-        """The windows of the training samples `numbers`: an epoch takes all of them, in a fresh order."""
-        packed, _ = self.packing(block_size)
-        _, places = shuffled(seed, np.asarray(numbers, dtype=np.uint64), len(packed))
-        return places.astype(np.int64)
-
-    def batch(self, seed, numbers, block_size):
-        return self.eval_batch(self.window_numbers(seed, numbers, block_size) * block_size, block_size)
-
-    def eval_batch(self, starts, block_size):
-        """x, y (-1: does not count), and which conversation of its window an id belongs to (-1: none)."""
-        packed, _ = self.packing(block_size)
-        x = np.zeros((len(starts), block_size), dtype=np.int64)
-        y = np.full_like(x, -1)
-        doc_ids = np.full_like(x, -1)
-        for row, number in enumerate(starts // block_size):
-            at = 0
-            for i, conversation in enumerate(packed[number]):
-                start = self.starts[conversation]
-                n = min(self.lengths[conversation], block_size)
-                ids = self.read([start], n + 1)[0]
-                place = slice(at, at + n)
-                x[row, place] = ids[:-1]
-                y[row, place] = np.where(self.mask[start + 1:start + 1 + n], ids[1:], -1)
-                doc_ids[row, place] = i
-                at += n
-        return x, y, doc_ids
-
-    def count_targets(self, seed, numbers, block_size):
-        """How many targets of the training samples `numbers` count."""
-        _, targets = self.packing(block_size)
-        return int(targets[self.window_numbers(seed, numbers, block_size)].sum())
-
-    def n_targets(self, block_size):
-        return len(self.packing(block_size)[0]) * block_size
-
-    def summary(self, block_size):
-        packed, targets = self.packing(block_size)
-        n_longer = (self.lengths > block_size).sum()
-        return (f"{len(self.starts):,} conversations in {len(packed):,} windows, {targets.sum():,} of "
-                f"{self.n:,} tokens are learned; {n_longer:,} are longer than block_size (cut or left out)")
-
-
-def best_fit(longest_first, lengths, block_size):
-    """[the conversations of each window]"""
-    packed = []
-    not_full = []  # (free space, -place of its last conversation, window), sorted
-    for place, conversation in enumerate(longest_first):
-        length = lengths[conversation]
-        at = bisect.bisect_left(not_full, (length,))  # the least free space that is enough
-        if at < len(not_full):
-            free, _, window = not_full.pop(at)
-        else:
-            free = block_size
-            window = []
-            packed.append(window)
-        window.append(conversation)
-        if free > length:
-            bisect.insort(not_full, (free - length, -place, window))
-    return packed
 
 
 def windows(n_targets, block_size, most=None):
@@ -434,7 +337,7 @@ def folder_of(name, data_dir=None):
     """The folder of the dataset `name`; ends with status 2 if that is no name."""
     data_dir = data_dir or DATA_DIR
     if name != os.path.basename(name) or name in ('', '.', '..'):
-        error(f"dataset is a folder's name ({name!r}). give it alone; --data_dir=PATH replaces {data_dir}")
+        raise InputError(f"dataset is a folder's name ({name!r}). give it alone; --data_dir=PATH replaces {data_dir}")
     return os.path.join(data_dir, name)
 
 
@@ -459,9 +362,9 @@ def map_ids(path, dtype):
         else:
             ids = np.memmap(path, dtype=dtype, mode='r')
         if ids.ndim != 1 or ids.dtype.kind not in 'ui':
-            raise ValueError(f"shape {ids.shape}, {ids.dtype}")
+            raise InputError(f"shape {ids.shape}, {ids.dtype}")
     except (ValueError, EOFError) as e:
-        raise ValueError(f"{path} is no row of token ids ({first_line(e)}). save it again, or run prepare.py "
+        raise InputError(f"{path} is no row of token ids ({first_line(e)}). save it again, or run prepare.py "
                          "for it again with --overwrite")
     return np.asarray(ids)
 
@@ -477,7 +380,7 @@ def read_meta(folder):
     work = os.path.join(folder, 'unfinished')  # of prepare.py, where meta.json is the last to be written
     is_moving = os.path.exists(os.path.join(work, 'meta.json'))
     if is_moving or os.path.isdir(work) and not bin_files(folder, 'train'):
-        raise ValueError(f"{folder} is not finished. run its prepare.py again: it continues where it stopped")
+        raise InputError(f"{folder} is not finished. run its prepare.py again: it continues where it stopped")
     json_path = os.path.join(folder, 'meta.json')
     pkl_path = os.path.join(folder, 'meta.pkl')
     meta = {'tokenizer': GPT2_STATE, 'vocab_size': 50257, 'end_of_text': 50256}
@@ -494,11 +397,11 @@ def read_meta(folder):
         meta = {**defaults, **meta, 'vocab_size': vocab_size}
         kind = meta['tokenizer']['kind']
         if not 0 < vocab_size <= 2**32 or meta['dtype'] not in ('uint16', 'uint32') or kind not in KINDS:
-            raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, kind of tokenizer {kind}")
+            raise InputError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, kind of tokenizer {kind}")
         meta['splits'] = {split: dict(entry) for split, entry in meta['splits'].items()}
         return meta
     except Exception as e:  # a file may hold anything
-        raise ValueError(f"the meta file in {folder} cannot be read ({type(e).__name__}: {first_line(e)}). "
+        raise InputError(f"the meta file in {folder} cannot be read ({type(e).__name__}: {first_line(e)}). "
                          "run prepare.py for it again with --overwrite")
 
 

@@ -10,7 +10,7 @@ The loss is in nats per token, and depends on what a token is. Bits per byte do 
 models with different tokenizers.
 """
 
-from configurator import check_range, configure, error
+from configurator import launched_by_torchrun, process_ranks, InputError, check_range, configure, print0
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -33,33 +33,32 @@ config, given = configure(globals(), positional='out_dir')
 import math
 import os
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed
 
 import checkpoint
-from common import autocast, choose_backend, choose_device, choose_dtype, print0, write_json
+from benchmarks import evaluate_tasks, load_tasks
 from dataset import Dataset
-from evaluation import evaluate_tasks, load_tasks, text_loss
-from model import generate_text
+from evaluation import text_loss
+from files import write_json
+from processes import autocast, choose_device, choose_dtype, init_processes
+from sampling import generate_text
 from tokenizer import make_tokenizer, token_bytes
+
 
 # -----------------------------------------------------------------------------
 # processes and device
 check_range(config, ['batch_size', 'ddp_timeout'], 1)
 check_range(config, ['eval_tokens', 'max_per_task', 'sample_tokens'], 0)
 if split == 'none' and not tasks:
-    error("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
-ddp = 'RANK' in os.environ  # launched by torchrun
-rank = int(os.environ.get('RANK', 0))
-local_rank = int(os.environ.get('LOCAL_RANK', 0))
-world_size = int(os.environ.get('WORLD_SIZE', 1))
+    raise InputError("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
+ddp = launched_by_torchrun()
+rank, local_rank, world_size = process_ranks()
 master_process = rank == 0
 device = choose_device(device, local_rank)
 if ddp:
-    torch.distributed.init_process_group(choose_backend(backend, device),
-                                         timeout=timedelta(seconds=ddp_timeout))
+    init_processes(backend, device, ddp_timeout)
 dtype = choose_dtype(dtype, device)
 ctx = autocast(device, dtype)
 torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
@@ -73,20 +72,20 @@ try:
     # nanoGPT's have no tokenizer: the dataset has it
     tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 except ValueError as e:
-    error(str(e))
+    raise InputError(str(e))
 block_size = model.config.block_size
 vocab_size = model.config.vocab_size
 if split != 'none':
     dataset = dataset or ckpt['config'].get('dataset')
     if not dataset:
-        error(f"{path} does not tell which text it was trained on. name one with --dataset=NAME, or use "
+        raise InputError(f"{path} does not tell which text it was trained on. name one with --dataset=NAME, or use "
               "--split=none and --tasks")
     # a run with document_mask never looked across documents
     data = Dataset(dataset, data_dir, document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
-        error(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
+        raise InputError(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
     if not checkpoint.fits(ckpt, data.tokenizer_state, data.meta['vocab_size']):
-        error(f"dataset {dataset} has another tokenizer than the model ("
+        raise InputError(f"dataset {dataset} has another tokenizer than the model ("
               f"{data.meta['vocab_size']} ids, up to {vocab_size} there). make one with the model's, from "
               f"the same text: python prepare.py {dataset}_2 --input=FILE --tokenizer={path}")
 task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer, block_size) if tasks else {}
@@ -117,7 +116,7 @@ if split != 'none':
     n_windows = math.ceil(eval_tokens / block_size)
     found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
     if not math.isfinite(found['loss']):
-        error(f"the loss of {dataset}/{split} is not finite ({found['loss']}, in {dtype}). try "
+        raise InputError(f"the loss of {dataset}/{split} is not finite ({found['loss']}, in {dtype}). try "
               "--dtype=float32, else an older checkpoint")
     bpb = "bits per byte unknown"
     if found['bpb'] is not None:

@@ -10,7 +10,7 @@ The other way needs no export: --init_from=FOLDER_OR_NAME in train.py and sample
 model on the Hub.
 """
 
-from configurator import configure, error
+from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the run in out_dir; or a run's folder, a checkpoint, a Hugging Face folder or name
@@ -30,21 +30,22 @@ import torch
 
 import checkpoint
 import huggingface
-from chat import chat_format
+from conversations import chat_format
 from tokenizer import make_tokenizer
 
+
 if not to:
-    error("nowhere to write. name a folder: --to=FOLDER")
+    raise InputError("nowhere to write. name a folder: --to=FOLDER")
 if dtype not in ('float32', 'bfloat16', 'float16'):
-    error(f"no such dtype ({dtype}). use --dtype=float32, bfloat16 or float16")
+    raise InputError(f"no such dtype ({dtype}). use --dtype=float32, bfloat16 or float16")
 if os.path.exists(to) and (not os.path.isdir(to) or os.listdir(to)):
-    error(f"{to} is there already, and not empty. name another folder with --to, or remove it")
+    raise InputError(f"{to} is there already, and not empty. name another folder with --to, or remove it")
 
 try:
     ckpt = checkpoint.read(checkpoint.find(out_dir if init_from == 'resume' else init_from))
     tokenizer = make_tokenizer(checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 except ValueError as e:
-    error(str(e))
+    raise InputError(str(e))
 model = checkpoint.build_model(ckpt).eval()
 n_params = model.get_num_params(non_embedding=False)
 chat = chat_format(tokenizer)  # None: it continues texts, and answers no questions
@@ -93,7 +94,7 @@ def check_folder(folder):
         logits, _ = ours(idx, idx)
     difference = ((logits - wanted).abs().max() / wanted.abs().max()).item()
     if not difference < 1e-3:
-        raise ValueError(f"transformers' {type(theirs).__name__} computes something else than model.py: "
+        raise InputError(f"transformers' {type(theirs).__name__} computes something else than model.py: "
                          f"logits differ by {difference:.1%}. undo the edits of model.py")
 
 
@@ -107,12 +108,12 @@ try:
             check_folder(folder)
         os.replace(folder, os.path.join(parent, name))
 except ValueError as e:
-    error(f"{ckpt['path']} cannot be exported: {e}")
+    raise InputError(f"{ckpt['path']} cannot be exported: {e}")
 except ImportError as e:
-    error(f"a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub "
+    raise InputError(f"a package is needed that is not installed ({e.name}). pip install safetensors huggingface_hub "
           "tokenizers")
 except OSError as e:
-    error(f"{to} cannot be written ({e}). make room, or name another folder with --to")
+    raise InputError(f"{to} cannot be written ({e}). make room, or name another folder with --to")
 
 compared = "the same logits in transformers" if has_transformers else "not compared: pip install transformers"
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}; {compared}")

@@ -16,9 +16,11 @@ import re
 
 import torch
 
-from common import check_not_lfs_pointer, first_line
+from configurator import InputError
+from files import check_not_lfs_pointer, first_line
 from model import PRESETS
 from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
+
 
 # on the Hub; as nanoGPT calls them
 GPT2_REPOS = {
@@ -189,7 +191,7 @@ def check_parts(config):
         found = getattr(config, field.name)
         value = getattr(required, field.name)
         if found != value:
-            raise ValueError(f"{field.name}={found}, where transformers' {CLASSES[arch]} has {value}. train "
+            raise InputError(f"{field.name}={found}, where transformers' {CLASSES[arch]} has {value}. train "
                              f"one with the parts of arch={arch}")
 
 
@@ -225,7 +227,7 @@ def from_config(theirs):
         if kind == name:
             arch = ours
     if arch is None:
-        raise ValueError(f"it is a {kind}")
+        raise InputError(f"it is a {kind}")
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     defaults = dict(DEFAULTS[arch])
@@ -240,7 +242,7 @@ def from_config(theirs):
     }
     for name, value in required.items():
         if theirs.get(name, value) != value:
-            raise ValueError(f"its {name} is {theirs[name]!r}, which model.py has not")
+            raise InputError(f"its {name} is {theirs[name]!r}, which model.py has not")
     args = {'arch': arch, 'bias': arch == 'gpt2'}
     for ours, name in FIELDS[arch].items():
         args[ours] = theirs[name]
@@ -255,7 +257,7 @@ def from_config(theirs):
         if kind == 'llama3':
             args['rope_scaling'] = {name: theirs[name] for name in ROPE_SCALING}
         elif kind != 'default':
-            raise ValueError(f"its rope is {kind!r}")
+            raise InputError(f"its rope is {kind!r}")
     return args
 
 
@@ -289,7 +291,7 @@ def find_folder(source, files):
         disable_progress_bars()
         return snapshot_download(repo, revision=revision or None, allow_patterns=files)
     except Exception as e:  # the network has many ways to fail, and they have no common class
-        raise ValueError(f"{source} is no path here, and the Hub does not give it ({type(e).__name__}: "
+        raise InputError(f"{source} is no path here, and the Hub does not give it ({type(e).__name__}: "
                          f"{first_line(e)}). check the name; pip install huggingface_hub; accept its terms "
                          "and log in if it wants that (hf auth login); or name a folder")
 
@@ -318,7 +320,7 @@ def read(source):
             args = from_config(json.load(f))
         files = weight_files(folder) or weight_files(find_folder(source, PICKLES))
         if not files:
-            raise ValueError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
+            raise InputError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
         weights = {}
         for path in files:
             check_not_lfs_pointer(path)
@@ -340,7 +342,7 @@ def read(source):
     except Exception as e:  # a file may say anything
         if str(e).startswith(folder):  # it names a file, and what to do
             raise
-        raise ValueError(f"{source} cannot be read into model.py ({type(e).__name__}: {first_line(e)}). "
+        raise InputError(f"{source} cannot be read into model.py ({type(e).__name__}: {first_line(e)}). "
                          "GPT-2, Llama and NanoChat can, with their activations, and rope as it is or "
                          "llama3's: choose another model, or save this one again with save_pretrained")
     return {'model': model, 'model_args': args, 'tokenizer': tokenizer_state, 'path': source}
@@ -398,7 +400,7 @@ def their_weights(weights, config, dtype):
     out = {}
     for ours, p in weights.items():
         if ours not in names:
-            raise ValueError(f"{ours} is a weight that transformers' {CLASSES[arch]} has not")
+            raise InputError(f"{ours} is a weight that transformers' {CLASSES[arch]} has not")
         if ours == 'lm_head.weight' and config.tie:
             continue
         out[names[ours]] = convert(ours, p, config.n_head, arch).to(dtype)
@@ -420,7 +422,7 @@ def to_tokenizer_json(tokenizer, chat):
     special = tokenizer.special
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if kind == 'ids':
-        raise ValueError("its ids are no text, for which transformers has no tokenizer")
+        raise InputError("its ids are no text, for which transformers has no tokenizer")
     if kind == 'hf':  # as it came
         text = state['json']
         config.update(tokenizer.config)

@@ -113,8 +113,9 @@ class GPTConfig:
         args = dataclasses.asdict(self)
         if self.arch == 'gpt2':
             nanogpts = {**NANOGPT, 'arch': 'gpt2', 'n_kv_head': self.n_head, 'mlp_width': 4 * self.n_embd}
-            for name, value in nanogpts.items():
-                if name != 'bias' and args[name] == value:
+            for name, value in dataclasses.asdict(self).items():
+                off = False  # the value of a field that an edit has added, such as window=0
+                if name not in NANOGPT_FIELDS and value == nanogpts.get(name, off):
                     del args[name]
         return args
 

@@ -12,10 +12,10 @@ import contextlib
 import math
 import os
 
-from common import (
-    first_line, format_count, format_duration, print0, read_json, read_rows, replacing, run_flags,
-    write_whole)
-from configurator import configure, error
+from configurator import InputError, configure, print0
+
+from files import (
+    first_line, format_count, format_duration, read_json, read_rows, replacing, run_flags, write_whole)
 
 # -----------------------------------------------------------------------------
 runs: list = []  # folders of runs; bare words
@@ -51,7 +51,7 @@ def draw(logs, path, x='tokens', y='loss'):
         for column, style in curves.items():
             rows = [row for row in log if x in row and column in row]
             if column == y and not rows:
-                raise ValueError(f"{name} has no numbers in the columns {x} and {y} of its log.csv")
+                raise InputError(f"{name} has no numbers in the columns {x} and {y} of its log.csv")
             axes.plot([row[x] for row in rows], [row[column] for row in rows], style, color=f'C{i}',
                       marker='.', markersize=3, label=name if column == y else None)
     axes.set_xlabel(x)
@@ -135,12 +135,12 @@ def report_text(out_dir, run, log, samples):
 if __name__ == '__main__':
     configure(globals(), positional='runs')
     if not runs:
-        error("no runs to draw. name their folders: python plot.py out")
+        raise InputError("no runs to draw. name their folders: python plot.py out")
     try:
         draw({run: read_log(run) for run in runs}, to, x, y)
     except ImportError:
-        error("drawing needs a package that is not installed (matplotlib). pip install matplotlib")
+        raise InputError("drawing needs a package that is not installed (matplotlib). pip install matplotlib")
     except (OSError, ValueError) as e:
-        error(f"nothing is drawn ({first_line(e)}). name folders of runs; --x and --y take a column of "
+        raise InputError(f"nothing is drawn ({first_line(e)}). name folders of runs; --x and --y take a column of "
               "log.csv, --to a file")
     print0(f"written: {to}")

@@ -13,7 +13,7 @@ and gathers them into pieces of about 100 MB. Other processes encode them: piece
 kill or on a full disk the same command makes the shards that are missing.
 """
 
-from configurator import configure, error
+from configurator import InputError, configure, print0
 
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # of the dataset: one of the table below, another one with --input, or a file with text
@@ -32,7 +32,7 @@ overwrite = False  # replace a dataset that was made in another way
 data_dir: str = None  # where the datasets are. None: data/ beside this file
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':  # the processes that encode import this file, too
-    config, given = configure(globals(), positional='name')
+    config, given = configure(globals(), positional='name', takes_configs=False)
 
 import collections
 import concurrent.futures
@@ -63,12 +63,13 @@ import numpy as np
 
 import checkpoint
 import huggingface
-from chat import chat_format, messages_of, unread_keys, with_chat_tokens
-from common import check_not_lfs_pointer, first_line, print0, read_json, write_whole
+from conversations import chat_format, messages_of, unread_keys, with_chat_tokens
 from dataset import DATA_DIR, bin_files, folder_of, read_meta
+from files import lock_folder, check_not_lfs_pointer, first_line, read_json, write_whole
 from tokenizer import (
-    END_OF_TEXT, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files,
-    without_surrogates, write_tokenizer_files)
+    END_OF_TEXT, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files, without_surrogates,
+    write_tokenizer_files)
+
 
 # -----------------------------------------------------------------------------
 # sets that have a name
@@ -113,7 +114,7 @@ def fetch(url, path):
         with urllib.request.urlopen(url, timeout=60) as response:
             content = response.read()
     except Exception as e:  # the network has many ways to fail, and they have no common class
-        error(f"{url} cannot be downloaded ({first_line(e)}). put that file at {path}, and run it again")
+        raise InputError(f"{url} cannot be downloaded ({first_line(e)}). put that file at {path}, and run it again")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, content)
 
@@ -153,7 +154,7 @@ def check_packages(inputs, spec=''):
         except ImportError:
             missing.append(package)
     if missing:
-        error(f"packages are not installed: {', '.join(missing)}. Run: pip install {' '.join(missing)}")
+        raise InputError(f"packages are not installed: {', '.join(missing)}. Run: pip install {' '.join(missing)}")
 
 
 def find_files(sources):
@@ -191,12 +192,12 @@ def find_files(sources):
         if not chosen:
             what = others[0] if others else source
             remedy = OTHER_KINDS.get(kind_of(what), 'name a file with text, or a folder that has some')
-            error(f"no {KINDS_IN_WORDS} ({what}). {remedy.format(shlex.quote(what))}")
+            raise InputError(f"no {KINDS_IN_WORDS} ({what}). {remedy.format(shlex.quote(what))}")
         if others:
             print0(f"skipping {len(others):,} files of other kinds in {source}, such as {others[0]}")
         for path in chosen:
             if not path.startswith('hf:') and not os.path.isfile(path):  # a pipe, or a link to nowhere
-                error(f"not a regular file: {path}. Save its text to a file, as it is read more than once")
+                raise InputError(f"not a regular file: {path}. Save its text to a file, as it is read more than once")
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
@@ -232,14 +233,14 @@ def find_hub_files(source):
         repo = f'{owner}/{repo_name}'
         names = huggingface_hub.HfApi().list_repo_files(repo, repo_type='dataset')
     except Exception as e:
-        error(f"{source} cannot be listed ({type(e).__name__}: {first_line(e)}). it is to be "
+        raise InputError(f"{source} cannot be listed ({type(e).__name__}: {first_line(e)}). it is to be "
               "hf:OWNER/NAME/PATTERN, and needs pip install huggingface_hub and the network; some sets want "
               "you to accept their terms and to log in: hf auth login")
     # a pattern of the Hub's matches in folders below as well, but like any other no hidden file
     found = [name for name in names if fnmatch.fnmatch(name, pattern) and os.path.basename(name)[0] != '.']
     found.sort()
     if not found:
-        error(f"{source} fits none of its files ({', '.join(names[:5])}, ...). name a pattern of theirs")
+        raise InputError(f"{source} fits none of its files ({', '.join(names[:5])}, ...). name a pattern of theirs")
     return [f'hf:{repo}/{name}' for name in found]
 
 
@@ -271,15 +272,15 @@ def read_text(path, by_line=False):
             try:
                 for text in blocks:
                     if '\0' in text:
-                        raise ValueError(f"{path} is not text in UTF-8 (it has NUL bytes). {remedy}")
+                        raise InputError(f"{path} is not text in UTF-8 (it has NUL bytes). {remedy}")
                     yield text
             except UnicodeDecodeError as e:
                 offset = file.tell() - len(e.object) + e.start  # e.object is what was read last
                 byte = e.object[e.start]
-                raise ValueError(f"{path} is not text in {e.encoding.upper()} (byte 0x{byte:02x} at offset "
+                raise InputError(f"{path} is not text in {e.encoding.upper()} (byte 0x{byte:02x} at offset "
                                  f"{offset}). {remedy}")
     except (OSError, EOFError, zlib.error) as e:  # the last two: of a .gz that is cut off or damaged
-        raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). make it readable, or save or "
+        raise InputError(f"{path} cannot be read to its end ({first_line(e)}). make it readable, or save or "
                          "download it again")
 
 
@@ -296,7 +297,7 @@ def read_rows(path):
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as e:
-            raise ValueError(f"{path}, line {number} is not JSON ({first_line(e)}). correct or remove it; a "
+            raise InputError(f"{path}, line {number} is not JSON ({first_line(e)}). correct or remove it; a "
                              "file with a row in each line is named .jsonl, one with an array of rows .json")
         if is_array and isinstance(row, list):
             for number, element in enumerate(row, start=1):
@@ -320,7 +321,7 @@ def read_parquet(path):
                     number += 1
                     yield f'{path}, row {number}', row
     except Exception as e:
-        raise ValueError(f"{path} cannot be read to its end ({first_line(e)}). save or download it again")
+        raise InputError(f"{path} cannot be read to its end ({first_line(e)}). save or download it again")
 
 
 # -----------------------------------------------------------------------------
@@ -377,13 +378,13 @@ def read_texts(path, notes):
     """(text, True) of the rows that have one."""
     for where, row in read_rows(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{where} is no row with a text ({str(row)[:60]!r}). a row is an object: "
+            raise InputError(f"{where} is no row with a text ({str(row)[:60]!r}). a row is an object: "
                              f"{{{text_key!r}: ...}}; if the file is an array of them, name it .json")
         text = row.get(text_key, 0)
         if text is None:  # as an empty one
             continue
         if not isinstance(text, str):
-            raise ValueError(f"{where} has no text under {text_key!r} (its keys: {', '.join(row)}). name "
+            raise InputError(f"{where} has no text under {text_key!r} (its keys: {', '.join(row)}). name "
                              "the right one with --text_key; if it is a conversation, add --chat")
         if text.rstrip().endswith(END_OF_TEXT):
             notes['end in marker'] += 1
@@ -494,7 +495,7 @@ def encode_shard(piece, folder):
         try:
             ids = tok.encode(text)
         except ValueError as e:
-            raise ValueError(f"{path}: {first_line(e)}. {OTHER_TOKENIZER}")
+            raise InputError(f"{path}: {first_line(e)}. {OTHER_TOKENIZER}")
         if begins:
             content[split] += separator
         content[split] += ids.astype(dtype).tobytes()
@@ -533,7 +534,7 @@ def encode_shards(pieces, n_processes, folder):
         for future in waiting:
             yield future.result()
     except concurrent.futures.BrokenExecutor:
-        raise ValueError("a process that encodes was killed, perhaps for lack of memory. run the same "
+        raise InputError("a process that encodes was killed, perhaps for lack of memory. run the same "
                          "command with fewer --processes: it goes on")
     finally:
         for process in multiprocessing.active_children():  # after an error they would go on for minutes
@@ -579,7 +580,7 @@ def choose_tokenizer(spec, paths):
         others = 'byte, data/NAME, hf:FOLDER' if chat else 'char, byte, gpt2, bpe:8192'
         print0(f"tokenizer {spec}. also: --tokenizer={others}")
     if chat and (spec == 'char' or spec.startswith('bpe:')):
-        raise ValueError(f"--tokenizer={spec} learns a vocabulary from plain text, not from conversations. "
+        raise InputError(f"--tokenizer={spec} learns a vocabulary from plain text, not from conversations. "
                          "use the tokenizer of the model (data/NAME, a checkpoint, hf:FOLDER), byte or gpt2")
     if spec == 'char':
         chars = set()
@@ -593,7 +594,7 @@ def choose_tokenizer(spec, paths):
     elif spec.startswith('bpe:'):
         size = spec.removeprefix('bpe:')
         if not size.isdecimal():
-            raise ValueError(f"no size of a vocabulary: --tokenizer={spec}. Write a number, as in bpe:8192")
+            raise InputError(f"no size of a vocabulary: --tokenizer={spec}. Write a number, as in bpe:8192")
         print0(f"learning {size} tokens")
         state = learn_bpe(int(size), texts_to_learn_from(paths)).state()
     elif spec == 'byte':
@@ -656,7 +657,7 @@ def make_text(work, meta, paths):
         if max_tokens is not None and n_train >= max_tokens:
             break
     if n_train < 2:
-        raise ValueError("too little text: none to train on. use more, or a smaller --val_fraction")
+        raise InputError("too little text: none to train on. use more, or a smaller --val_fraction")
     for split, entries in shards.items():
         if entries:
             meta['splits'][split] = {'shards': entries}
@@ -712,7 +713,7 @@ def make_conversations(work, meta, paths):
             split = split_by_hash(key, share)
         rendered[split].append(form.render(messages))
     if not rendered['train']:
-        raise ValueError("no conversation to train on. give more of them, see docs/chat.md, or a smaller "
+        raise InputError("no conversation to train on. give more of them, see docs/chat.md, or a smaller "
                          "--val_fraction")
 
     meta['chat'] = form.template
@@ -777,14 +778,14 @@ def main():
     dataset = name
     sources = input
     if sources is not None and ('name' not in given or os.path.isfile(name)):
-        error("--input needs a name for the dataset. Write it first, and all files behind --input: "
+        raise InputError("--input needs a name for the dataset. Write it first, and all files behind --input: "
               "python prepare.py NAME --input=FILE --input=FILE")
     if sources is None and name not in NAMED_SETS and os.path.exists(name):
         file = os.path.basename(os.path.abspath(name))
         dataset = os.path.splitext(file.removesuffix('.gz'))[0]
         sources = [name]
     if sources is None and (chat or dataset not in NAMED_SETS):
-        error(f"no such file or folder, and no set of that name ({dataset}). name a file, here or with "
+        raise InputError(f"no such file or folder, and no set of that name ({dataset}). name a file, here or with "
               f"--input=PATH, or one of {', '.join([*NAMED_SETS, *BENCHMARKS])}, which are no conversations")
     folder = folder_of(dataset, data_dir)
     work = os.path.join(folder, 'unfinished')
@@ -814,15 +815,15 @@ def main():
     plan = {'tokenizer': spec, 'text_key': text_key, 'val_fraction': share, 'max_tokens': max_tokens,
             'shard_mb': shard_mb, 'chat': chat, 'files': files}
 
-    with checkpoint.lock_folder(folder):
+    with lock_folder(folder):
         try:
             meta = make_dataset(folder, work, plan, paths)
         except ValueError as e:  # of the text or the tokenizer
             if not glob.glob('shard_*.json', root_dir=work):  # from which it could go on
                 shutil.rmtree(work, ignore_errors=True)
-            error(str(e))
+            raise InputError(str(e))
         except OSError as e:  # a full disk
-            error(f"{first_line(e)}. mend that, and run the same command again: it goes on")
+            raise InputError(f"{first_line(e)}. mend that, and run the same command again: it goes on")
 
     for split, entry in meta['splits'].items():
         print0(f"{folder}, {split}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, "
@@ -844,7 +845,7 @@ def make_dataset(folder, work, plan, paths):
     if bin_files(folder, 'train') and not overwrite:
         meta = read_json(os.path.join(folder, 'meta.json'))
         if meta.get('plan') != plan:
-            error(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}), or the text "
+            raise InputError(f"{folder} holds another dataset ({meta.get('command', 'made elsewhere')}), or the text "
                   "has changed. give this one another name, or replace that one with --overwrite")
         print0(f"{folder} is there already. --overwrite makes it again")
         return meta

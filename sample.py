@@ -9,7 +9,7 @@ Write text with a trained model. The checkpoint has all that is needed, the toke
 A single sample is printed while it is made. Ctrl-C ends it and keeps the text so far.
 """
 
-from configurator import check_range, configure, error
+from configurator import InputError, check_range, configure
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -40,10 +40,10 @@ import time
 import torch
 
 import checkpoint
-from chat import chat_format, converse, fit_prompt
-from common import choose_compile, choose_device, choose_dtype
-from evaluation import read_prompts, read_text
-from model import prompt_ids, text_after
+from conversations import chat_format, converse, fit_prompt
+from processes import choose_compile, choose_device, choose_dtype
+from sampling import Sampler, prompt_ids, read_prompts, read_text, text_after
+
 
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this script without a traceback
@@ -69,7 +69,7 @@ source = out_dir if init_from == 'resume' else init_from
 try:
     model, tokenizer = checkpoint.load(source, dataset, data_dir)
 except ValueError as e:
-    error(str(e))
+    raise InputError(str(e))
 if device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
     # Its steps are too short to be divided. Alone two threads are no faster; beside another busy process they
     # wait for each other (2 cores, tokens/s with one and two threads: toy 835 and 16, baby 135 and 14)
@@ -77,7 +77,6 @@ if device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
 for p in model.parameters():  # not the table of rotations, which stays float32
     p.data = p.data.to(getattr(torch, dtype))
 model.to(device)
-generator = torch.Generator(device)  # its own: the same seed gives the same text
 n_calls = 0  # of generate()
 
 # -----------------------------------------------------------------------------
@@ -88,8 +87,6 @@ def generate(ids, n, stop_ids, live=False):
     """Continue the prompt `ids` n times. Returns the texts that follow it, and whether Ctrl-C ended them.
     live: print the first one while it is made."""
     global n_calls
-    generator.manual_seed(seed + n_calls)  # anew: how much the call before has drawn depends on the clock
-    n_calls += 1
     rows = [[] for _ in range(n)]  # the new ids
     n_shown = 0  # characters that are printed
     next_look = 0.0
@@ -115,8 +112,10 @@ def generate(ids, n, stop_ids, live=False):
     interrupted = False
     try:
         with torch.inference_mode():  # a tenth more tokens/s of a small network than no_grad()
-            model.generate(torch.tensor([ids] * n, device=device), max_new_tokens, temperature, top_k, top_p,
-                           tokenizer.n_vocab, generator, on_tokens, compile=compile)
+            sampler = Sampler(model, n, len(ids) + max_new_tokens, temperature, top_k, top_p,
+                              tokenizer.n_vocab, compile=compile)
+            sampler.generate(torch.tensor([ids] * n, device=device), max_new_tokens, seed + n_calls, on_tokens)
+            n_calls += 1
     except KeyboardInterrupt:
         interrupted = True
     except FloatingPointError as e:
@@ -134,7 +133,7 @@ stop_ids = tokenizer.stop_ids
 if chat:
     form = chat_format(tokenizer)
     if form is None:
-        error(f"{source} knows no conversations: its tokenizer has no roles. "
+        raise InputError(f"{source} knows no conversations: its tokenizer has no roles. "
               "python prepare.py FILE --chat makes a dataset for config/finetune_chat.py")
     stop_ids = form.stop_ids
     num_samples = 1
@@ -151,9 +150,9 @@ for text in texts:
         else:
             ids = prompt_ids(tokenizer, text)
     except ValueError as e:
-        error(f"a prompt cannot be encoded ({text[:40]!r}): {e}")
+        raise InputError(f"a prompt cannot be encoded ({text[:40]!r}): {e}")
     if max(ids) >= model.config.vocab_size:
-        error(f"a prompt has the id {max(ids)}, and the model only {model.config.vocab_size} ids: it was "
+        raise InputError(f"a prompt has the id {max(ids)}, and the model only {model.config.vocab_size} ids: it was "
               "trained with another tokenizer. name its dataset with --dataset=NAME")
     encoded.append(ids)
 

@@ -27,7 +27,9 @@ import unicodedata
 
 import numpy as np
 
-from common import check_not_lfs_pointer, first_line, read_json, write_whole
+from configurator import InputError
+from files import check_not_lfs_pointer, first_line, read_json, write_whole
+
 
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, and so a generated text; see chat.py
@@ -118,7 +120,7 @@ class CharTokenizer(PieceTokenizer):
         try:
             return np.array([self.id_of[char] for char in text], dtype=np.int32)
         except KeyError as e:
-            raise ValueError(self.describe_unknown(text, e.args[0]))
+            raise InputError(self.describe_unknown(text, e.args[0]))
 
     def describe_unknown(self, text, char):
         """Return what is wrong with a character of `text` that has no id."""
@@ -147,7 +149,7 @@ class NumberTokenizer(PieceTokenizer):
         ids = []
         for word in text.split():
             if not word.isdecimal() or int(word) >= self.n_vocab:
-                raise ValueError(f"texts of this dataset are numbers below {self.n_vocab} ({word[:50]!r})")
+                raise InputError(f"texts of this dataset are numbers below {self.n_vocab} ({word[:50]!r})")
             ids.append(int(word))
         return np.array(ids, dtype=np.uint32)
 
@@ -169,7 +171,7 @@ class TiktokenTokenizer(PieceTokenizer):
         # tiktoken would not raise for these, but abort in the middle of a text
         has_all_bytes = all(bytes([byte]) in ranks for byte in range(256))
         if not has_all_bytes or len(set(ranks.values())) < len(ranks):
-            raise ValueError("a byte has no token, or two tokens have the same id")
+            raise InputError("a byte has no token, or two tokens have the same id")
         self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
                                           special_tokens=state['special_tokens'])
         super().__init__(state, {rank: token for token, rank in ranks.items()}, state['special_tokens'])
@@ -274,7 +276,7 @@ class HFTokenizer:
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0]
         except Exception as e:  # the package raises Exception itself
             name = self._state.get('name', 'tokenizer.json')
-            raise ValueError(f"the tokenizer {name} cannot encode the text ({first_line(e)})")
+            raise InputError(f"the tokenizer {name} cannot encode the text ({first_line(e)})")
 
     def decode(self, ids):
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -309,7 +311,7 @@ def hugging_face_state(path):
     path = os.path.abspath(path)
     file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
     if not os.path.exists(file) or file.endswith(('.model', 'vocab.json')):
-        raise ValueError(f"no tokenizer.json ({path}). name one or a folder that has one. of sentencepiece's "
+        raise InputError(f"no tokenizer.json ({path}). name one or a folder that has one. of sentencepiece's "
                          "tokenizer.model, or vocab.json with merges.txt, docs/huggingface.md makes one")
     state = {'kind': 'hf', 'name': os.path.basename(path), 'json': read_utf8(file)}
     folder = os.path.dirname(file)
@@ -349,7 +351,7 @@ def read_utf8(path):
         with open(path, encoding='utf-8-sig') as f:
             return f.read()
     except (OSError, UnicodeError) as e:
-        raise ValueError(f"{path} cannot be read ({first_line(e)}). download or save it again")
+        raise InputError(f"{path} cannot be read ({first_line(e)}). download or save it again")
 
 
 def guess_config(tokens):
@@ -398,7 +400,7 @@ def make_tokenizer(state):
     try:
         return KINDS[state['kind']](state)
     except ImportError as e:
-        raise ValueError(f"the tokenizer {str(state)[:60]} needs a package that is not installed: {e.name}. "
+        raise InputError(f"the tokenizer {str(state)[:60]} needs a package that is not installed: {e.name}. "
                          f"Install it: pip install {e.name}")
     except Exception as e:  # a state comes from a file, and each package has errors of its own
         remedy = "make its dataset or save its tokenizer.json again"
@@ -407,7 +409,7 @@ def make_tokenizer(state):
                       "o200k_base, which are downloaded once. without network here, bring FOLDER from a "
                       "machine that has it: TIKTOKEN_CACHE_DIR=FOLDER python -c \"import tiktoken; "
                       f"tiktoken.get_encoding('{state.get('name')}')\"")
-        raise ValueError(f"the tokenizer {str(state)[:60]} cannot be made ({type(e).__name__}: "
+        raise InputError(f"the tokenizer {str(state)[:60]} cannot be made ({type(e).__name__}: "
                          f"{first_line(e)}). {remedy}")
 
 
@@ -420,7 +422,7 @@ def learn_bpe(n_vocab, texts):
     """A byte-level BPE of n_vocab ids, the last of which is <|endoftext|>, learned from `texts` by the
     `tokenizers` package. It is used through tiktoken, which is three times as fast."""
     if not 257 <= n_vocab <= 1_000_000:
-        raise ValueError(f"the size of the vocabulary is out of range: bpe:{n_vocab}. Use 257 to 1000000, as "
+        raise InputError(f"the size of the vocabulary is out of range: bpe:{n_vocab}. Use 257 to 1000000, as "
                          "in bpe:8192")
     from tokenizers import Tokenizer, models, trainers
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
@@ -504,9 +506,9 @@ def read_tokenizer_files(folder, meta):
                 content = f.read()
             checksum = hashlib.sha256(content).hexdigest()
             if meta.get('checksums', {}).get(file, checksum) != checksum:
-                raise ValueError("its checksum is not the one in meta.json")
+                raise InputError("its checksum is not the one in meta.json")
             state[key] = content if key == 'ranks' else content.decode('utf-8-sig')
         except (OSError, ValueError) as e:
-            raise ValueError(f"{path} cannot be read ({first_line(e)}). run prepare.py for this dataset "
+            raise InputError(f"{path} cannot be read ({first_line(e)}). run prepare.py for this dataset "
                              "again with --overwrite")
     return state

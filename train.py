@@ -9,7 +9,7 @@ to start, data, model and optimizer, helpers, the loop.
 
 import os
 
-from configurator import check_range, configure, error, kinds_of
+from configurator import launched_by_torchrun, process_ranks, InputError, check_range, configure, kinds_of, print0
 
 # -----------------------------------------------------------------------------
 # The defaults train GPT-2 (124M) on OpenWebText. None: derived, or off; the comment says which.
@@ -108,7 +108,6 @@ import time
 import traceback
 import warnings
 from contextlib import nullcontext, suppress
-from datetime import timedelta
 
 # Threads of GNU's OpenMP spin while they wait for each other. Beside one busy process a step of a small
 # network on two cores took 3 to 41 times as long; with fewer spins 2 to 2.4, and a tenth longer alone
@@ -119,32 +118,31 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import checkpoint
-from common import (
-    all_finite, all_reduce_any, append_row, attempt_store, autocast, check_same, choose_backend,
-    choose_compile, choose_device, choose_dtype, clip_grad_norm, environment, first_line, format_count,
-    format_duration, full_state_dict, loss_chunk_size, mean_over_processes, name_of, peak_flops_of,
-    peak_memory, print0, read_json, run_flags, shard_model, synchronize, warm_up, write_json)
+from benchmarks import evaluate_tasks, load_tasks
 from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
-from evaluation import evaluate_tasks, load_tasks, next_sample_step, prompts_for_samples, text_loss
-from model import GPT, GPTConfig, generate_text
+from evaluation import text_loss
+from files import append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, write_json
+from model import GPT, GPTConfig
 from optim import create_optimizer, load_moments
 from plot import write_report
+from processes import (
+    all_finite, all_reduce_any, autocast, check_same, choose_compile,
+    choose_device, choose_dtype, clip_grad_norm, environment, full_state_dict, init_processes, loss_chunk_size,
+    mean_over_processes, name_of, peak_flops_of, peak_memory, shard_model, synchronize, warm_up)
+from sampling import generate_text, next_sample_step, prompts_for_samples
+
 
 # -----------------------------------------------------------------------------
 # processes and device
 start_time = time.perf_counter()  # unlike time.time(), it is never set back
-ddp = 'RANK' in os.environ  # launched by torchrun
-rank = int(os.environ.get('RANK', 0))
-local_rank = int(os.environ.get('LOCAL_RANK', 0))
-world_size = int(os.environ.get('WORLD_SIZE', 1))
+ddp = launched_by_torchrun()
+rank, local_rank, world_size = process_ranks()
 master_process = rank == 0  # prints, logs and saves
 device = choose_device(device, local_rank)  # 'cpu', 'cuda:0', 'mps'
 config['device'] = device
 device_type = device.partition(':')[0]
 if ddp:
-    timeout = timedelta(seconds=ddp_timeout)
-    torch.distributed.init_process_group(choose_backend(backend, device), store=attempt_store(timeout),
-                                         rank=rank, world_size=world_size, timeout=timeout)
+    init_processes(backend, device, ddp_timeout)
 
 # -----------------------------------------------------------------------------
 # where to start. On a resume, what the run was started with (its flags and configs) holds unless it is given
@@ -155,13 +153,13 @@ if int(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')) > 0:
     overwrite = False  # the run that is there is this one, and torchrun has restarted it
     resume_step = 0
 if has_run and not (resuming or overwrite or eval_only):
-    error(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
+    raise InputError(f"{out_dir} already holds a run. continue it: --init_from=resume; keep it: --out_dir=ANOTHER; "
           "delete it: --overwrite=True")
 ckpt = None
 lock = None
 if resuming:
     if has_run and master_process and not eval_only:
-        lock = checkpoint.lock_folder(out_dir)  # before it is read: another run may be writing
+        lock = lock_folder(out_dir)  # before it is read: another run may be writing
     ckpt = checkpoint.load_for_resume(out_dir, resume_step)
 elif init_from != 'scratch':
     ckpt = checkpoint.load_weights(init_from)
@@ -184,9 +182,9 @@ check_range(config, ['decay_fraction', 'top_p'], 0, 1, exclude=0)
 check_range(config, ['min_lr'], 0, learning_rate if decay_lr else None)
 check_range(config, ['seed'], 0, 2**63 - 1)
 if lr_schedule not in ('cosine', 'linear', 'constant', 'wsd'):
-    error(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
+    raise InputError(f"no such lr_schedule ({lr_schedule}). use cosine, linear, constant or wsd")
 if matrix_optimizer not in ('adamw', 'muon'):
-    error(f"no such matrix_optimizer ({matrix_optimizer}). use adamw or muon")
+    raise InputError(f"no such matrix_optimizer ({matrix_optimizer}). use adamw or muon")
 check_same({name: config[name] for name in config if name not in ('device', 'data_dir', 'wandb_run_name')})
 
 # -----------------------------------------------------------------------------
@@ -199,12 +197,12 @@ compile = choose_compile(compile, device) and not eval_only  # for one evaluatio
 if shard == 0:
     shard = world_size
 if world_size % shard:
-    error(f"shard={shard} does not divide the {world_size} processes. use a divisor of them, or 0: all")
+    raise InputError(f"shard={shard} does not divide the {world_size} processes. use a divisor of them, or 0: all")
 micro_batches = gradient_accumulation_steps  # per iteration, over all processes
 if total_batch_size:
     micro_batches = total_batch_size / (batch_size * block_size)  # a fraction, if that does not divide
 if micro_batches % world_size:
-    error(f"an iteration is {micro_batches:g} micro-batches of {batch_size} x {block_size} tokens, which do "
+    raise InputError(f"an iteration is {micro_batches:g} micro-batches of {batch_size} x {block_size} tokens, which do "
           f"not divide among {world_size} processes. change batch_size, or the number of tokens")
 grad_accum_steps = int(micro_batches) // world_size  # of this process
 samples_per_iter = batch_size * grad_accum_steps * world_size
@@ -263,9 +261,9 @@ else:
                               n_head=n_head, n_kv_head=n_kv_head, n_embd=n_embd, mlp_width=mlp_width,
                               dropout=dropout, bias=bias))
     except ValueError as e:  # sizes that do not fit together
-        error(str(e))
+        raise InputError(str(e))
 if matrix_optimizer == 'muon' and model.config.fused_qkv:
-    error(f"muon wants query, key and value in matrices of their own, and arch={arch} has them in one. use "
+    raise InputError(f"muon wants query, key and value in matrices of their own, and arch={arch} has them in one. use "
           "--arch=llama or modern, or --matrix_optimizer=adamw")
 model.activation_checkpointing = activation_checkpointing
 model.loss_chunk_size = loss_chunk_size(device, batch_size * block_size, model.config.vocab_size, compile)
@@ -283,7 +281,7 @@ if resuming:
     try:
         n_fresh = load_moments(optimizer, ckpt['optimizer'])  # rates, betas and decay are this run's
     except ValueError as e:
-        error(str(e))
+        raise InputError(str(e))
     if n_fresh:
         print0(f"note: {n_fresh} parameters start without moments, as the checkpoint has none of theirs")
     if scaler.is_enabled() and ckpt.get('scaler'):
@@ -480,7 +478,7 @@ if wandb_log and master_process and not eval_only:
         wandb_run_id = wandb.init(project=wandb_project, name=wandb_run_name, config=config,
                                   id=wandb_run_id, resume='allow').id
     except Exception as e:  # no login, a name that it does not take, no network
-        error(f"Weights & Biases does not start ({first_line(e)}). wandb login, WANDB_MODE=offline or "
+        raise InputError(f"Weights & Biases does not start ({first_line(e)}). wandb login, WANDB_MODE=offline or "
               "--wandb_log=False")
 record = {
     **environment(device), 'dtype': dtype, 'compile': compile, 'config': config, 'given': sorted(given),

@@ -60,7 +60,7 @@ import time
 import numpy as np
 import torch
 
-from common import choose_compile, choose_device, choose_dtype, environment, synchronize
+from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
 from model import GPT, GPTConfig
 
 TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)

@@ -38,7 +38,7 @@ import traceback
 
 import torch
 
-from common import clip_grad_norm, environment, synchronize
+from processes import clip_grad_norm, environment, synchronize
 from dataset import hash_seed
 from model import GPT, GPTConfig, attention, document_block_mask, document_mask
 from optim import create_optimizer

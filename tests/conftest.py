@@ -24,6 +24,8 @@ os.environ['WANDB_MODE'] = 'offline'
 
 import torch  # only now: it looks at the environment
 
+from configurator import InputError
+
 TEXT = ''.join(f'{a} times {b} is {a * b}.\n' for a in range(60) for b in range(60))
 
 # a run of train.py that takes a second or two
@@ -101,6 +103,7 @@ def script(monkeypatch, capsys):
         monkeypatch.setattr(sys, 'argv', [str(REPO / path), *map(str, args)])
         handlers = {number: signal.getsignal(number) for number in signals}
         n_threads = torch.get_num_threads()
+        excepthook = sys.excepthook
         capsys.readouterr()
         status = 0
         found = {}
@@ -108,10 +111,15 @@ def script(monkeypatch, capsys):
             found = runpy.run_path(str(REPO / path), run_name='__main__')
         except SystemExit as e:
             status = e.code or 0
+        except InputError as e:
+            with pytest.raises(SystemExit) as exit_info:
+                sys.excepthook(type(e), e, e.__traceback__)
+            status = exit_info.value.code
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             torch.set_num_threads(n_threads)
+            sys.excepthook = excepthook
             gc.unfreeze()
         out, err = capsys.readouterr()
         return SimpleNamespace(status=status, out=out, err=err, globals=found)

@@ -7,7 +7,7 @@ from test_evaluation import PLAIN, save_model, small_model, write_tasks
 
 import evaluation
 from checkpoint import load
-from common import read_json
+from files import read_json
 from dataset import Dataset
 
 ASCII = ''.join(map(chr, range(32, 127))) + '\n' + TEXT[:5000]  # all characters that the tasks have

@@ -13,7 +13,7 @@ from conftest import TINY, data_file
 import checkpoint
 import huggingface
 import model
-from chat import chat_format, with_chat_tokens
+from conversations import chat_format, with_chat_tokens
 from model import GPT, GPTConfig
 from tokenizer import learn_bpe, make_tokenizer, same_tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import REPO, TINY, assert_equal, load_checkpoint, losses_of
 
-import common
+import configurator
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_signal_saves_at_once_and_a_resume_ends_with_the_same_bits(script, wor
             signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(common, 'print0', print_and_signal)
+        patch.setattr(configurator, "print0", print_and_signal)
         result = script('train.py', *flags)
     assert result.status == 128 + number
     assert load_checkpoint(tmp_path / 'out')['iter_num'] == 3

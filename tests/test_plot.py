@@ -3,14 +3,14 @@
 import pytest
 from conftest import TINY
 
-import common
+import files
 import plot
 
 
 def make_log(folder, val_losses):
     folder.mkdir()
     for i, val_loss in enumerate(val_losses):
-        common.append_row(str(folder / 'log.csv'), {'iter': 20 * i, 'val_bpb': val_loss})
+        files.append_row(str(folder / 'log.csv'), {'iter': 20 * i, 'val_bpb': val_loss})
     return folder
 
 
@@ -18,7 +18,7 @@ def test_the_report_says_what_was_trained_how_fast_how_well_and_how_it_goes_on(w
     out = tmp_path / 'out'
     result = works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}')
     assert f'sample.py --out_dir={out} --data_dir={data_dir}' in result.out
-    run = common.read_json(out / 'run.json')
+    run = files.read_json(out / 'run.json')
     row = plot.read_log(str(out))[-1]
     text = (out / 'report.md').read_text()
     for words in ('done', '6 iterations', 'toy', 'char', f"{run['n_params']:,} parameters", run['device'],
@@ -52,10 +52,10 @@ def test_a_picture_has_a_curve_of_each_run(tmp_path, works, script, monkeypatch)
 
 def test_a_row_may_bring_columns_and_half_a_row_is_left_out(tmp_path):
     path = str(tmp_path / 'log.csv')
-    common.append_row(path, {'iter': 0, 'loss': 3.5})
-    common.append_row(path, {'iter': 1, 'weight_norm': 2.0, 'loss': None})
+    files.append_row(path, {'iter': 0, 'loss': 3.5})
+    files.append_row(path, {'iter': 1, 'weight_norm': 2.0, 'loss': None})
     with open(path, 'a') as f:
         f.write('2,1')
-    common.append_row(path, {'iter': 3, 'val_loss': 1.0})
+    files.append_row(path, {'iter': 3, 'val_loss': 1.0})
     assert plot.read_log(str(tmp_path)) == [
         {'iter': 0, 'loss': 3.5}, {'iter': 1, 'weight_norm': 2.0}, {'iter': 3, 'val_loss': 1.0}]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import REPO, TEXT, TINY, assert_equal, char_dataset, load_checkpoint, losses_of, read_log
 
-import common
+import processes
 import dataset
 from model import GPT
 
@@ -304,7 +304,7 @@ def test_a_run_that_diverges_ends_with_status_3_and_writes_nothing(script, works
 def test_under_float16_the_scaler_is_saved_and_skipped_updates_do_not_end_the_run(works, tiny, out,
                                                                                   monkeypatch):
     # train.py takes it on GPUs only
-    monkeypatch.setattr(common, 'choose_dtype', lambda dtype, device: 'float16')
+    monkeypatch.setattr(processes, "choose_dtype", lambda dtype, device: 'float16')
     works('train.py', *tiny, '--max_iters=4')
     state = load_checkpoint(out)
     assert state['scaler']['_growth_tracker'] == 4

@@ -3,7 +3,7 @@
 import pytest
 from conftest import TEXT
 
-from chat import chat_format, converse, fit_prompt, messages_of, unread_keys, with_chat_tokens
+from conversations import chat_format, converse, fit_prompt, messages_of, unread_keys, with_chat_tokens
 from tokenizer import learn_bpe, make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}

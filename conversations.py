@@ -12,12 +12,20 @@ where <bos> is the token that stands before each document, or <|bos|> if there i
 the system: what it says stands before the first question.
 """
 
+import bisect
+import functools
+import hashlib
 import json
+import math
+import os
 import re
 
 import numpy as np
 
+from configurator import InputError
+from dataset import ORDER, Tokens, hash64, shuffled
 from tokenizer import ASSISTANT_END, make_tokenizer, without_surrogates
+
 
 ASSISTANT_START = '<|assistant_start|>'
 ROLE_TOKENS = ('<|user_start|>', '<|user_end|>', ASSISTANT_START, ASSISTANT_END)
@@ -59,7 +67,7 @@ def messages_of(row):
     for part in [row, *turns]:
         for key in REFUSED_KEYS:
             if part.get(key):
-                raise ValueError(f"{key} cannot be used")
+                raise InputError(f"{key} cannot be used")
     messages = []
     if row.get('system'):
         messages.append({'role': 'system', 'content': text_of(row['system'])})
@@ -72,20 +80,20 @@ def messages_of(row):
     for turn in turns:
         role = str(turn.get('role') or turn.get('from'))
         if role not in ROLE_OF:
-            raise ValueError(f"a message has the role {role[:20]}")
+            raise InputError(f"a message has the role {role[:20]}")
         content = turn['content'] if 'content' in turn else turn.get('value')
         message = {'role': ROLE_OF[role], 'content': text_of(content)}
         weight = turn.get('weight')
         if weight not in (None, 0, 1):
-            raise ValueError("the weight of a message is not 0 or 1")
+            raise InputError("the weight of a message is not 0 or 1")
         if weight == 0:
             message['weight'] = 0
         messages.append(message)
     if not all(message['content'].strip() for message in messages):
-        raise ValueError("a message is empty")
+        raise InputError("a message is empty")
     roles = ' '.join(message['role'] for message in messages)
     if not re.fullmatch('(system )?user assistant( user assistant)*', roles):
-        raise ValueError("user and assistant do not take turns")
+        raise InputError("user and assistant do not take turns")
     return messages
 
 
@@ -97,7 +105,7 @@ def parts_of(row):
     if isinstance(row, dict) and 'instruction' not in row:
         turns = row.get('messages') or row.get('conversations')
     if not isinstance(turns, list) or not all(isinstance(part, dict) for part in [row, *turns]):
-        raise ValueError("none of the forms in docs/chat.md")
+        raise InputError("none of the forms in docs/chat.md")
     return row, turns
 
 
@@ -107,10 +115,10 @@ def text_of(content):
         for part in content:
             is_text = isinstance(part, dict) and part.get('type') == 'text'
             if not is_text or not isinstance(part.get('text'), str):
-                raise ValueError("a part of a message is not a text")
+                raise InputError("a part of a message is not a text")
         content = ''.join(part['text'] for part in content)
     if not isinstance(content, str):
-        raise ValueError("a message has no text")
+        raise InputError("a message has no text")
     return without_surrogates(content)  # JSON can hold half of a pair
 
 
@@ -210,7 +218,7 @@ def fit_prompt(chat, messages, most):
         if len(ids) <= most:
             return ids, messages
         if len(messages) == 1:
-            raise ValueError(f"that is longer than what the answer leaves free ({most} tokens). a smaller "
+            raise InputError(f"that is longer than what the answer leaves free ({most} tokens). a smaller "
                              "--max_new_tokens leaves more")
         messages = messages[2:]
 
@@ -238,3 +246,106 @@ def converse(chat, reply, most):
             print("(earlier messages no longer fit and are forgotten)")
         messages = [*kept, {'role': 'assistant', 'content': reply(ids)}]
         print()
+
+# -----------------------------------------------------------------------------
+# a split of a dataset
+
+
+class Conversations(Tokens):
+    """
+    A split of conversations, which answers what Tokens answers. Beside train.bin lie
+        train.mask    one bit per id (numpy's packbits, little-endian): 1 if it counts as a target, as the
+                      assistant says it; all other targets are -1
+        train.starts  where each conversation starts in train.bin, uint64, little-endian
+    They are packed into windows best fit: the longest first, each into the window with the least free space
+    that is enough. None is cut, unless it alone is longer than a window.
+    """
+    masked = True
+
+    def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
+        super().__init__(folder, split, meta, token_bytes, seed, document_mask)
+        bits = np.fromfile(os.path.join(folder, f'{split}.mask'), np.uint8)
+        starts = np.fromfile(os.path.join(folder, f'{split}.starts'), '<u8')
+        sha256 = hashlib.sha256(bits.tobytes() + starts.tobytes()).hexdigest()
+        if len(bits) != math.ceil(self.n / 8) or sha256 != self.entry.get('mask_sha256', sha256):
+            raise InputError(f"{split}.mask and {split}.starts in {folder} are not those of {split}.bin. run "
+                             "prepare.py for it again with --overwrite")
+        self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
+        self.starts = starts.astype(np.int64)
+        self.lengths = np.diff(self.starts, append=self.n) - 1  # of inputs: the last id has no target
+        self.fingerprint['mask_sha256'] = sha256[:16]
+
+    @functools.cache
+    def packing(self, block_size):
+        """(the conversations of each window, how many of its targets count): a function of data and seed."""
+        lengths = np.minimum(self.lengths, block_size)
+        n_before = np.append(0, np.cumsum(self.mask))  # ids that count before each place
+        first_target = self.starts + 1
+        n_targets = n_before[first_target + lengths] - n_before[first_target]
+        usable = np.flatnonzero(n_targets > 0)
+        # the longest first, equally long ones in a random order
+        order = np.lexsort((hash64(self.seed, ORDER, usable.astype(np.uint64)), -lengths[usable]))
+        packed = best_fit(usable[order].tolist(), lengths.tolist(), block_size)
+        targets = np.array([n_targets[window].sum() for window in packed], dtype=np.int64)
+        return packed, targets
+
+    def window_numbers(self, seed, numbers, block_size):
+        """The windows of the training samples `numbers`: an epoch takes all of them, in a fresh order."""
+        packed, _ = self.packing(block_size)
+        _, places = shuffled(seed, np.asarray(numbers, dtype=np.uint64), len(packed))
+        return places.astype(np.int64)
+
+    def batch(self, seed, numbers, block_size):
+        return self.eval_batch(self.window_numbers(seed, numbers, block_size) * block_size, block_size)
+
+    def eval_batch(self, starts, block_size):
+        """x, y (-1: does not count), and which conversation of its window an id belongs to (-1: none)."""
+        packed, _ = self.packing(block_size)
+        x = np.zeros((len(starts), block_size), dtype=np.int64)
+        y = np.full_like(x, -1)
+        doc_ids = np.full_like(x, -1)
+        for row, number in enumerate(starts // block_size):
+            at = 0
+            for i, conversation in enumerate(packed[number]):
+                start = self.starts[conversation]
+                n = min(self.lengths[conversation], block_size)
+                ids = self.read([start], n + 1)[0]
+                place = slice(at, at + n)
+                x[row, place] = ids[:-1]
+                y[row, place] = np.where(self.mask[start + 1:start + 1 + n], ids[1:], -1)
+                doc_ids[row, place] = i
+                at += n
+        return x, y, doc_ids
+
+    def count_targets(self, seed, numbers, block_size):
+        """How many targets of the training samples `numbers` count."""
+        _, targets = self.packing(block_size)
+        return int(targets[self.window_numbers(seed, numbers, block_size)].sum())
+
+    def n_targets(self, block_size):
+        return len(self.packing(block_size)[0]) * block_size
+
+    def summary(self, block_size):
+        packed, targets = self.packing(block_size)
+        n_longer = (self.lengths > block_size).sum()
+        return (f"{len(self.starts):,} conversations in {len(packed):,} windows, {targets.sum():,} of "
+                f"{self.n:,} tokens are learned; {n_longer:,} are longer than block_size (cut or left out)")
+
+
+def best_fit(longest_first, lengths, block_size):
+    """[the conversations of each window]"""
+    packed = []
+    not_full = []  # (free space, -place of its last conversation, window), sorted
+    for place, conversation in enumerate(longest_first):
+        length = lengths[conversation]
+        at = bisect.bisect_left(not_full, (length,))  # the least free space that is enough
+        if at < len(not_full):
+            free, _, window = not_full.pop(at)
+        else:
+            free = block_size
+            window = []
+            packed.append(window)
+        window.append(conversation)
+        if free > length:
+            bisect.insort(not_full, (free - length, -place, window))
+    return packed
