@@ -452,7 +452,7 @@ def inherit(config, given, ckpt, resuming, kinds):
             print0(f"note: {name}={config[name]} is ignored, the checkpoint has {value}")
         config[name] = value
     if not resuming:
-        return config, set(given)
+        return config, {name: config[name] for name in given}
 
     replaced = set(given)
     for names in SAME_THING:
@@ -490,7 +490,7 @@ def inherit(config, given, ckpt, resuming, kinds):
         ckpt['best_val_loss'] = math.inf
         print0("note: evaluations read other windows than before (eval_iters x batch_size, document_mask; "
                "nanoGPT's are random): the best loss begins anew")
-    return config, all_given
+    return config, {name: config[name] for name in all_given}
 
 
 def windows_of(config):

@@ -127,7 +127,7 @@ def write_rows(path, columns, rows):
 
 
 def append_row(path, row):
-    """Append a row, {column: number}, to a .csv file, and add columns that are new. A full disk is a warning."""
+    """Append a row, {column: number}, to a .csv file, with its new columns. A full disk is a warning."""
     try:
         columns = []
         if os.path.exists(path):

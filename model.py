@@ -101,8 +101,8 @@ class GPTConfig:
         if self.bias and self.norm != 'layernorm':
             raise ValueError(f"bias=True needs LayerNorm, and {self.arch} has {self.norm}. Use bias=False.")
         if self.tie and self.init == 'modern':
-            raise ValueError("init='modern' starts the head at zero, and tie=True makes the embedding the same "
-                             "matrix. Use tie=False.")
+            raise ValueError("init='modern' starts the head at zero, and with tie=True the embedding. "
+                             "Use tie=False.")
 
     def model_args(self):
         """Return the fields as a dict, for a checkpoint.
@@ -438,7 +438,7 @@ class GPT(nn.Module):
             # (https://github.com/pytorch/pytorch/issues/137481)
             no_dropout = not self.training or self.config.dropout == 0
             if (doc_ids.device.type == 'cuda' and torch.compiler.is_compiling() and no_dropout
-                    and not torch.distributed.is_initialized()):
+                    and not (torch.distributed.is_available() and torch.distributed.is_initialized())):
                 return document_block_mask(doc_ids)
             return document_mask(doc_ids)  # (B, 1, T, T)
         if cache is not None and (cache.static or 1 < len(positions) < cache.n_keys):

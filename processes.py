@@ -32,8 +32,11 @@ def choose_device(device, local_rank=0):
     if device == 'auto':
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = accelerator.type if accelerator is not None else 'cpu'
-        if device not in ('cuda', 'mps') or (device == 'mps' and launched_by_torchrun()):
-            device = 'cpu'  # other accelerators, such as Intel's xpu, are not tested
+        if device not in ('cpu', 'cuda', 'mps'):
+            print0(f"note: {device} is not tested, using the CPU. To try it, use --device={device}")
+            device = 'cpu'
+        if device == 'mps' and launched_by_torchrun():
+            device = 'cpu'  # several processes cannot share it
     if device == 'cuda' or (device.startswith('cuda') and launched_by_torchrun()):
         device = f'cuda:{local_rank}'
     try:
@@ -50,7 +53,7 @@ def has_bfloat16(device):
     """Return whether the hardware computes in bfloat16. Elsewhere it is emulated, and slower than float32."""
     if device.startswith('cuda'):
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device == 'cpu':
+    if device == 'cpu' and torch.backends.mkldnn.is_available():  # oneDNN, which uses these instructions
         capabilities = torch.cpu.get_capabilities()
         names = ['avx512_bf16', 'amx_bf16', 'bf16']  # the last one on ARM
         return any(capabilities.get(name, False) for name in names)

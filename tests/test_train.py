@@ -6,13 +6,14 @@ import re
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import REPO, TEXT, TINY, assert_equal, char_dataset, load_checkpoint, losses_of, read_log
 
+import files
 import processes
 import dataset
 from model import GPT
@@ -46,6 +47,47 @@ def test_the_console_and_the_report_have_losses_and_samples(works, tiny, out):
     rows = read_log(out)
     assert [int(row['tokens']) for row in rows if row['loss']] == [64 * i for i in range(6)]
     assert [row['iter'] for row in rows if row['val_loss']] == ['0', '3', '6']
+
+
+def test_the_line_and_log_csv_count_the_same_tokens_of_the_run_and_in_total(works, tiny, tmp_path, out):
+    result = works('train.py', *tiny)
+    assert 'fused AdamW' in result.out
+    assert re.findall(r'^iter .*, (\S+) tokens, ', result.out, re.M) == ['0', '64', '128', '192', '256', '320']
+    result = works('train.py', *tiny, f'--init_from={out}', f"--out_dir={tmp_path / 'tuned'}")
+    found = re.findall(r'^iter .*, (\S+) tokens \((\S+) in total\), ', result.out, re.M)
+    rows = [row for row in read_log(tmp_path / 'tuned') if row['loss']]
+    assert found == [(row['tokens'], row['tokens_total']) for row in rows] and found[1] == ('64', '448')
+
+
+def test_a_warmup_that_is_longer_than_the_run_is_noted(works, tiny):
+    out = works('train.py', *tiny, '--warmup_iters=2000').out
+    schedule = re.search('^schedule: .*', out, re.M)[0]
+    assert '2,000' in schedule and '%' not in schedule and re.search('^note: .*warm-up', out, re.M)
+
+
+def test_a_process_trains_alone_if_only_some_of_torchruns_variables_are_set(works, tiny, data_dir, out,
+                                                                           monkeypatch):
+    losses = []
+    for name in ('HOME', 'WORLD_SIZE', 'RANK'):
+        monkeypatch.setenv(name, '2')
+        works('train.py', *tiny, '--overwrite')
+        evaluated = works('eval.py', out, '--device=cpu', f'--data_dir={data_dir}')
+        losses.append((losses_of(out), re.findall('loss .* bytes', evaluated.out)))
+        monkeypatch.delenv(name)
+    assert losses[0][1] and losses[0] == losses[1] == losses[2]
+
+
+def test_torch_may_be_built_without_distributed(works, tiny, out, monkeypatch):
+    # as such a build has it
+    monkeypatch.setattr(torch.distributed, 'is_available', lambda: False)
+    monkeypatch.delattr(torch.distributed, 'is_initialized')
+    for name in ('device_mesh', 'fsdp'):
+        monkeypatch.setitem(sys.modules, f'torch.distributed.{name}', None)
+    for name in ('processes', 'checkpoint', 'evaluation', 'model'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    works('train.py', *tiny)
+    works('train.py', *tiny, '--init_from=resume', '--max_iters=7')
+    works('sample.py', out, '--device=cpu', '--num_samples=1', '--max_new_tokens=5')
 
 
 def test_evaluating_sampling_saving_and_logging_change_nothing_that_is_learned(works, tiny, tmp_path):
@@ -220,6 +262,28 @@ def test_on_a_resume_what_was_given_holds_and_an_edited_default_counts(works, ti
     assert tuple(groups[0]['betas']) == (0.9, 0.9)
 
 
+def test_knobs_of_an_edit_may_have_names_that_train_py_uses_for_something_else(works, tiny, tmp_path, out):
+    works('train.py', *tiny)
+    knobs = ['rank = 8', "data = 'x'", "ckpt = 'x'", 'lr = 5.0', 'timeout = 3', 'lock = 1', "state = 'x'"]
+    edited = tmp_path / 'train.py'
+    text = (REPO / 'train.py').read_text()
+    edited.write_text(text.replace('# model\narch', '\n'.join([*knobs, '# model', 'arch'])))
+    steps = []
+    for path, name in [('train.py', 'a'), (edited, 'b')]:
+        result = works(path, *tiny, f'--init_from={out}', f'--out_dir={tmp_path / name}')
+        steps.append(re.findall('^step .*', result.out, re.M))
+    assert len(steps[0]) == 3 and steps[0] == steps[1]
+
+
+def test_edits_that_draw_from_random_or_numpy_are_repeatable(works, tiny, tmp_path):
+    edited = tmp_path / 'train.py'
+    text = (REPO / 'train.py').read_text()
+    edited.write_text(text.replace('optimizer = create', 'drawn = random.random(), np.random.rand()\n'
+                                   'optimizer = create'))
+    drawn = [works(edited, *tiny, '--eval_only', f'--seed={seed}').globals['drawn'] for seed in (1, 1, 2**40)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_other_data_or_another_batch_end_a_resume(script, works, tiny, tmp_path, out):
     works('train.py', *tiny)
     assert script('train.py', *tiny, '--init_from=resume', '--max_iters=9', '--batch_size=2').status == 2
@@ -315,24 +379,77 @@ def test_under_float16_the_scaler_is_saved_and_skipped_updates_do_not_end_the_ru
     assert load_checkpoint(out)['scaler']['scale'] == pytest.approx(0.25e30)
 
 
-def test_wandb_gets_the_rows_under_one_id_and_a_failing_init_leaves_the_old_run(script, works, tiny, out,
-                                                                                monkeypatch):
-    rows, ids = [], []
+class Wandb(SimpleNamespace):
+    """In place of the package: what was given to init() and log()."""
 
-    def init(**options):
-        ids.append(options['id'])
+    def __init__(self):
+        super().__init__(options=[], rows=[], metrics={}, error=None)
+
+    def init(self, **options):
+        self.options.append(options)
         if options['project'] == 'gone':
             raise ValueError('no such project')
-        return SimpleNamespace(id='abc')
+        n_steps = 0
+        if options['id']:
+            n_steps = self.rows[-1][0] + 1
+        return SimpleNamespace(id='abc', starting_step=n_steps, define_metric=self.define_metric,
+                               log=self.log)
 
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init, log=rows.append))
+    def define_metric(self, name, step_metric=None):
+        self.metrics[name] = step_metric
+
+    def log(self, row, step):
+        if self.error:
+            raise self.error
+        self.rows.append((step, row))
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, 'wandb', module)
+    return module
+
+
+def test_wandb_gets_each_row_once_at_its_iteration_also_from_a_resume(works, tiny, wandb):
     works('train.py', *tiny, '--wandb_log')
     works('train.py', *tiny, '--wandb_log', '--init_from=resume', '--max_iters=8')
-    assert ids == [None, 'abc']
-    assert {'iter', 'train/loss', 'val/loss', 'lr'} <= {name for row in rows for name in row}
+    assert [options['id'] for options in wandb.options] == [None, 'abc']
+    assert wandb.metrics == {'iter': None, '*': 'iter'}
+    for name, expected in [('val/loss', [0, 3, 6, 8]), ('iter/loss', [0, 1, 2, 3, 4, 5, 7])]:
+        assert [step for step, row in wandb.rows if name in row] == expected
+    assert all(step == row['iter'] for step, row in wandb.rows)
+    # steps that wandb already has cannot be logged again: another run
+    works('train.py', *tiny, '--wandb_log', '--init_from=resume', '--resume_step=6', '--max_iters=7')
+    assert wandb.options[-1]['id'] is None
+
+
+def test_a_failing_start_of_wandb_leaves_the_old_run(script, works, tiny, out, wandb):
+    works('train.py', *tiny)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert script('train.py', *tiny, '--wandb_log', '--wandb_project=gone', '--overwrite').status == 2
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_wandb_starts_after_the_folder_is_locked(script, tiny, wandb, monkeypatch):
+    def lock_folder(*args, **options):
+        sys.exit(2)
+
+    monkeypatch.setattr(files, 'lock_folder', lock_folder)
+    assert script('train.py', *tiny, '--wandb_log').status == 2
+    assert wandb.options == []
+
+
+def test_a_failure_of_wandb_while_training_is_one_note(works, tiny, wandb):
+    wandb.error = ConnectionError('no route')
+    assert works('train.py', *tiny, '--wandb_log').out.count('no route') == 1
+
+
+@pytest.mark.parametrize('module', [None, ModuleType('wandb')])  # not installed; a folder that is called wandb
+def test_without_the_package_wandb_a_line_says_how_to_install_it(script, tiny, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, 'wandb', module)
+    result = script('train.py', *tiny, '--wandb_log')
+    assert result.status == 2 and 'pip install wandb' in result.err and result.err.count('\n') == 1
 
 
 def test_an_error_in_edited_code_keeps_its_traceback(script, tiny, monkeypatch):
