@@ -1,12 +1,12 @@
 """
-Write text with a trained model. The checkpoint has all that is needed, the tokenizer included.
+Write text with a trained model. The checkpoint contains all that is needed, including the tokenizer.
 
     $ python sample.py out-quickstart
     $ python sample.py --init_from=gpt2 --start='The answer is' --num_samples=3 --max_new_tokens=100
     $ python sample.py out-quickstart --prompts=prompts.txt --temperature=0
     $ python sample.py out-chat --chat
 
-A single sample is printed while it is made. Ctrl-C ends it and keeps the text so far.
+A single sample is printed while it is generated. Ctrl-C ends it and keeps the text so far.
 """
 
 from configurator import InputError, check_range, configure
@@ -15,23 +15,27 @@ from configurator import InputError, check_range, configure
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
 out_dir = 'out'  # the run's folder, if init_from is 'resume'
 dataset: str = None  # whose tokenizer to use. None: the checkpoint's; nanoGPT's checkpoints name a dataset
-data_dir: str = None  # the folder of the datasets. None: data/ beside this file
+data_dir: str = None  # the folder of the datasets. None: data/ next to this file
 start = ''  # the prompt; \n is a new line, '<|endoftext|>' that token. Or 'FILE:prompt.txt'
-prompts: str = None  # in place of start: a file with a prompt per line
+prompts: str = None  # a file with a prompt per line, instead of start
 chat = False  # talk to a model that was finetuned on conversations
 num_samples = 10  # for each prompt
-batch_size = 64  # samples of a prompt that are made at once; fewer need less memory
+batch_size = 64  # samples of a prompt that are generated at once; fewer need less memory
 max_new_tokens = 500  # per sample
-temperature = 0.8  # 1: the model's own probabilities; lower: less random; 0: always the likeliest token
-top_k: int | None = 200  # draw among so many likeliest tokens. None: all
-top_p = 1.0  # draw among the likeliest tokens that have this probability together
-stop: str = None  # end a sample before this text. Where the model ends its text it ends anyway
+temperature = 0.8  # 1: the model's own probabilities; lower: less random; 0: always the most likely token
+top_k: int | None = 200  # draw among this number of most likely tokens. None: all
+top_p = 1.0  # draw among the most likely tokens whose probabilities add up to this
+stop: str = None  # end a sample before this text; it also ends where the model ends it
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
-compile: bool | str = False  # on a GPU: compile the step of one token, which pays for much text
+compile: bool | str = False  # on a GPU, compile the step of one token, which pays for much text
 # -----------------------------------------------------------------------------
 config, given = configure(globals(), positional='out_dir')
+check_range(config, ['num_samples', 'batch_size', 'max_new_tokens', 'top_k'], 1)
+check_range(config, ['temperature'], 0)
+check_range(config, ['top_p'], 0, 1, exclude=0)
+check_range(config, ['seed'], 0, 2**62)
 
 import signal
 import sys
@@ -40,17 +44,11 @@ import time
 import torch
 
 import checkpoint
-from conversations import chat_format, converse, fit_prompt
 from processes import choose_compile, choose_device, choose_dtype
 from sampling import Sampler, prompt_ids, read_prompts, read_text, text_after
 
-
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this script without a traceback
-check_range(config, ['num_samples', 'batch_size', 'max_new_tokens', 'top_k'], 1)
-check_range(config, ['temperature'], 0)
-check_range(config, ['top_p'], 0, 1, exclude=0)
-check_range(config, ['seed'], 0, 2**63 - 1)
 if prompts is not None:
     texts = read_prompts(prompts)
 elif start.startswith('FILE:'):
@@ -62,112 +60,111 @@ if stop is not None:
 
 # -----------------------------------------------------------------------------
 # the model
-device = choose_device(device)
-dtype = choose_dtype(dtype, device)
-compile = choose_compile(compile, device)
+used_device = choose_device(device)
+weight_dtype = choose_dtype(dtype, used_device)
 source = out_dir if init_from == 'resume' else init_from
-try:
-    model, tokenizer = checkpoint.load(source, dataset, data_dir)
-except ValueError as e:
-    raise InputError(str(e))
-if device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
-    # Its steps are too short to be divided. Alone two threads are no faster; beside another busy process they
-    # wait for each other (2 cores, tokens/s with one and two threads: toy 835 and 16, baby 135 and 14)
+model, tokenizer = checkpoint.load(source, dataset, data_dir)
+if used_device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
+    # such short steps gain nothing from a second thread, and next to a busy process threads wait for each other
     torch.set_num_threads(1)
 for p in model.parameters():  # not the table of rotations, which stays float32
-    p.data = p.data.to(getattr(torch, dtype))
-model.to(device)
-n_calls = 0  # of generate()
+    p.data = p.data.to(getattr(torch, weight_dtype))
+model.to(used_device)
+block_size = model.config.block_size
 
 # -----------------------------------------------------------------------------
-# generating
-
-
-def generate(ids, n, stop_ids, live=False):
-    """Continue the prompt `ids` n times. Returns the texts that follow it, and whether Ctrl-C ended them.
-    live: print the first one while it is made."""
-    global n_calls
-    rows = [[] for _ in range(n)]  # the new ids
-    n_shown = 0  # characters that are printed
-    next_look = 0.0
-
-    def on_tokens(new):  # (n, number of new ids)
-        nonlocal n_shown, next_look
-        for row, tokens in zip(rows, new.tolist()):
-            row += tokens
-        if time.perf_counter() < next_look:
-            return False
-        next_look = time.perf_counter() + 0.05  # decoding a long text may take as long as making a token
-        results = [text_after(tokenizer, ids, row, stop_ids, stop) for row in rows]
-        if live:
-            # without an end that may change: part of a character, or the beginning of the stop text
-            text = results[0][0].rstrip('\ufffd')
-            if stop:
-                text = text[:max(0, len(text) - len(stop) + 1)]
-            shown = text[n_shown:]
-            n_shown += len(shown)
-            print(shown, end='', flush=True)
-        return all(is_complete for _, is_complete in results)
-
-    interrupted = False
-    try:
-        with torch.inference_mode():  # a tenth more tokens/s of a small network than no_grad()
-            sampler = Sampler(model, n, len(ids) + max_new_tokens, temperature, top_k, top_p,
-                              tokenizer.n_vocab, compile=compile)
-            sampler.generate(torch.tensor([ids] * n, device=device), max_new_tokens, seed + n_calls, on_tokens)
-            n_calls += 1
-    except KeyboardInterrupt:
-        interrupted = True
-    except FloatingPointError as e:
-        print(f"error: {e} (in {dtype}). try --dtype=float32, else an older checkpoint", file=sys.stderr)
-        sys.exit(3)
-    texts = [text_after(tokenizer, ids, row, stop_ids, stop)[0] for row in rows]
-    if live:
-        print(texts[0][n_shown:], end='', flush=True)
-    return texts, interrupted
-
-
-# -----------------------------------------------------------------------------
-# the prompts
+# the prompts, as token ids
 stop_ids = tokenizer.stop_ids
+is_talking = False  # at the terminal, instead of answering prompts
+max_prompt = block_size  # ids
 if chat:
+    from conversations import chat_format, converse, fit_prompt
     form = chat_format(tokenizer)
     if form is None:
-        raise InputError(f"{source} knows no conversations: its tokenizer has no roles. "
-              "python prepare.py FILE --chat makes a dataset for config/finetune_chat.py")
+        raise InputError(f"{source} was not trained on conversations: its tokenizer has no roles. Use python "
+                         "prepare.py FILE --chat and config/finetune_chat.py.")
     stop_ids = form.stop_ids
     num_samples = 1
-    block_size = model.config.block_size
-    most = block_size - min(max_new_tokens, block_size // 2)  # tokens of a prompt
-    if prompts is None and 'start' not in given:
-        converse(form, lambda ids: generate(ids, 1, stop_ids, live=True)[0][0], most)
-        sys.exit()
+    max_prompt = block_size - min(max_new_tokens, block_size // 2)
+    is_talking = prompts is None and 'start' not in given
 encoded = []
 for text in texts:
-    try:
-        if chat:
-            ids, _ = fit_prompt(form, [{'role': 'user', 'content': text}], most)
-        else:
-            ids = prompt_ids(tokenizer, text)
-    except ValueError as e:
-        raise InputError(f"a prompt cannot be encoded ({text[:40]!r}): {e}")
+    if chat:
+        ids, _ = fit_prompt(form, [{'role': 'user', 'content': text}], max_prompt)
+    else:
+        ids = prompt_ids(tokenizer, text)
     if max(ids) >= model.config.vocab_size:
-        raise InputError(f"a prompt has the id {max(ids)}, and the model only {model.config.vocab_size} ids: it was "
-              "trained with another tokenizer. name its dataset with --dataset=NAME")
+        raise InputError(f"a prompt has the id {max(ids)}, but the model has {model.config.vocab_size} ids: it "
+                         "was trained with another tokenizer. Name its dataset: --dataset=NAME.")
     encoded.append(ids)
 
 # -----------------------------------------------------------------------------
-# samples, or the answer to each prompt
-live = len(texts) == 1 and num_samples == 1 and not chat
+# one sampler for all texts. A batch is always filled, so that one captured step serves all
+rows_at_once = min(batch_size, num_samples)
+max_length = block_size if is_talking else max(len(ids) for ids in encoded) + max_new_tokens
+sampler = Sampler(model, rows_at_once, max_length, temperature, top_k, top_p, tokenizer.n_vocab,
+                  compile=choose_compile(compile, used_device))
+n_calls = 0  # of generate(); each has a seed of its own, whatever the texts before it were
+
+
+def generate(ids, printing=False):
+    """Continue the prompt `ids` in each row of a batch. Return the new texts, and whether Ctrl-C ended them.
+
+    printing: print the text of the first row while it is generated.
+    """
+    global n_calls
+    new_ids = [[] for _ in range(rows_at_once)]
+    n_printed = 0  # characters
+    next_check = 0.0
+
+    def on_tokens(new):  # (rows_at_once, number of new ids)
+        nonlocal n_printed, next_check
+        for row, tokens in zip(new_ids, new.tolist()):
+            row += tokens
+        if time.perf_counter() < next_check:
+            return False
+        next_check = time.perf_counter() + 0.05  # decoding a long text may take as long as generating a token
+        results = [text_after(tokenizer, ids, row, stop_ids, stop) for row in new_ids]
+        if printing:
+            # without an end that may still change: part of a character, or the beginning of the stop text
+            text = results[0][0].rstrip('\ufffd')
+            if stop:
+                text = text[:max(0, len(text) - len(stop) + 1)]
+            new_text = text[n_printed:]
+            n_printed += len(new_text)  # before printing, as Ctrl-C may interrupt that
+            print(new_text, end='', flush=True)
+        return all(has_ended for _, has_ended in results)
+
+    was_interrupted = False
+    try:
+        with torch.inference_mode():  # a tenth faster than no_grad() for a small network
+            idx = torch.tensor([ids] * rows_at_once, device=used_device)
+            sampler.generate(idx, max_new_tokens, seed + n_calls, on_tokens)
+    except KeyboardInterrupt:
+        was_interrupted = True
+    except FloatingPointError as e:
+        print(f"error: {e} in {weight_dtype}. Try --dtype=float32, or an older checkpoint.", file=sys.stderr)
+        sys.exit(3)
+    n_calls += 1
+    texts = [text_after(tokenizer, ids, row, stop_ids, stop)[0] for row in new_ids]
+    if printing:
+        print(texts[0][n_printed:], end='', flush=True)
+    return texts, was_interrupted
+
+
+if is_talking:
+    converse(form, lambda ids: generate(ids, printing=True)[0][0], max_prompt)
+    sys.exit()
+printing = len(texts) == 1 and num_samples == 1 and not chat
 for text, ids in zip(texts, encoded):
-    for first in range(0, num_samples, batch_size):
-        if live:
+    for first in range(0, num_samples, rows_at_once):
+        if printing:
             print(text, end='', flush=True)
-        new_texts, interrupted = generate(ids, min(batch_size, num_samples - first), stop_ids, live)
-        for new_text in new_texts:
+        new_texts, was_interrupted = generate(ids, printing)
+        for new_text in new_texts[:num_samples - first]:
             if chat:
                 print(new_text.replace('\n', '\\n'), flush=True)
             else:
-                print('' if live else text + new_text, end='\n---------------\n', flush=True)
-        if interrupted:
+                print('' if printing else text + new_text, end='\n---------------\n', flush=True)
+        if was_interrupted:
             sys.exit(128 + signal.SIGINT)
