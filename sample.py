@@ -65,7 +65,7 @@ weight_dtype = choose_dtype(dtype, used_device)
 source = out_dir if init_from == 'resume' else init_from
 model, tokenizer = checkpoint.load(source, dataset, data_dir)
 if used_device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
-    # such short steps gain nothing from a second thread, and next to a busy process threads wait for each other
+    # such short steps gain nothing from a second thread, which next to a busy program only waits
     torch.set_num_threads(1)
 for p in model.parameters():  # not the table of rotations, which stays float32
     p.data = p.data.to(getattr(torch, weight_dtype))
@@ -94,8 +94,8 @@ for text in texts:
     else:
         ids = prompt_ids(tokenizer, text)
     if max(ids) >= model.config.vocab_size:
-        raise InputError(f"a prompt has the id {max(ids)}, but the model has {model.config.vocab_size} ids: it "
-                         "was trained with another tokenizer. Name its dataset: --dataset=NAME.")
+        raise InputError(f"a prompt has the id {max(ids)}, but the model has {model.config.vocab_size} ids: "
+                         "it was trained with another tokenizer. Name its dataset: --dataset=NAME.")
     encoded.append(ids)
 
 # -----------------------------------------------------------------------------
