@@ -165,7 +165,7 @@ def normalize(raw, path):
         raise InputError(f"{path} has no weights under 'model', as bare weights have not. save them with "
                          "their sizes: torch.save({'model': model.state_dict(), 'model_args': {...}}, PATH)")
     ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'config': {},
-            'given': None, 'tokenizer': None, 'data': None, 'tokens_per_iter': None, 'train_seconds': 0.0}
+            'given': None, 'tokenizer': None, 'data': None, 'tokens_per_iter': None, 'train_seconds': 0.0, 'n_iters': None}
     ckpt = {**ckpt, **raw, 'path': path}
     config = ckpt['config']
     if isinstance(config, Settings):
@@ -368,7 +368,7 @@ def load_for_resume(out_dir, step=0):
     choice = [None]
     if os.environ.get('RANK', '0') == '0':
         choice = [newest_valid(out_dir, step)]
-    if torch.distributed.is_initialized():
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast_object_list(choice, src=0, device=torch.device('cpu'))
     path = choice[0]
     if path is None:  # that is never a new beginning
@@ -418,7 +418,7 @@ OF_THIS_START = [
 ]
 # knobs that say the same thing: one that is given now replaces all that was given of them
 SAME_THING = [
-    ['max_iters', 'max_tokens', 'max_epochs'],
+    ['max_iters', 'max_tokens', 'max_epochs', 'train_minutes'],
     ['gradient_accumulation_steps', 'total_batch_size'],
     ['lr_schedule', 'decay_lr'],
 ]

@@ -339,6 +339,9 @@ if (use_compile or ddp or device_type == 'cuda') and not eval_only:
     if not warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, used_device, optional):
         del ddp_model  # the failed step may have left it in an inconsistent state
         gc.collect()
+        use_compile = False
+        model.loss_chunk_size = loss_chunk_size(used_device, batch_size * block_size, model.config.vocab_size,
+                                                use_compile)
         ddp_model = wrap_ddp()
         warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, used_device, optional=False)
 

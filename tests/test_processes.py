@@ -66,6 +66,50 @@ def test_two_processes_resume_to_the_bit(data_dir, tmp_path, two):
     assert_equal(whole['optimizer']['state'], parts['optimizer']['state'])
 
 
+@pytest.fixture
+def edit(tmp_path, monkeypatch):
+    """edit(code): each process that is started runs it first."""
+    def write(code):
+        (tmp_path / 'sitecustomize.py').write_text(code)
+        monkeypatch.setenv('PYTHONPATH', f'{tmp_path}:{REPO}')
+    return write
+
+
+def test_fsdp_sends_gradients_once_an_iteration(data_dir, tmp_path, edit):
+    edit("import atexit, os\n"
+         "if os.environ.get('RANK') == '0':\n"
+         "    import torch.distributed\n"
+         "    calls = []\n"
+         "    name = 'reduce_scatter_single'\n"
+         "    if not hasattr(torch.distributed, name):\n"
+         "        name = 'reduce_scatter_tensor'\n"  # older versions of torch
+         "    reduce_scatter = getattr(torch.distributed, name)\n"
+         "    def counting(*args, **options):\n"
+         "        calls.append(1)\n"
+         "        return reduce_scatter(*args, **options)\n"
+         "    setattr(torch.distributed, name, counting)\n"
+         "    atexit.register(lambda: print('sent', len(calls)))\n")
+    result = run_processes(2, 'train.py', *flags_of('gpt2', data_dir, tmp_path / 'out'), '--max_iters=2',
+                           '--eval_interval=0', '--shard=0')
+    assert result.returncode == 0, result.stderr
+    n_modules = 3  # two blocks, and the rest of the network
+    assert f'sent {(1 + 2) * n_modules}\n' in result.stdout  # for the warm-up, for two iterations
+
+
+def test_a_compiler_that_fails_in_one_process_alone_is_used_by_none(data_dir, tmp_path, edit, two):
+    edit("import os\n"
+         "if 'RANK' in os.environ:\n"
+         "    import torch, common\n"
+         "    common.choose_compile = lambda compile, device: True\n"
+         "    def backend(graph, inputs):\n"
+         "        assert os.environ['RANK'] == '0', 'no compiler'\n"
+         "        return graph\n"
+         "    compile = torch.nn.Module.compile\n"
+         "    torch.nn.Module.compile = lambda self: compile(self, backend=backend)\n")
+    train_in_two(*flags_of('gpt2', data_dir, tmp_path / 'out'), '--compile=auto', '--ddp_timeout=30')
+    assert_equal(load_checkpoint(two['gpt2'])['model'], load_checkpoint(tmp_path / 'out')['model'])
+
+
 def test_torchrun_restarts_a_killed_process_and_the_run_ends_with_the_same_bits(data_dir, tmp_path, two):
     # the second process of the first attempt kills itself in its fifth iteration
     (tmp_path / 'sitecustomize.py').write_text(

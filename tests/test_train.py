@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,10 +14,13 @@ import pytest
 import torch
 from conftest import REPO, TEXT, TINY, assert_equal, char_dataset, load_checkpoint, losses_of, read_log
 
+import benchmarks
+import configurator
 import files
 import processes
+import sampling
 import dataset
-from model import GPT
+import model
 
 
 @pytest.fixture
@@ -197,6 +201,28 @@ def test_checkpoints_are_numbered_pruned_and_linked(works, tiny, out):
     assert best['best_val_loss'] == losses[str(best['iter_num'])] == min(losses['4'], losses['8'])
     run = json.loads((out / 'run.json').read_text())
     assert run['outcome'] == 'done' and run['iterations'] == 8 and run['best_iter'] == best['iter_num']
+
+
+def test_run_json_has_the_best_loss_at_each_save(works, tiny, out, monkeypatch):
+    seen = []
+
+    def print_and_read(text):
+        if text.startswith('iter '):
+            run = json.loads((out / 'run.json').read_text())
+            seen.append((run.get('best_iter'), run.get('best_val_loss'), run['outcome']))
+
+    monkeypatch.setattr(configurator, 'print0', print_and_read)
+    works('train.py', *tiny)
+    assert seen[2] == (None, None, None) and seen[3] == (3, pytest.approx(seen[3][1]), None)
+
+
+def test_the_log_has_the_wall_clock_time_also_over_a_resume(works, tiny, out):
+    works('train.py', *tiny)
+    works('train.py', *tiny, '--init_from=resume', '--max_iters=8')
+    rows = read_log(out)
+    times = [float(row['wall_seconds']) for row in rows]
+    assert times == sorted(times) and len(set(times)) == len(times)
+    assert all(float(row['seconds']) < seconds for row, seconds in zip(rows, times))
 
 
 def test_with_always_save_checkpoint_off_the_named_checkpoint_is_the_best(works, tiny, out):
@@ -456,9 +482,65 @@ def test_an_error_in_edited_code_keeps_its_traceback(script, tiny, monkeypatch):
     def forward(*args, **options):
         raise RuntimeError('out of memory')
 
-    monkeypatch.setattr(GPT, 'forward', forward)
+    monkeypatch.setattr(model.GPT, 'forward', forward)
     with pytest.raises(RuntimeError, match='^out of memory$'):
         script('train.py', *tiny)
+
+
+@pytest.mark.parametrize('module, function, flags', [
+    (benchmarks, 'answer_losses', ['--tasks=TASK', '--tasks_interval=3']),
+    (sampling, 'generate_text', ['--sample_interval=3']),
+])
+def test_a_benchmark_or_sample_that_fails_is_a_note_and_the_weights_are_saved_before(
+        works, tiny, out, tmp_path, monkeypatch, module, function, flags):
+    task = tmp_path / 'task.jsonl'
+    task.write_text('{"context": "2 times 3 is ", "continuation": "6"}')
+    newest = []
+
+    def fail(*args, **options):
+        newest.append(max(out.glob('ckpt_0*.pt')).name)
+        raise FloatingPointError('logits are not finite')
+
+    monkeypatch.setattr(module, function, fail)
+    flags = [flag.replace('TASK', str(task)) for flag in flags]
+    result = works('train.py', *tiny, '--eval_interval=0', '--save_interval=3', *flags)
+    assert newest == ['ckpt_00000003.pt', 'ckpt_00000006.pt']
+    assert result.out.count('FloatingPointError: logits are not finite') == 2 and 'iter 5:' in result.out
+
+
+def test_clocks_that_stand_still_end_no_run(works, tiny, monkeypatch):
+    monkeypatch.setattr(time, 'time', lambda: 0.0)  # as one that is set back
+    monkeypatch.setattr(time, 'perf_counter', lambda: 0.0)
+    assert 'iter 5:' in works('train.py', *tiny).out
+
+
+def test_max_minutes_end_a_run_whose_clock_is_set_back(works, tiny, out, monkeypatch):
+    monkeypatch.setattr(time, 'time', lambda: 0.0)
+    works('train.py', *tiny, '--max_iters=2000', '--eval_interval=0', '--log_interval=0',
+          '--max_minutes=0.01')
+    assert 0 < load_checkpoint(out)['iter_num'] < 2000
+
+
+def test_a_run_whose_compiler_fails_goes_on_without_it(works, tiny, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError('no working triton')
+
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(processes, 'choose_compile', lambda compile, device: True)
+    monkeypatch.setattr(torch.nn.Module, 'compile', lambda block: compile(block, backend=broken))
+    try:
+        result = works('train.py', *tiny, '--compile=auto', '--sample_interval=6', '--sample_tokens=5')
+    finally:
+        torch.compiler.set_stance('default')
+        torch.compiler.reset()
+    assert 'no working triton' in result.out and 'samples after 6' in result.out
+    assert result.globals['use_compile'] is False
+
+
+def test_eval_only_compiles_nothing(works, tiny, monkeypatch):
+    monkeypatch.setattr(processes, 'choose_compile', lambda compile, device: True)
+    monkeypatch.setattr(torch.nn.Module, 'compile', None)
+    works('train.py', *tiny, '--eval_only')
 
 
 CONFIGS = sorted(path.name for path in (REPO / 'config').glob('*.py'))
