@@ -18,7 +18,7 @@ batch_size = 8
 block_size = 256
 gradient_accumulation_steps = 1
 
-# the recipe of config/arch_modern.py, with rates for a small batch
+# the recipe of config/arch_modern.py, with rates tuned by hand for this small batch
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
 momentum = 0.85  # 0.95 averages over twenty iterations, which is long where a run has a thousand

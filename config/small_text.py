@@ -28,7 +28,7 @@ batch_size = 8
 block_size = 256
 gradient_accumulation_steps = 1
 
-# the recipe of config/quickstart.py, with decay of the embeddings
+# the recipe of config/quickstart.py, tuned by hand for small batches, with decay of the embeddings
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
 momentum = 0.85

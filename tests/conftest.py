@@ -4,6 +4,7 @@ import csv
 import gc
 import os
 import pickle
+import re
 import runpy
 import signal
 import socket
@@ -135,6 +136,15 @@ def works(script):
         assert result.status == 0, result.err
         return result
     return run
+
+
+def knobs_of(script):
+    """Run a script up to and with its call of configure(): its globals."""
+    source = (REPO / script).read_text()
+    end = re.search(r'^ *(config, given = )?configure\(.*$', source, re.M).end()
+    names = {'__name__': '__main__', '__file__': str(REPO / script)}
+    exec(compile(source[:end], script, 'exec'), names)
+    return names
 
 
 def load_checkpoint(folder, name='ckpt.pt'):

@@ -5,7 +5,7 @@ import shlex
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import REPO, knobs_of
 
 PAGES = [REPO / 'README.md', REPO / 'AGENTS.md', REPO / 'data' / 'README.md', *sorted((REPO / 'docs').glob('*.md'))]
 
@@ -17,15 +17,6 @@ def commands():
                 found = re.search(r'(?:^|\| )(?:torchrun .*?|python )([a-z]+\.py.*)', line)
                 if found:
                     yield pytest.param(shlex.split(found[1], comments=True), id=f'{page.name}: {found[1][:60]}')
-
-
-def knobs_of(script):
-    """What a script does up to and with its call of configure()."""
-    source = (REPO / script).read_text()
-    end = re.search(r'^ *(config, given = )?configure\(.*$', source, re.M).end()
-    names = {'__name__': '__main__', '__file__': str(REPO / script)}
-    exec(compile(source[:end], script, 'exec'), names)
-    return names
 
 
 @pytest.mark.parametrize('words', list(commands()))

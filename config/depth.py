@@ -1,0 +1,66 @@
+# One dial: the depth of the network. All other settings follow from it.
+#
+#   data     python prepare.py fineweb   (or any large set: --dataset=NAME)
+#   launch   python train.py config/depth.py --n_layer=12
+#            torchrun --standalone --nproc_per_node=8 train.py config/depth.py --n_layer=24
+#   a CPU    python prepare.py
+#            python train.py config/depth.py --n_layer=4 --dataset=pystdlib --max_tokens=2e6
+#   cost     docs/gpus.md has a table: tokens, hours, dollars and memory for each depth
+#   loss     depth 12 is the run for which the rates were tuned: 3.28 on FineWeb by its source. Depths 2 and 4
+#            on a CPU: dev/results.md. Others were not measured by us
+#
+# A flag wins, and what follows from the setting follows from the flag: --max_tokens=1e8 also makes the batch
+# smaller, --n_embd=512 also changes heads, tokens and rates.
+#
+#   width    64 channels per layer, rounded up to heads of 128 channels: nanochat's (scripts/base_train.py)
+#   tokens   20 per parameter, Chinchilla's number (arXiv 2203.15556), counted over the matrices inside the
+#            blocks: embedding and head depend on the dataset's vocabulary. At depth 12 these are the 1.7
+#            billion tokens of the tuned run. nanochat's sweep found the lowest loss for a given compute at 17
+#            per such parameter for 80M of them, and at 8.5 for 400M (dev/LOG.md, 2026-01-27): a deep network
+#            that is trained once and not used much wants a lower --max_tokens
+#   batch    2^19 tokens at depth 12, growing with the tokens of the run to the power of 0.383 (arXiv
+#            2505.13738, as nanochat uses it). That law was fitted to large runs and leaves too few iterations
+#            to small ones, so a batch is at most a 2,000th of the run. It is at least 2,048 tokens: below
+#            that Muon takes longer than the gradient
+#   rates    config/arch_modern.py, read at the end of this file
+
+import math
+import os
+
+out_dir = f'out-depth-{n_layer}'
+dataset = 'fineweb'
+wandb_project = 'depth'
+wandb_run_name = f'depth-{n_layer}'
+
+# the network
+n_embd = 128 * math.ceil(64 * n_layer / 128)
+block_size = 256 if n_layer < 6 else 512 if n_layer < 10 else 1024
+
+# the length of the run
+_parameters = 12 * n_layer * n_embd**2  # 4 n_embd^2 in attention, 8 in the MLP
+max_tokens = 20.0 * _parameters
+_tuned_tokens = 20.0 * 12 * 12 * 768**2  # at depth 12
+
+# the batch, a power of two
+_batch = min(2**19 * (max_tokens / _tuned_tokens) ** 0.383, max_tokens / 2000)
+total_batch_size = 2 ** round(math.log2(max(2048, _batch)))
+max_iters = math.ceil(max_tokens / total_batch_size)
+max_tokens = None  # max_iters has it, so that --max_iters may also be larger
+
+# Micro-batches: 32,768 tokens at most, and fewer for larger networks, by what a block saves for the backward
+# pass. --batch_size sets the number of sequences by hand
+_n_processes = int(os.environ.get('WORLD_SIZE', 1))
+_sequences = total_batch_size // (block_size * _n_processes)  # per iteration and process
+_micro_tokens = min(32768, 32768 * (12 * 768) // (n_layer * n_embd))
+batch_size = max(1, min(_sequences, _micro_tokens // block_size))
+while _sequences % batch_size:
+    batch_size -= 1
+
+eval_interval = max(1, max_iters // 10)
+_eval_tokens = min(10485760, total_batch_size * max_iters // 50)
+eval_iters = max(1, _eval_tokens // (batch_size * block_size))
+sample_interval = 5 * eval_interval
+log_interval = 10
+
+with open(os.path.join(os.path.dirname(__file__), 'arch_modern.py')) as _file:
+    exec(_file.read())
