@@ -6,8 +6,10 @@
 #   a CPU    python prepare.py
 #            python train.py config/depth.py --n_layer=4 --dataset=pystdlib --max_tokens=2e6
 #   cost     docs/gpus.md has a table: tokens, hours, dollars and memory for each depth
-#   loss     depth 12 is the run for which the rates were tuned: 3.28 on FineWeb by its source. Depths 2 and 4
-#            on a CPU: dev/results.md. Others were not measured by us
+#   loss     depth 12 is the run for which the rates were tuned: 3.28 on FineWeb by its source. On a CPU,
+#            short runs on bytes end where config/quickstart.py's rates, tuned by hand, end with 2 layers (400
+#            iterations: 1.440 and 1.445), and 0.03 higher with 4 (200 iterations). Whole runs were not
+#            measured by us
 #
 # A flag wins, and what follows from the setting follows from the flag: --max_tokens=1e8 also makes the batch
 # smaller, --n_embd=512 also changes heads, tokens and rates.
@@ -20,8 +22,8 @@
 #            that is trained once and not used much wants a lower --max_tokens
 #   batch    2^19 tokens at depth 12, growing with the tokens of the run to the power of 0.383 (arXiv
 #            2505.13738, as nanochat uses it). That law was fitted to large runs and leaves too few iterations
-#            to small ones, so a batch is at most a 2,000th of the run. It is at least 2,048 tokens: below
-#            that Muon takes longer than the gradient
+#            to small ones, so a batch is at most a 2,000th of the run. It is at least 2,048 tokens, as Muon
+#            takes the same time for any batch
 #   rates    config/arch_modern.py, read at the end of this file
 
 import math
