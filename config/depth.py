@@ -44,8 +44,8 @@ max_tokens = 20.0 * _parameters
 _tuned_tokens = 20.0 * 12 * 12 * 768**2  # at depth 12
 
 # the batch, a power of two
-_batch = min(2**19 * (max_tokens / _tuned_tokens) ** 0.383, max_tokens / 2000)
-total_batch_size = 2 ** round(math.log2(max(2048, _batch)))
+_best_batch_size = min(2**19 * (max_tokens / _tuned_tokens) ** 0.383, max_tokens / 2000)
+total_batch_size = 2 ** round(math.log2(max(2048, _best_batch_size)))
 max_iters = math.ceil(max_tokens / total_batch_size)
 max_tokens = None  # max_iters has it, so that --max_iters may also be larger
 
