@@ -4,7 +4,7 @@
 #   launch   python train.py config/depth.py --n_layer=12
 #            torchrun --standalone --nproc_per_node=8 train.py config/depth.py --n_layer=24
 #   a CPU    python prepare.py
-#            python train.py config/depth.py --n_layer=4 --dataset=pystdlib --max_tokens=2e6
+#            python train.py config/depth.py --n_layer=4 --dataset=pystdlib --train_minutes=5
 #   cost     docs/gpus.md has a table: tokens, hours, dollars and memory for each depth
 #   loss     depth 12 is the run for which the rates were tuned: 3.28 on FineWeb by its source. On a CPU,
 #            short runs on bytes end where config/quickstart.py's rates, tuned by hand, end with 2 layers (400
@@ -29,6 +29,8 @@
 import math
 import os
 
+from configurator import process_ranks
+
 out_dir = f'out-depth-{n_layer}'
 dataset = 'fineweb'
 wandb_project = 'depth'
@@ -45,20 +47,22 @@ _tuned_tokens = 20.0 * 12 * 12 * 768**2  # at depth 12
 
 # the batch, a power of two
 _best_batch_size = min(2**19 * (max_tokens / _tuned_tokens) ** 0.383, max_tokens / 2000)
+if train_minutes and n_layer < 8:
+    _best_batch_size = 0  # how many tokens fit into these minutes is not known; this suits a laptop
 total_batch_size = 2 ** round(math.log2(max(2048, _best_batch_size)))
 max_iters = math.ceil(max_tokens / total_batch_size)
 max_tokens = None  # max_iters has it, so that --max_iters may also be larger
 
 # Micro-batches: 32,768 tokens at most, and fewer for larger networks, by what a block saves for the backward
 # pass. --batch_size sets the number of sequences by hand
-_n_processes = int(os.environ.get('WORLD_SIZE', 1))
+_n_processes = process_ranks()[2]
 _sequences = total_batch_size // (block_size * _n_processes)  # per iteration and process
 _micro_tokens = min(32768, 32768 * (12 * 768) // (n_layer * n_embd))
 batch_size = max(1, min(_sequences, _micro_tokens // block_size))
 while _sequences % batch_size:
     batch_size -= 1
 
-eval_interval = max(1, max_iters // 10)
+eval_interval = 200 if train_minutes else max(1, max_iters // 10)
 _eval_tokens = min(10485760, total_batch_size * max_iters // 50)
 eval_iters = max(1, _eval_tokens // (batch_size * block_size))
 sample_interval = 5 * eval_interval

@@ -43,7 +43,9 @@ def test_all_settings_follow_from_the_depth(settings, capsys, depth):
 @pytest.mark.parametrize('depth', range(1, 33))
 def test_micro_batches_divide_the_batch_of_every_depth_among_1_2_4_and_8_processes(
         settings, monkeypatch, depth):
-    for n_processes in (1, 2, 4, 8):
+    for name in ['RANK', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT']:
+        monkeypatch.setenv(name, '0')
+    for n_processes in [1, 2, 4, 8]:
         monkeypatch.setenv('WORLD_SIZE', str(n_processes))
         config = settings('config/depth.py', f'--n_layer={depth}')
         micro_batch = config['batch_size'] * config['block_size'] * n_processes
