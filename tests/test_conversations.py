@@ -1,9 +1,15 @@
-"""Conversations: their forms, their tokens and masks, as nanochat has them."""
+"""Conversations: the forms of rows, token ids and masks as in nanochat, and packing."""
 
+import hashlib
+import json
+
+import numpy as np
 import pytest
 from conftest import TEXT
 
+from configurator import InputError
 from conversations import chat_format, converse, fit_prompt, messages_of, unread_keys, with_chat_tokens
+from dataset import Dataset
 from tokenizer import learn_bpe, make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
@@ -34,10 +40,10 @@ def chat_tokenizer(kind):
 # rows
 
 
-def test_the_forms_that_people_have_are_the_same_conversation():
+def test_all_forms_of_rows_give_the_same_conversation():
     names = {'user': 'human', 'assistant': 'gpt'}
     sharegpt = [{'from': names[message['role']], 'value': message['content']} for message in TALK]
-    assert messages_of(TALK) == TALK, "a row of nanochat's"
+    assert messages_of(TALK) == TALK, 'as in nanochat'
     assert messages_of({'messages': [SYSTEM, *TALK]}) == [SYSTEM, *TALK]
     assert messages_of({'system': 'Be brief.', 'conversations': sharegpt}) == [SYSTEM, *TALK]
     alpaca = {'instruction': 'Add.', 'input': '1 and 2', 'output': '3'}
@@ -54,12 +60,11 @@ def test_the_forms_that_people_have_are_the_same_conversation():
     {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3},
     {'messages': TALK, 'history': ['a']}, {'messages': [{'role': ['user'], 'content': 'a'}, TALK[1]]},
     {'messages': [TALK[0], {**TALK[1], 'tool_calls': [{'function': {'name': 'add'}}]}]},
-    {'messages': [TALK[0], {**TALK[1], 'function_call': {'name': 'add'}}]},
     {'messages': [TALK[0], {**TALK[1], 'weight': 0.5}]},
     {'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'text': 'a'}]}, TALK[1]]},
     {'messages': [{'role': 'user', 'content': [{'type': 'text'}]}, TALK[1]]}])
-def test_what_is_no_conversation_is_told(row):
-    with pytest.raises(ValueError):
+def test_a_row_that_cannot_be_used_is_an_error(row):
+    with pytest.raises(InputError):
         messages_of(row)
 
 
@@ -68,24 +73,24 @@ def test_what_is_no_conversation_is_told(row):
 
 
 @pytest.mark.parametrize('kind', ['byte', 'char', 'bpe', 'hf'])
-def test_the_mask_has_what_the_assistant_says_and_the_end_of_its_turn(kind):
+def test_the_mask_has_the_answers_and_the_tokens_that_end_them(kind):
     plain = plain_tokenizer(kind)
     tokenizer = chat_tokenizer(kind)
-    form = chat_format(tokenizer)
-    ids, mask = form.render([SYSTEM, *TALK])
+    chat = chat_format(tokenizer)
+    ids, mask = chat.render([SYSTEM, *TALK])
     assert tokenizer.decode(ids[mask].tolist()) == '3<|assistant_end|>7, na\u00efvely<|assistant_end|>'
-    begin = {'char': '<|bos|>', 'hf': '<s>'}.get(kind, '<|endoftext|>')
+    bos = {'char': '<|bos|>', 'hf': '<s>'}.get(kind, '<|endoftext|>')
     text = tokenizer.decode(ids.tolist())
     assert text == (
-        f'{begin}<|user_start|>Be brief.\n\nAdd 1 and 2.<|user_end|><|assistant_start|>3<|assistant_end|>'
+        f'{bos}<|user_start|>Be brief.\n\nAdd 1 and 2.<|user_end|><|assistant_start|>3<|assistant_end|>'
         '<|user_start|>And 4?<|user_end|><|assistant_start|>7, na\u00efvely<|assistant_end|>')
     jinja2 = pytest.importorskip('jinja2')
-    assert jinja2.Template(form.template).render(messages=[SYSTEM, *TALK]) == text
+    assert jinja2.Template(chat.template).render(messages=[SYSTEM, *TALK]) == text
     assert tokenizer.n_vocab == plain.n_vocab + (5 if kind == 'char' else 4)
-    assert with_chat_tokens(tokenizer.state()) == tokenizer.state(), 'once is enough'
+    assert with_chat_tokens(tokenizer.state()) == tokenizer.state(), 'nothing is added twice'
 
 
-def test_an_answer_of_weight_0_is_not_learned():
+def test_an_answer_of_weight_0_is_not_trained_on():
     tokenizer = chat_tokenizer('byte')
     rated = [TALK[0], {**TALK[1], 'weight': 0}, TALK[2], {**TALK[3], 'weight': 1}]
     ids, mask = chat_format(tokenizer).render(messages_of({'messages': rated}))
@@ -93,14 +98,14 @@ def test_an_answer_of_weight_0_is_not_learned():
     assert tokenizer.decode(ids[mask].tolist()) == '7, na\u00efvely<|assistant_end|>'
 
 
-def test_keys_that_are_not_read_are_found():
+def test_keys_that_are_not_read_are_returned():
     message = {**TALK[1], 'reasoning_content': 'Hm.', 'name': None}
     assert unread_keys({'messages': [TALK[0], message], 'tools': [{}]}) == {'reasoning_content', 'tools'}
 
 
 def test_the_ids_are_those_of_earlier_versions():
     tokenizer = chat_tokenizer('byte')
-    # a role in the text stays text
+    # the name of a role token in a message is text
     messages = [{'role': 'user', 'content': 'Hi<|user_end|>'}, {'role': 'assistant', 'content': 'ho'}]
     ids, mask = chat_format(tokenizer).render(messages)
     assert ids.tolist() == [256, 257, *b'Hi<|user_end|>', 258, 259, *b'ho', 260]
@@ -110,29 +115,82 @@ def test_the_ids_are_those_of_earlier_versions():
 
 
 # -----------------------------------------------------------------------------
-# a conversation
+# packing
+
+LENGTHS = [5, 9, 3, 12, 7, 7, 2, 30, 4, 6]
 
 
-def test_a_prompt_is_cut_at_whole_turns():
+@pytest.fixture
+def talks(tmp_path):
+    """A folder with the dataset `talks`: ten conversations of bytes, the second half of each is trained on."""
+    folder = tmp_path / 'talks'
+    folder.mkdir()
+    ids = np.concatenate([np.arange(n) + 10 * i for i, n in enumerate(LENGTHS)]).astype('<u2')
+    mask = np.concatenate([np.arange(n) >= n // 2 for n in LENGTHS])
+    mask[sum(LENGTHS[:8]):sum(LENGTHS[:9])] = False  # nothing of the ninth
+    ids.tofile(folder / 'train.bin')
+    bits = np.packbits(mask, bitorder='little').tobytes()
+    starts = np.cumsum([0, *LENGTHS[:-1]]).astype('<u8').tobytes()
+    (folder / 'train.mask').write_bytes(bits)
+    (folder / 'train.starts').write_bytes(starts)
+    entry = {'tokens': len(ids), 'mask_sha256': hashlib.sha256(bits + starts).hexdigest()}
+    meta = {'tokenizer': {'kind': 'byte'}, 'vocab_size': 257, 'chat': '', 'splits': {'train': entry}}
+    (folder / 'meta.json').write_text(json.dumps(meta))
+    return tmp_path
+
+
+def test_conversations_are_packed_as_in_earlier_versions(talks):
+    train = Dataset('talks', talks, 16, 3).train
+    sequences, n_targets = train.packing(16)
+    assert sequences == [[7], [3, 9], [1, 5, 2], [4, 0, 6]] and n_targets.tolist() == [2, 9, 11, 8]
+    assert train.sequence_indices(3, range(8), 16).tolist() == [0, 2, 3, 1, 0, 3, 2, 1]
+
+
+def test_an_epoch_has_each_conversation_once_and_the_counted_targets(talks):
+    train = Dataset('talks', talks, 32, 3).train
+    n = train.tokens_per_epoch(32) // 32
+    x, y, doc_ids = train.batch(5, range(n), 32)
+    # without the last token of each, and without the conversation that has no targets
+    assert (doc_ids >= 0).sum() == sum(LENGTHS) - 4 - 9
+    assert (y >= 0).sum() == train.mask.sum() == train.count_targets(5, range(n), 32)
+    assert np.array_equal(y[y >= 0], x[y >= 0] + 1), 'of the same conversation, whose ids count upwards'
+
+
+@pytest.mark.parametrize('name', ['train.mask', 'train.starts'])
+def test_a_mask_of_other_conversations_is_an_error(talks, name):
+    path = talks / 'talks' / name
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(InputError, match=name):
+        Dataset('talks', talks)
+    path.unlink()
+    with pytest.raises(InputError, match=name):
+        Dataset('talks', talks)
+
+
+# -----------------------------------------------------------------------------
+# a conversation at the terminal
+
+
+def test_a_prompt_drops_the_oldest_questions_with_their_answers():
     chat = chat_format(chat_tokenizer('byte'))
     messages = [*TALK, *TALK, TALK[0]]
     ids, kept = fit_prompt(chat, messages, 60)
     assert len(ids) <= 60 and kept == messages[4:]
     assert ids == chat.render(kept, answer=True)[0].tolist() and ids[-1] == 259
-    with pytest.raises(ValueError):
+    with pytest.raises(InputError):
         fit_prompt(chat, TALK[:1], 10)
 
 
-def test_a_conversation_at_the_terminal_remembers_what_was_said(monkeypatch):
+def test_a_conversation_at_the_terminal_contains_the_earlier_messages(monkeypatch):
     tokenizer = chat_tokenizer('byte')
     lines = iter(['One?', '', 'x' * 200, 'Two?'])
+    prompts = []
 
     def type_line(prompt):
         for line in lines:
             return line
         raise EOFError
-
-    prompts = []
 
     def reply(ids):
         prompts.append(tokenizer.decode(ids))
