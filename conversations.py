@@ -282,7 +282,7 @@ class Conversations(Tokens):
         _, chosen = shuffled(seed, np.asarray(indices, dtype=np.uint64), len(sequences))
         return chosen.astype(np.int64)
 
-    def packed(self, sequence_indices, block_size):
+    def read_packed(self, sequence_indices, block_size):
         """Return x, y (-1: masked or padding), and the index of each token's conversation within its sequence
         (-1: padding), each (len(sequence_indices), block_size)."""
         sequences, _ = self.packing(block_size)
@@ -304,10 +304,10 @@ class Conversations(Tokens):
         return x, y, doc_ids
 
     def batch(self, seed, indices, block_size):
-        return self.packed(self.sequence_indices(seed, indices, block_size), block_size)
+        return self.read_packed(self.sequence_indices(seed, indices, block_size), block_size)
 
     def eval_batch(self, starts, block_size):
-        return self.packed(starts // block_size, block_size)
+        return self.read_packed(starts // block_size, block_size)
 
     def count_targets(self, seed, indices, block_size):
         """Return the number of unmasked targets of the training samples `indices`."""
@@ -361,8 +361,8 @@ def fit_prompt(chat, messages, max_tokens):
         if len(ids) <= max_tokens:
             return ids.tolist(), messages
         if len(messages) == 1:
-            raise InputError(f"the message is too long: more than {max_tokens} tokens. Write a shorter one, or "
-                             "leave more of the context to it by a smaller --max_new_tokens.")
+            raise InputError(f"the message is too long: more than {max_tokens} tokens. Write a shorter one, "
+                             "or leave more of the context to it by a smaller --max_new_tokens.")
         messages = messages[2:]
 
 

@@ -44,7 +44,7 @@ class Dataset:
     tokenizer, tokenizer_state
     fingerprint: plain values that identify the data: name, numbers of tokens, checksums
 
-    block_size, of training: a split without a sequence of this length is an error. document_mask: tokens
+    block_size: if given, for training, each split must have a sequence of this length. document_mask: tokens
     attend only to their own document. seed: of the order in which conversations are packed.
     """
 
@@ -297,7 +297,7 @@ class Tokens:
         y = ids[:, 1:]  # the target is the next token
         doc_ids = None
         if self.document_mask:
-            doc_ids = (x == self.end_of_text).cumsum(axis=1)  # this token is before each document
+            doc_ids = (x == self.end_of_text).cumsum(axis=1)  # <|endoftext|> begins a document
         return x, y, doc_ids
 
     def batch(self, seed, indices, block_size):
@@ -339,7 +339,7 @@ def checksum(entry):
 # -----------------------------------------------------------------------------
 # which sample comes when
 
-# the purpose, the second argument of hash64(seed, purpose, ...): each gets random numbers of its own
+# purposes: hash64(seed, purpose, ...) gives each of them random numbers of its own
 OFFSETS = 1  # where the first block of an epoch starts
 ORDER = 2  # of the blocks in an epoch, and of conversations
 DROPOUT = 3
@@ -401,7 +401,7 @@ def shuffled(seed, indices, n):
     return epochs, permute(indices % n, n, hash64(seed, ORDER, epochs))
 
 
-CHUNK = 4096  # number of starts that are computed together: numpy takes as long for a few
+CHUNK = 4096  # number of starts computed at once: numpy is slow on small arrays
 
 
 @functools.lru_cache(maxsize=4)

@@ -76,7 +76,8 @@ def test_the_sequences_of_an_evaluation_cover_the_split(data_dir):
     starts = data.val.eval_starts(16)
     assert len(starts) == data.n_eval_sequences(16)
     _, y, _ = data.val.eval_batch(starts, 16)
-    assert np.array_equal(y[y >= 0], data.val.read([1], data.val.n - 1)[0]), 'each token once, none after the end'
+    targets = data.val.read([1], data.val.n - 1)[0]
+    assert np.array_equal(y[y >= 0], targets), 'each token once, none after the end'
     few = data.val.eval_starts(16, 5)
     assert len(few) == 5 and set(few) <= set(starts)
 
