@@ -207,7 +207,7 @@ if micro_batches % ddp_world_size:
 grad_accum_steps = int(micro_batches) // ddp_world_size  # micro-batches of this process
 samples_per_iter = batch_size * grad_accum_steps * ddp_world_size
 tokens_per_iter = samples_per_iter * block_size
-tokens_per_epoch = data.train.n_targets(block_size)
+tokens_per_epoch = data.train.tokens_per_epoch(block_size)
 start_iter = ckpt['iter_num'] if resuming else 0
 n_iters = max_iters  # number of updates
 if max_tokens:
@@ -380,7 +380,7 @@ def estimate_loss():
 
     They are over eval_iters x batch_size sequences, spread evenly over the split and always the same ones.
     """
-    n_sequences = eval_iters * batch_size or data.n_eval_windows(block_size)
+    n_sequences = eval_iters * batch_size or data.n_eval_sequences(block_size)
     metrics = {}
     model.eval()
     for split, tokens in data.splits.items():
