@@ -1,6 +1,5 @@
 """Damaged inputs: each is used, or refused in one line with status 2, and no file goes."""
 
-import collections
 import json
 import random
 
@@ -54,7 +53,7 @@ def a_checkpoint(folder):
 def a_text(folder, name, text):
     path = folder / name
     path.write_text(text)
-    return path, lambda path: list(prepare.read_documents([str(path)], collections.Counter()))
+    return path, lambda path: list(prepare.read_documents([str(path)]))
 
 
 INPUTS = {
