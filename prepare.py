@@ -384,7 +384,14 @@ def read_row_texts(path, text_key):
 
 
 # -----------------------------------------------------------------------------
-# chunks, {'train': passages, 'val': passages}, which become shards
+# chunks, which become shards
+
+
+@dataclasses.dataclass
+class Chunk:
+    file_suffix: str  # of its shard, '_000000'; '' for the only one
+    train: list  # of passages
+    val: list
 
 
 def gather_chunks(passages, n_bytes, val_fraction):
@@ -393,18 +400,26 @@ def gather_chunks(passages, n_bytes, val_fraction):
     A hash of a document's beginning decides whether it goes to train or val, so it stays there when others
     are added.
     """
-    chunk = {'train': [], 'val': []}
+    number = 0
+    chunk = Chunk('', [], [])
     n_filled = 0
-    split = 'train'
+    in_val = False
     for passage in passages:
         if n_filled >= n_bytes:
+            chunk.file_suffix = f'_{number:06d}'
             yield chunk
-            chunk = {'train': [], 'val': []}
+            number += 1
+            chunk = Chunk('', [], [])
             n_filled = 0
         if passage.begins:
-            split = 'val' if is_hashed_below(passage.text, val_fraction) else 'train'
-        chunk[split].append(passage)
+            in_val = is_hashed_below(passage.text, val_fraction)
+        if in_val:
+            chunk.val.append(passage)
+        else:
+            chunk.train.append(passage)
         n_filled += len(passage.text.encode())
+    if number:
+        chunk.file_suffix = f'_{number:06d}'
     yield chunk
 
 
@@ -426,17 +441,17 @@ def has_few_documents(paths, text_key, val_fraction):
 
 def with_end_as_val(chunk, val_fraction):
     """Return a chunk in which val is the end of the text, as in nanoGPT."""
-    n_left = int((1 - val_fraction) * sum(len(passage.text) for passage in chunk['train']))  # for train
+    n_left = int((1 - val_fraction) * sum(len(passage.text) for passage in chunk.train))  # for train
     train = []
     val = []
-    for passage in chunk['train']:
+    for passage in chunk.train:
         n = min(n_left, len(passage.text))
         n_left -= n
         if n > 0:
             train.append(passage._replace(text=passage.text[:n]))
         if n < len(passage.text):
             val.append(passage._replace(text=passage.text[n:], begins=passage.begins and n == 0))
-    return {'train': train, 'val': val}
+    return Chunk(chunk.file_suffix, train, val)
 
 
 # -----------------------------------------------------------------------------
@@ -453,7 +468,7 @@ def encode_chunk(chunk, tok, end_of_text):
     token_bytes = tok.token_bytes()
     separator = b'' if end_of_text is None else np.array(end_of_text, dtype).tobytes()
     shard = {}
-    for split, passages in chunk.items():
+    for split, passages in (('train', chunk.train), ('val', chunk.val)):
         content = bytearray()
         counts = collections.Counter()
         for passage in passages:
@@ -469,16 +484,17 @@ def encode_chunk(chunk, tok, end_of_text):
             # fewer than the bytes of the text if the tokenizer drops some of it
             counts['token_bytes'] += int(token_bytes[ids].sum())
         if content:
-            counts['tokens'] = len(content) // dtype.itemsize
-            shard[split] = {'sha256': hashlib.sha256(content).hexdigest(), **counts}, bytes(content)
+            entry = {'file': f'{split}{chunk.file_suffix}.bin', 'sha256': hashlib.sha256(content).hexdigest(),
+                     'tokens': len(content) // dtype.itemsize, **counts}
+            shard[split] = entry, bytes(content)
     return shard
 
 
 def encode_chunks(chunks, tok, end_of_text, n_processes):
-    """Yield the chunks as encode_chunk() returns them, in order. If n_processes > 1, workers encode them."""
+    """Yield the chunks as encode_chunk() returns them, in order. Several of them are encoded by workers."""
     waiting = collections.deque()  # connections to the workers, in the order of their chunks
     for chunk in chunks:
-        if n_processes == 1:
+        if n_processes == 1 or not chunk.file_suffix:
             yield encode_chunk(chunk, tok, end_of_text)
             continue
         if len(waiting) < n_processes:
@@ -611,7 +627,7 @@ def write_json(path, value):
     write_whole(path, json.dumps(value, indent=1).encode())
 
 
-def begin(folder, plan, tok, separated):
+def begin(folder, plan, tok, end_of_text):
     """Remove an older dataset from the folder, and write the tokenizer. Return the content of plan.json."""
     # a folder with plan.json and without meta.json is not read as a dataset
     write_json(os.path.join(folder, 'plan.json'), {})
@@ -620,8 +636,7 @@ def begin(folder, plan, tok, separated):
         if OUR_FILES.fullmatch(file) and os.path.exists(path):
             os.remove(path)
     meta = write_tokenizer_files(folder, tok, dtype_of(tok))
-    if not separated:
-        meta['end_of_text'] = None
+    meta['end_of_text'] = end_of_text
     if tok.state()['kind'] == 'char':  # the vocabulary as nanoGPT writes it
         stoi = {char: id for id, char in enumerate(tok.state()['chars'])} | tok.special
         itos = {id: char for char, id in stoi.items()}
@@ -647,6 +662,12 @@ def make_text(folder, plan, meta, tok, paths, separated):
     """
     text_key = plan['text_key']
     val_fraction = plan['val_fraction']
+    first = next(read_documents(paths, text_key), None)
+    if first is None:
+        raise InputError("the input has no text. Use other files.")
+    if first.text.rstrip().endswith(END_OF_TEXT):
+        print0(f"note: the first row ends in {END_OF_TEXT}. It is text there, and not the token that stands "
+               "before each document. Remove it from the rows.")
     documents = read_documents(paths, text_key)
     n_bytes = plan['shard_mb'] * 1e6
     if has_few_documents(paths, text_key, val_fraction):
@@ -654,37 +675,26 @@ def make_text(folder, plan, meta, tok, paths, separated):
         chunks = (with_end_as_val(chunk, val_fraction) for chunk in chunks)
     else:
         chunks = gather_chunks(documents, n_bytes, val_fraction)
-    first_two = list(itertools.islice(chunks, 2))
-    chunks = itertools.chain(first_two, chunks)
-    is_single = len(first_two) == 1
-    passages = first_two[0]['train'] + first_two[0]['val']
-    if not passages:
-        raise InputError("the input has no text. Use other files.")
-    if any(passage.text.rstrip().endswith(END_OF_TEXT) for passage in passages):
-        print0(f"note: texts in rows end in {END_OF_TEXT}. It is text there, and not the token that stands "
-               "before each document. Remove it from the rows.")
 
-    if meta is None:
-        meta = begin(folder, plan, tok, separated)
-    shards = meta['shards']
+    shards = meta['shards'] if meta else []
+    chunks = itertools.islice(chunks, len(shards), None)  # the missing ones
+    end_of_text = tok.end_of_text if separated else None
+    max_tokens = plan['max_tokens'] or math.inf
+    encoded = encode_chunks(chunks, tok, end_of_text, choose_processes())
 
     def count(split, key):
         return sum(shard[split][key] for shard in shards if split in shard)
 
-    missing = itertools.islice(chunks, len(shards), None)
-    encoded = encode_chunks(missing, tok, meta['end_of_text'], 1 if is_single else choose_processes())
-    max_tokens = plan['max_tokens'] or math.inf
     while count('train', 'tokens') < max_tokens:
         shard = next(encoded, None)
         if shard is None:
             break
-        suffix = '' if is_single else f'_{len(shards):06d}'
-        entries = {}
-        for split, (entry, content) in shard.items():
-            file = f'{split}{suffix}.bin'
-            write_whole(os.path.join(folder, file), content)
-            entries[split] = {'file': file, **entry}
-        shards.append(entries)
+        if meta is None:  # only now, as the input could be read and encoded
+            meta = begin(folder, plan, tok, end_of_text)
+            shards = meta['shards']
+        for entry, content in shard.values():
+            write_whole(os.path.join(folder, entry['file']), content)
+        shards.append({split: entry for split, (entry, content) in shard.items()})
         write_json(os.path.join(folder, 'plan.json'), meta)
         print0(f"{count('train', 'tokens'):,} tokens to train on")
     if count('train', 'tokens') < 2:
@@ -729,7 +739,7 @@ def make_conversations(folder, plan, tok, paths):
         raise InputError("no conversation to train on. Use more of them, in a form of docs/chat.md, or a "
                          "smaller --val_fraction.")
 
-    meta = begin(folder, plan, tok, separated=True)
+    meta = begin(folder, plan, tok, tok.end_of_text)
     meta['chat'] = form.template
     meta['splits'] = {}
     for split, pairs in rendered.items():

@@ -61,7 +61,10 @@ class Tokenizer:
         self._state = state
         self.text_pieces = text_pieces
         self.special = special
-        self.n_vocab = max([*text_pieces, *special.values()], default=-1) + 1
+        self.pieces = dict(text_pieces)  # of all ids
+        for token, id in special.items():
+            self.pieces[id] = token.encode()
+        self.n_vocab = max(self.pieces) + 1
         # <|bos|> is nanochat's name for the token before each document
         self.end_of_text = special.get(END_OF_TEXT, special.get('<|bos|>'))
         self.stop_ids = [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special]
@@ -79,11 +82,8 @@ class Tokenizer:
         return ids
 
     def decode(self, ids):
-        names = {id: token.encode() for token, id in self.special.items()}
-        content = b''
-        for id in ids:
-            # an id may have no meaning: o200k_base skips some, and a vocabulary is padded
-            content += self.text_pieces.get(id) or names.get(id, b'')
+        # an id may have no meaning: o200k_base skips some, and a vocabulary is padded
+        content = b''.join(self.pieces.get(id, b'') for id in ids)
         return content.decode('utf-8', 'replace')
 
     def token_bytes(self):
@@ -124,8 +124,8 @@ class CharTokenizer(Tokenizer):
             return np.array([self.id_of[char] for char in text], dtype=np.int32)
         except KeyError as e:
             char = e.args[0]
-            raise InputError(f"the character {char!r} (U+{ord(char):04X}) is not in the vocabulary. Use "
-                             f"only characters of the text that it was made from.") from None
+            raise InputError(f"the character {char!r} (U+{ord(char):04X}) is not in the vocabulary. Use only "
+                             "characters of the text that it was made from.") from None
 
 
 class NumberTokenizer(Tokenizer):
@@ -286,7 +286,7 @@ class HFTokenizer(Tokenizer):
             state = {**state, 'json': self.tokenizer.to_str()}
         added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
         special = {token.content: id for id, token in added.items() if token.special}
-        super().__init__(state, self.bytes_of_tokens(vocab, added, special), special)
+        super().__init__(state, self.text_pieces_of(vocab, added, special), special)
 
         self.config = {}  # of tokenizer_config.json
         if state.get('config'):
@@ -306,8 +306,8 @@ class HFTokenizer(Tokenizer):
         ends = [eos, self.end_of_text, *state.get('stop_ids', [])]
         self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
 
-    def bytes_of_tokens(self, vocab, added, special):
-        """Return {id: bytes} of all tokens but the special ones."""
+    def text_pieces_of(self, vocab, added, special):
+        """Return {id: bytes} of all tokens in `vocab`, {token: id}, but the special ones."""
         byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
         is_byte_level = 'ByteLevel' in str(self.tokenizer.decoder)  # tokens have a character for each byte
         pieces = {}

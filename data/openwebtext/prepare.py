@@ -1,4 +1,4 @@
-"""nanoGPT's command for this dataset, from any folder: prepare.py at the top makes it."""
+"""nanoGPT's command for this dataset: the same as `python prepare.py openwebtext`."""
 
 import os
 import subprocess
