@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import re
+import unicodedata
 
 import numpy as np
 
@@ -124,8 +125,13 @@ class CharTokenizer(Tokenizer):
             return np.array([self.id_of[char] for char in text], dtype=np.int32)
         except KeyError as e:
             char = e.args[0]
-            raise InputError(f"the character {char!r} (U+{ord(char):04X}) is not in the vocabulary. Use only "
-                             "characters of the text that it was made from.") from None
+            remedy = "Use only characters of the text that it was made from."
+            for form in ['NFC', 'NFD']:  # an umlaut is one character, or a letter and a mark
+                other = unicodedata.normalize(form, text)
+                if other != text and all(char in self.id_of for char in other):
+                    remedy = f"Write it in Unicode's form {form}: {ascii(other)}"
+            raise InputError(f"the character {char!r} (U+{ord(char):04X}) is not in the vocabulary. "
+                             f"{remedy}") from None
 
 
 class NumberTokenizer(Tokenizer):

@@ -290,3 +290,10 @@ def test_tokenizers_with_the_same_vocabulary_are_the_same(gpt2, learned, tmp_pat
                  (char, {**char, 'chars': 'ac'}), (chat, {**char, 'added': ['<|endoftext|>']}),
                  (hf, hugging_face_state(tmp_path / 'b.json'))):
         assert not same_tokenizer(a, b) and not same_tokenizer(b, a)
+
+
+@pytest.mark.parametrize('chars, text, words', [
+    ('aU\u0308', '\u00dca', 'NFD'), ('a\u00dc', 'U\u0308a', 'NFC'), ('ab', 'a\u00dc', 'U+00DC')])
+def test_an_unknown_character_is_named_with_the_form_that_is_known(chars, text, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        make_tokenizer({'kind': 'char', 'chars': chars}).encode(text)
