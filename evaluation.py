@@ -9,7 +9,6 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from dataset import windows
 from processes import all_reduce_sum
 
 
@@ -32,7 +31,7 @@ def text_loss(model, split, n_windows, block_size, batch_size, ctx, rank=0, worl
     """
     assert not model.training, "call model.eval() first: dropout would change the loss"
     device = next(model.parameters()).device
-    starts = windows(split.n_targets(block_size), block_size, n_windows)
+    starts = split.eval_starts(block_size, n_windows)
     n_batches = math.ceil(len(starts) / batch_size)
     token_bytes = torch.as_tensor(split.token_bytes, dtype=torch.float32, device=device)
     # each window has its own place in the sums, so it does not matter which process fills it
