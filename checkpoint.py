@@ -1,14 +1,12 @@
 """
-Checkpoints: which one is meant, what is in it, the model that it makes; what a resumed run takes from it; and
-how one is written. A run's folder has
+Find, read, check and write checkpoints; merge the settings when a run is resumed. A run's folder contains
 
-    out_dir/ckpt_00000500.pt   the state after 500 iterations; the newest few stay
-    out_dir/ckpt.pt            a link to the newest, or with always_save_checkpoint=False to the best
-    out_dir/ckpt_best.pt       a link to the one with the lowest validation loss
-    out_dir/eval_00000500.json what eval.py has measured of that state
+    out_dir/ckpt_00000500.pt    the state after 500 iterations; the newest few are kept
+    out_dir/ckpt.pt             a link to the newest one, or with always_save_checkpoint=False to the best
+    out_dir/ckpt_best.pt        a link to the one with the lowest validation loss
+    out_dir/eval_00000500.json  the results of eval.py for that state
 
 Nothing in a file that is read is executed. From Python: model, tokenizer = load('out').
-What cannot be read is a ValueError of one line; the functions that scripts alone call end with raise InputError().
 """
 
 import dataclasses
@@ -19,257 +17,238 @@ import re
 import shutil
 import zipfile
 
-import numpy as np
 import torch
-import torch.distributed
 
-import huggingface
-from configurator import INVALID, InputError, fit_value, print0
+from configurator import INVALID, InputError, fit_value, print0, process_ranks
 from dataset import folder_of, padded_vocab_size, read_meta
-from files import lock_folder, check_not_lfs_pointer, first_line, read_json, read_rows, replacing, write_rows
+from files import check_not_lfs_pointer, first_line, read_rows, replacing, write_rows
 from model import GPT, NANOGPT, GPTConfig
+from processes import broadcast, innermost
 from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
-
 
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
 MODEL_FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 
 # -----------------------------------------------------------------------------
-# which file
+# find a file
 
 
 def number_of(path):
-    """The iteration in the name of a numbered checkpoint or evaluation, or None."""
-    found = re.fullmatch(r'(?:ckpt|eval)_(\d{8,})\.(?:pt|json)', os.path.basename(path))
-    return int(found[1]) if found else None
+    """Return the iteration in the name of a numbered checkpoint or evaluation, or None."""
+    match = re.fullmatch(r'(?:ckpt|eval)_(\d{8,})\.(?:pt|json)', os.path.basename(path))
+    return int(match[1]) if match else None
 
 
 def numbered(out_dir):
-    """The paths of a run's numbered checkpoints, oldest first."""
+    """Return the paths of a run's numbered checkpoints, oldest first."""
     paths = glob.glob(os.path.join(glob.escape(out_dir), 'ckpt_*.pt'))
     return sorted([path for path in paths if number_of(path) is not None], key=number_of)
 
 
 def candidates(out_dir):
-    """The paths of a run's checkpoints in the order in which a resume tries them. nanoGPT leaves a ckpt.pt
-    and no numbered ones."""
+    """Return the paths of a run's checkpoints in the order in which a resume tries them.
+
+    The links are last, for nanoGPT's ckpt.pt.
+    """
     links = [os.path.join(out_dir, name) for name in LINKS]
     return numbered(out_dir)[::-1] + [path for path in links if os.path.exists(path)]
 
 
 def newest(out_dir):
-    """The path of the newest checkpoint, or None."""
+    """Return the path of a run's newest checkpoint, or None."""
     paths = candidates(out_dir)
     return paths[0] if paths else None
 
 
 def exists(out_dir):
-    """Whether the folder holds a run."""
-    return bool(candidates(out_dir))
+    """Return whether the folder contains a run."""
+    return newest(out_dir) is not None
 
 
 def find(source):
-    """The path that `source` means: a file; a run's ckpt.pt, else its newest checkpoint; a Hugging Face
-    folder or name as it is."""
+    """Return the path of the checkpoint `source`: a file, or a run's folder, of which ckpt.pt is taken, else
+    the newest one. Hugging Face folders and names are returned as they are."""
     source = os.fspath(source)
-    if os.path.isfile(source) or huggingface.is_hub_name(source):
+    if os.path.isfile(source):
         return source
     for path in [os.path.join(source, 'ckpt.pt'), *candidates(source)]:
         if os.path.exists(path):
             return path
-    if os.path.exists(os.path.join(source, 'config.json')):
+    import huggingface
+    if os.path.exists(os.path.join(source, 'config.json')) or huggingface.is_hub_name(source):
         return source
-    raise InputError(f"no checkpoint in {source}. train first, or name a run's folder, a checkpoint, a "
-                     "Hugging Face folder or name (gpt2, OWNER/NAME)")
+    raise InputError(f"no checkpoint found: {source}. Name a run's folder, a checkpoint, or a Hugging Face "
+                     "folder or name (gpt2, OWNER/NAME).")
 
 
 # -----------------------------------------------------------------------------
-# what is in a file
+# read a file
 
 
-class Settings:
-    """Stands for a class of plain attributes in a checkpoint, such as build-nanogpt's GPTConfig and
-    argparse.Namespace. It takes the attributes, and has no code."""
+def unreadable(path, e):
+    """Return the InputError for a file that made reading fail with the exception e."""
+    return InputError(f"{path} is not a checkpoint of flatgpt or nanoGPT, nor a Hugging Face folder, or is "
+                      f"damaged ({type(e).__name__}: {first_line(e)}). Use another one; docs/from_nanogpt.md "
+                      "has the ways to convert.")
 
 
 def unpack(path, verify=True):
-    """What torch.save has written into a file; its tensors stay mapped. verify: look at the checksums."""
-    check_not_lfs_pointer(path)
-    with open(path, 'rb') as file:
-        start = file.read(9)
-        if start[:4] == b'GGUF':
-            raise InputError(f"{path} is a GGUF, of llama.cpp. docs/huggingface.md has the lines that make a "
-                             "Hugging Face folder of it; name that")
-        if start[4:] == b'\0\0\0\0{':
-            raise InputError(f"{path} is a safetensors file. name its folder, with the config.json: "
-                             f"--init_from={os.path.dirname(path) or '.'}")
-        if int.from_bytes(start[:4], 'little') == 20240326:
-            raise InputError(f"{path} is a model of llm.c. its dev/eval/export_hf.py makes a Hugging Face "
-                             "folder of it; name that")
-        if verify:
-            damaged = zipfile.ZipFile(file).testzip()
+    """Return what torch.save wrote into a file; the tensors are mapped. verify: test the checksums."""
+    try:
+        check_not_lfs_pointer(path)
+        with open(path, 'rb') as file:
+            damaged = zipfile.ZipFile(file).testzip() if verify else None
             if damaged:
-                raise InputError(f"{path} is damaged (the checksum of {damaged}). use another checkpoint")
-        # A run may replace the file meanwhile, and torch opens it twice: for the table of contents, and for
-        # the numbers. Those of two files would give weights that are wrong, and finite
-        source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS that shares the file's position
-        if not os.path.exists(source):  # macOS, Windows
-            source = path
-        allowed = [np.dtype]
-        for kind in [np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_]:
-            allowed.append(type(np.dtype(kind)))
-        for name in torch.serialization.get_unsafe_globals_in_checkpoint(source):
-            if name.endswith('.multiarray.scalar'):  # of numpy 1 or 2
-                allowed.append((np.float64(0).__reduce__()[0], name))
-            elif name.endswith('Config') or name == 'argparse.Namespace':
-                allowed.append((Settings, name))
-            elif name != 'numpy.dtype':
+                raise InputError(f"{path} is damaged: the checksum of {damaged} is wrong. Use another "
+                                 "checkpoint.")
+            # A run may replace the file meanwhile, and torch opens it twice, for the table of contents and
+            # for the tensors. Those of two files would be wrong weights that are finite
+            source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS that shares the file's position
+            if not os.path.exists(source):  # macOS, Windows
+                source = path
+            classes = torch.serialization.get_unsafe_globals_in_checkpoint(source)
+            if classes:
                 raise InputError(
-                    f"{path} holds {name}, which could run code: refused. if you trust the file, keep what "
-                    f"is plain: python -c \"import torch; c = torch.load('{path}', weights_only=False); "
-                    "torch.save({k: c[k] for k in ['model', 'model_args', 'iter_num']}, 'plain.pt')\"")
-        with torch.serialization.safe_globals(allowed):
+                    f"{path} contains {', '.join(classes)}, which could run code. If you trust the file, "
+                    "save its weights alone (docs/from_nanogpt.md keeps the optimizer, too): python -c "
+                    f"\"import torch; c = torch.load('{path}', map_location='cpu', weights_only=False); "
+                    "torch.save({k: c[k] for k in ['model', 'model_args']}, 'plain.pt')\"")
             return torch.load(source, map_location='cpu', weights_only=True, mmap=True)
+    except InputError:
+        raise
+    except Exception as e:  # a file may contain anything
+        raise unreadable(path, e) from e
 
 
 def read(path, verify=True):
-    """The checkpoint at `path` (see find), checked against model.py; a dict whose tensors are on the CPU:
+    """
+    Return the checkpoint at `path` (see find), checked against model.py: a dict with the tensors on the CPU.
 
-    model             {name: tensor}, without the names that wrappers give
+    model             {name: tensor}, without the prefixes of torch.compile and DDP
     model_args        the arguments of GPTConfig
-    optimizer, scaler their states; None where there are weights only
-    iter_num, best_val_loss, tokens_per_iter, train_seconds
-    config, given     the knobs, and the set of those that were given
-    tokenizer, data   its state, and what tells the data; None where the file does not say
+    optimizer, scaler their states; None if the file has weights only
+    iter_num, best_val_loss, best_iter, tokens_per_iter, train_seconds
+    config, given     all settings, and those that were given, {name: value}
+    n_iters           the number of iterations that the clock has set, or None
+    tokenizer, data   the tokenizer's state, and what identifies the data; None if unknown
     path
     """
     path = os.fspath(path)
+    if os.path.isfile(path):
+        raw = unpack(path, verify)
+    else:
+        import huggingface
+        raw = huggingface.read(path)
+    ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'best_iter': None,
+            'tokens_per_iter': None, 'train_seconds': 0.0, 'n_iters': None, 'tokenizer': None, 'data': None}
     try:
-        raw = unpack(path, verify) if os.path.isfile(path) else huggingface.read(path)
-        ckpt = normalize(raw, path)
+        ckpt.update(raw, path=path, iter_num=int(raw.get('iter_num', 0)),
+                    best_val_loss=float(raw.get('best_val_loss', math.inf)))
+        ckpt.update(flatgpt_settings(raw) if 'given' in raw else nanogpt_settings(raw))
+        ckpt['model'] = clean_weights(raw['model'])
+        ckpt['model_args'] = complete_args(raw['model_args'], ckpt['model'])
         check_weights(ckpt)
-    except Exception as e:  # a file may say anything
-        if str(e).startswith(path):
-            raise
-        raise InputError(f"{path} is damaged, or no checkpoint of model.py's GPT ({type(e).__name__}: "
-                         f"{first_line(e)}). use another one, or the code that it was trained with")
+    except InputError:
+        raise
+    except Exception as e:  # a file may contain anything
+        raise unreadable(path, e) from e
     return ckpt
 
 
-ALL_BUT = {'device', 'dtype', 'compile', 'backend'}  # chosen for another machine
+def flatgpt_settings(raw):
+    """Return `config` and `given` of one of our checkpoints."""
+    config = dict(raw['config'])
+    given = raw['given']
+    if not isinstance(given, dict):  # commit 67db31c stored the names
+        given = {name: config[name] for name in given}
+    return {'config': config, 'given': given}
 
 
-def normalize(raw, path):
-    """The dict of read() for what is in a file: ours, nanoGPT's, commit a170a90's, build-nanogpt's."""
-    if 'model' not in raw:
-        raise InputError(f"{path} has no weights under 'model', as bare weights have not. save them with "
-                         "their sizes: torch.save({'model': model.state_dict(), 'model_args': {...}}, PATH)")
-    ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'config': {},
-            'given': None, 'tokenizer': None, 'data': None, 'tokens_per_iter': None, 'train_seconds': 0.0, 'n_iters': None}
-    ckpt = {**ckpt, **raw, 'path': path}
-    config = ckpt['config']
-    if isinstance(config, Settings):
-        config = vars(config)
-    if 'model_args' not in ckpt:  # build-nanogpt's; its network has biases and the tanh approximation
-        ckpt['model_args'] = {'bias': True, 'mlp': 'gelu_tanh', **config}
-        ckpt['iter_num'] = ckpt['step']
-        config = {}
-    config = {name: plain(value) for name, value in config.items()}
-    ckpt['config'] = config
-    ckpt['iter_num'] = int(ckpt['iter_num'])
-    ckpt['best_val_loss'] = float(ckpt['best_val_loss'])
-
-    weights = {}
-    for name, p in ckpt['model'].items():
-        # torch.compile and DDP put these in front of names, in any order
-        parts = [part for part in name.split('.') if part not in ('_orig_mod', 'module')]
-        weights['.'.join(parts)] = p
-    args = {'bias': 'transformer.ln_f.bias' in weights, 'dropout': 0.0}  # nanoGPT's first lack these fields
-    if ckpt['model_args'].get('arch', 'gpt2') == 'gpt2':
-        args.update(NANOGPT)  # whatever the preset has been edited to
-    for name, value in ckpt['model_args'].items():
-        if name in MODEL_FIELDS or value:  # else it is off, and not known here: other code may have had it
-            args[name] = plain(value)
-    if isinstance(args.get('rope_scaling'), str):  # of commit a170a90: 'none', or 'llama3:8:1:4:8192'
-        numbers = [float(number) for number in args['rope_scaling'].split(':')[1:]]
-        args['rope_scaling'] = dict(zip(huggingface.ROPE_SCALING, numbers)) or None
-    embedding = weights['transformer.wte.weight']
-    if args.get('tie', True):
-        weights.setdefault('lm_head.weight', embedding)
-    if not torch.equal(weights['lm_head.weight'], embedding):
-        args['tie'] = False  # no field says so where somebody has taken out the line that ties them
-    ckpt['model'] = weights
-    ckpt['model_args'] = args
-
-    if 'trained_on' in ckpt:  # commit a170a90's
-        ckpt['tokens_per_iter'] = ckpt['trained_on']['tokens per iteration']
-        ckpt['train_seconds'] = ckpt['seconds']
-        ckpt['given'] = read_json(os.path.join(os.path.dirname(path), 'run.json')).get('given')
-    elif ckpt['given'] is None:  # nanoGPT's
-        group = ckpt['optimizer']['param_groups'][0] if ckpt['optimizer'] else {}
-        if 'betas' in group:  # a resume there goes on with the optimizer's, and writes other ones into config
+def nanogpt_settings(raw):
+    """Return `config`, `given` and `tokens_per_iter` of nanoGPT's checkpoints, or of weights without any."""
+    config = dict(raw.get('config', {}))
+    if raw.get('optimizer'):
+        group = raw['optimizer']['param_groups'][0]
+        if 'betas' in group:  # what a resume uses there, whatever it writes into config
             config['weight_decay'] = group['weight_decay']
             config['beta1'], config['beta2'] = group['betas']
-        if 'gradient_accumulation_steps' in config:
-            sequences = config['batch_size'] * config['gradient_accumulation_steps']
-            ckpt['tokens_per_iter'] = sequences * config['block_size']
-    if ckpt['given'] is None:
-        ckpt['given'] = set(config) - ALL_BUT
-    ckpt['given'] = set(ckpt['given'])
-    if 'budget' in ckpt['given']:  # commit a170a90's max_iters came from it
-        ckpt['given'].add('max_iters')
-    return ckpt
-
-
-def plain(value):
-    """A number of numpy's or torch's as one of Python's; anything else as it is."""
-    if isinstance(value, (np.generic, torch.Tensor)):
-        return value.item()
-    return value
+    tokens_per_iter = None
+    if 'gradient_accumulation_steps' in config:
+        sequences = config['batch_size'] * config['gradient_accumulation_steps']
+        tokens_per_iter = sequences * config['block_size']
+    given = {}
+    for name, value in config.items():
+        if name not in ('device', 'dtype', 'compile', 'backend'):  # chosen for another machine
+            given[name] = value
+    return {'config': config, 'given': given, 'tokens_per_iter': tokens_per_iter}
 
 
 # -----------------------------------------------------------------------------
-# the model
-
-
-def empty_model(config):
-    """A GPT without weights: no time for random numbers that are overwritten at once."""
-    with torch.device('meta'):
-        model = GPT(config)
-    if any(buffer.is_meta for buffer in model.buffers()):  # a table that somebody has added
-        model = GPT(config)
-    return model
-
+# the network
 
 # causal masks and rotations, which older versions of nanoGPT and transformers saved among the weights
 CONSTANTS = ('.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq')
 
 
+def clean_weights(weights):
+    """Return the weights under their names in a GPT."""
+    cleaned = {}
+    for name, p in weights.items():
+        # torch.compile and DDP put these in front of names, in any order
+        parts = [part for part in name.split('.') if part not in ('_orig_mod', 'module')]
+        if not name.endswith(CONSTANTS):
+            cleaned['.'.join(parts)] = p
+    return cleaned
+
+
+def complete_args(args, weights):
+    """Return the arguments of GPTConfig with those that a file leaves out. A tied head is added to `weights`
+    if it is missing."""
+    completed = {}
+    if args.get('arch', 'gpt2') == 'gpt2':
+        completed.update(NANOGPT)  # not the preset, which may have been edited
+        completed['bias'] = 'transformer.ln_f.bias' in weights  # nanoGPT's first versions lack this field
+    for name, value in args.items():
+        if name in MODEL_FIELDS or value:  # an unknown field that is off: other code may have added it
+            completed[name] = value
+    embedding = weights['transformer.wte.weight']
+    if args.get('tie', True):
+        weights.setdefault('lm_head.weight', embedding)
+    if not torch.equal(weights['lm_head.weight'], embedding):
+        completed['tie'] = False  # forks of nanoGPT that untie the head do not record it
+    return completed
+
+
+def empty_model(config):
+    """Return a GPT without weights, which takes no time for random numbers."""
+    with torch.device('meta'):
+        model = GPT(config)
+    if any(buffer.is_meta for buffer in model.buffers()):  # a table that edited code has added
+        model = GPT(config)
+    return model
+
+
 def check_weights(ckpt):
-    """ValueError if the weights are not those of the network that model_args describe, or not finite. Takes
-    out what is no weight."""
+    """Raise InputError unless the weights are finite, and those of the network that model_args describe."""
     path = ckpt['path']
     config = GPTConfig(**ckpt['model_args'])
-    if config.n_layer > len(ckpt['model']):  # to build them all could take for ever
-        raise InputError(f"{path} has fewer weights than layers ({config.n_layer}). use another checkpoint")
+    if config.n_layer > len(ckpt['model']):  # building all of them could take forever
+        raise InputError(f"{path} has fewer weights than layers: {config.n_layer}. Use another checkpoint.")
     expected = {name: p.shape for name, p in empty_model(config).state_dict().items()}
-    weights = {}
-    for name, p in ckpt['model'].items():
-        if name in expected or not name.endswith(CONSTANTS):
-            weights[name] = p
-    found = {name: p.shape for name, p in weights.items()}
-    for name in sorted(expected | found):
-        if found.get(name) != expected.get(name):
-            raise InputError(f"{path} is of another network: the shape of {name} is {found.get(name)} there, "
-                             f"and {expected.get(name)} here. use the code that it was trained with")
-        if not torch.isfinite(weights[name]).all():
-            raise InputError(f"{path} has a weight that is not finite ({name}). use an earlier checkpoint")
-    ckpt['model'] = weights
+    shapes = {name: p.shape for name, p in ckpt['model'].items()}
+    for name in sorted(expected | shapes):
+        if shapes.get(name) != expected.get(name):
+            raise InputError(f"{path} is of another network: {name} has the shape {shapes.get(name)} there, "
+                             f"{expected.get(name)} here. Use the code that it was trained with.")
+        if not torch.isfinite(ckpt['model'][name]).all():
+            raise InputError(f"{path} has a weight that is not finite: {name}. Use an earlier checkpoint.")
 
 
 def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
-    """The GPT of a checkpoint, on the CPU. block_size: fewer positions, with rope also more; vocab_size: more
-    ids, see grow_vocabulary."""
+    """Return the GPT of a checkpoint, on the CPU.
+
+    block_size: a shorter context, with rope also a longer one. vocab_size: a larger vocabulary.
+    """
     config = GPTConfig(**{**ckpt['model_args'], 'dropout': dropout})
     if block_size and config.positions == 'rope':
         config.block_size = block_size
@@ -277,7 +256,7 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
     expected = model.state_dict()
     weights = {}
     for name, p in ckpt['model'].items():
-        weights[name] = p.to(expected[name].dtype, copy=True)  # it is mapped from a file
+        weights[name] = p.to(expected[name].dtype, copy=True)  # a copy, as it is mapped from a file
     model.load_state_dict(weights, assign=True)
     if config.tie:
         model.transformer.wte.weight = model.lm_head.weight
@@ -290,8 +269,11 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
 
 @torch.no_grad()
 def grow_vocabulary(model, vocab_size):
-    """Give embedding and head rows for the ids up to vocab_size. A new row is the mean of the old ones and a
-    little noise, so that new tokens begin as likely as the average one, and apart from each other."""
+    """Add rows to the embedding and the head, for ids up to vocab_size.
+
+    A new row is the mean of the old ones and a little noise: new tokens start as likely as the average one,
+    and different from each other.
+    """
     for module in [model.lm_head, model.transformer.wte]:
         old = module.weight
         new = old.mean(0, keepdim=True).repeat(vocab_size - old.size(0), 1)
@@ -304,9 +286,16 @@ def grow_vocabulary(model, vocab_size):
     model.config.vocab_size = vocab_size
 
 
-def fits(ckpt, state, n_ids, n_added=0):
-    """Whether a tokenizer with n_ids ids may be the checkpoint's. Of nanoGPT's only the size is known, which
-    may be padded. n_added: up to so many special tokens may be new."""
+# -----------------------------------------------------------------------------
+# the tokenizer
+
+
+def is_compatible(ckpt, state, n_ids, n_added=0):
+    """Return whether a tokenizer with n_ids ids may be the checkpoint's.
+
+    nanoGPT's checkpoints only have its size, which may be padded. n_added: the number of special tokens that
+    may be new.
+    """
     known = ckpt['tokenizer']
     vocab_size = ckpt['model_args']['vocab_size']
     if known is None:
@@ -322,72 +311,63 @@ def without_special_tokens(state):
 
 
 def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
-    """The tokenizer's state of a checkpoint. It says so itself; of nanoGPT's, or if a dataset is named, that
-    one's folder does."""
+    """Return the state of a checkpoint's tokenizer; the one of a dataset if it is named, or if the checkpoint
+    has none, as nanoGPT's."""
     if dataset is None and ckpt['tokenizer'] is not None:
         return ckpt['tokenizer']
-    name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # train.py's default
-    folder = folder_of(name, data_dir)  # a name, not a path: it may be a stranger's
+    name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # nanoGPT's default
+    folder = folder_of(name, data_dir)  # not a path, as the checkpoint may be untrusted
     if dataset and not os.path.isdir(folder):
-        raise InputError(f"no dataset {folder}. name the one that {ckpt['path']} was trained on")
-    meta = read_meta(folder)  # GPT-2's where there is none, as nanoGPT assumes
+        raise InputError(f"dataset not found: {folder}. Name the one that {ckpt['path']} was trained on.")
+    meta = read_meta(folder)  # GPT-2's if there is no file, as in nanoGPT
     state = read_tokenizer_files(folder, meta)
-    if not fits(ckpt, state, meta['vocab_size']):
-        raise InputError(f"the dataset {folder} is missing, or has another tokenizer than {ckpt['path']} "
-                         f"({meta['vocab_size']} ids, up to {ckpt['model_args']['vocab_size']} there). name "
-                         "the one that it was trained on: --dataset=NAME --data_dir=PATH")
+    if not is_compatible(ckpt, state, meta['vocab_size']):
+        vocab_size = ckpt['model_args']['vocab_size']
+        raise InputError(f"{folder} does not exist, or has another tokenizer than {ckpt['path']}: "
+                         f"{meta['vocab_size']} ids, up to {vocab_size} there. Name the dataset that it was "
+                         "trained on: --dataset=NAME --data_dir=PATH.")
     return state
 
 
 def load(source='out', dataset=None, data_dir=None):
-    """(model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name; the model is on
-    the CPU, in eval mode. ValueError for what cannot be loaded."""
+    """Return (model, tokenizer) of a run's folder, a checkpoint, or a Hugging Face folder or name.
+
+    The model is on the CPU, in eval mode.
+    """
     ckpt = read(find(source))
     model = build_model(ckpt).eval()
     return model, make_tokenizer(tokenizer_state_of(ckpt, dataset, data_dir))
 
 
 # -----------------------------------------------------------------------------
-# where train.py starts
-
-
-def load_weights(source):
-    """The checkpoint whose weights start a new run."""
-    try:
-        path = find(source)
-        ckpt = read(path)
-    except ValueError as e:
-        raise InputError(str(e))
-    print0(f"weights of {path}")
-    return ckpt
+# resume a run
 
 
 def load_for_resume(out_dir, step=0):
-    """The checkpoint that a run goes on from: the newest valid one, or that of iteration `step`. All
-    processes call it; the first one decides, as a folder may look different to another for a moment."""
-    choice = [None]
-    if os.environ.get('RANK', '0') == '0':
-        choice = [newest_valid(out_dir, step)]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(choice, src=0, device=torch.device('cpu'))
-    path = choice[0]
-    if path is None:  # that is never a new beginning
-        raise InputError(f"no checkpoint in {out_dir} can be resumed (resume_step={step}). name another run, or start "
-              "one from weights: --init_from=PATH --out_dir=ANOTHER")
+    """Return the newest valid checkpoint of a run, or the one of iteration `step`. All processes call it.
+
+    The first process decides, as others may see another state of a network folder.
+    """
+    path = None
+    if process_ranks()[0] == 0:
+        path = newest_valid(out_dir, step)
+    path = broadcast(path)
+    if path is None:
+        raise InputError(f"no checkpoint in {out_dir} can be resumed (resume_step={step}). Name another run, "
+                         "or start one from weights: --init_from=PATH --out_dir=ANOTHER.")
     return read(path, verify=False)
 
 
 def newest_valid(out_dir, step):
-    """The path of the newest checkpoint (step: of that iteration) that a run can go on from, or None; others
-    are named, and left out."""
+    """Return the path of the newest checkpoint that can be resumed, or None. step: only of that iteration."""
     for path in candidates(out_dir):
         if step and number_of(path) not in (None, step):
             continue
         try:
             ckpt = read(path)
             check_optimizer(ckpt)
-        except Exception as e:  # a file may say anything
-            print0(f"note: left out: {first_line(e)}")
+        except InputError as e:
+            print0(f"note: skipped: {e}")
             continue
         if step in (0, ckpt['iter_num']):
             return path
@@ -395,29 +375,31 @@ def newest_valid(out_dir, step):
 
 
 def check_optimizer(ckpt):
-    """ValueError if a run cannot go on from a checkpoint, but start from its weights."""
+    """Raise InputError unless a checkpoint has an optimizer's state to resume from."""
     path = ckpt['path']
     if not ckpt['optimizer']:
-        raise InputError(f"{path} holds weights only, no optimizer. start a run from its weights: "
-                         f"--init_from={path}")
-    if ckpt['config'].get('teacher'):  # of commit a170a90
-        raise InputError(f"{path} learned from a teacher, which is gone. start a run from its weights: "
-                         f"--init_from={path}")
-    for moments in ckpt['optimizer']['state'].values():
-        for name, value in moments.items():
-            if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
-                raise InputError(f"{path} has an optimizer's state that is not finite ({name}). use an "
-                                 "earlier checkpoint")
+        raise InputError(f"{path} has weights only, without an optimizer. Start a new run from them: "
+                         f"--init_from={path}.")
+    try:
+        for moments in ckpt['optimizer']['state'].values():
+            for name, value in moments.items():
+                if not torch.isfinite(torch.as_tensor(value)).all():
+                    raise InputError(f"{path} has an optimizer state that is not finite: {name}. Use an "
+                                     "earlier checkpoint.")
+    except InputError:
+        raise
+    except Exception as e:  # a file may contain anything
+        raise unreadable(path, e) from e
 
 
-# never restored from a checkpoint: what a start does; and, named in a note, what belongs to its machine, and
-# paths, as the checkpoint may be untrusted
-START = ['out_dir', 'init_from', 'auto_resume', 'resume_step', 'overwrite', 'eval_only']
+# never restored from a checkpoint: what belongs to one start or machine; and paths, as the checkpoint may be
+# untrusted
 OF_THIS_START = [
-    'data_dir', 'sample_prompts', 'wandb_log', 'device', 'backend', 'ddp_timeout', 'shard', 'max_minutes',
+    'out_dir', 'init_from', 'auto_resume', 'resume_step', 'overwrite', 'eval_only', 'data_dir',
+    'sample_prompts', 'wandb_log', 'device', 'backend', 'ddp_timeout', 'shard', 'max_minutes',
 ]
-# knobs that say the same thing: one that is given now replaces all that was given of them
-SAME_THING = [
+# mutually exclusive settings: giving one now clears the others
+EXCLUSIVE = [
     ['max_iters', 'max_tokens', 'max_epochs', 'train_minutes'],
     ['gradient_accumulation_steps', 'total_batch_size'],
     ['lr_schedule', 'decay_lr'],
@@ -425,176 +407,259 @@ SAME_THING = [
 
 
 def inherit(config, given, ckpt, resuming, kinds):
-    """The knobs of a run that starts from a checkpoint, and the names of those that have been given.
-
-    The architecture is the checkpoint's, block_size too (a new run may have a smaller one, with rope any). On
-    a resume, what the run was given holds unless it is given again; what was left to train.py is train.py's.
-    Each difference is printed. If the evaluation is another one, ckpt's best_val_loss becomes inf.
     """
-    config = dict(config)
+    Return the settings (config, given) of a run that starts from a checkpoint, and print what changes.
+
+    The architecture is the checkpoint's. On a resume, all other settings are train.py's defaults, then those
+    that the run was given before, then those that are given now. config, given: as configure() returns them.
+    kinds: the types of the settings, which the checkpoint's values are checked against.
+    """
     path = ckpt['path']
-    folder = os.path.realpath(os.path.dirname(path))
     if resuming:
         print0(f"resuming from {path}, after {ckpt['iter_num']:,} iterations")
-    elif config['overwrite'] and folder == os.path.realpath(config['out_dir']):
-        raise InputError(f"--overwrite would delete {path}, from which the run is to start. name another --out_dir")
-
-    network = GPTConfig(**ckpt['model_args'])
-    for name in MODEL_FIELDS:
-        if name not in config or name == 'dropout':
+    else:
+        print0(f"weights of {path}")
+        folder = os.path.realpath(os.path.dirname(path))
+        if config['overwrite'] and folder == os.path.realpath(config['out_dir']):
+            raise InputError(f"--overwrite would delete the weights to start from: {path}. Choose another "
+                             "--out_dir.")
+    restored = restored_settings(config, given, ckpt, kinds) if resuming else {}
+    network = network_settings(config, given, ckpt, resuming)
+    config = {**config, **restored, **network}
+    for name, before in ckpt['config'].items():
+        before = fit_value(before, kinds.get(name, []))
+        if not resuming or before is INVALID or name in OF_THIS_START or name in network:
             continue
-        value = getattr(network, name)
-        if name == 'block_size' and not resuming:
-            if name in given and network.positions == 'rope':
-                continue
-            value = min(value, config[name])
+        if before != config[name]:
+            print0(f"  {name}: {before!r} -> {config[name]!r}")
+    return config, {name: config[name] for name in [*restored, *given]}
+
+
+def restored_settings(config, given, ckpt, kinds):
+    """Return the settings that the resumed run was given before, and that still hold."""
+    replaced = set(given)
+    for names in EXCLUSIVE:
+        if replaced.intersection(names):
+            replaced.update(names)
+    restored = {}
+    not_restored = []
+    for name, before in ckpt['given'].items():
+        if name in replaced:
+            continue
+        value = fit_value(before, kinds.get(name, []))  # INVALID also if there is no such setting
+        if value is not INVALID and name not in OF_THIS_START:
+            restored[name] = value
+        elif value is INVALID or value != config[name]:
+            not_restored.append(f'{name}={before!r}')
+    if not_restored:
+        print0(f"note: not restored from the checkpoint: {', '.join(not_restored)}")
+    return restored
+
+
+def network_settings(config, given, ckpt, resuming):
+    """Return the settings that the checkpoint's network determines, all of its fields but dropout.
+
+    A new run may have a shorter context and, with rope, any.
+    """
+    network = GPTConfig(**ckpt['model_args'])
+    settings = {}
+    for name in MODEL_FIELDS:
+        if name in config and name != 'dropout':
+            settings[name] = getattr(network, name)
+    if not resuming:
+        settings['block_size'] = min(network.block_size, config['block_size'])
+        if network.positions == 'rope' and 'block_size' in given:
+            settings['block_size'] = config['block_size']
+    for name, value in settings.items():
         if name in given and config[name] != value:
             print0(f"note: {name}={config[name]} is ignored, the checkpoint has {value}")
-        config[name] = value
-    if not resuming:
-        return config, {name: config[name] for name in given}
-
-    replaced = set(given)
-    for names in SAME_THING:
-        if set(given).intersection(names):
-            replaced.update(names)
-    all_given = set(given)
-    ignored = []
-    not_restored = []
-    for name, before in ckpt['config'].items():
-        if name in START or name in MODEL_FIELDS and name != 'dropout':
-            continue
-        was_given = name in ckpt['given']
-        if name in OF_THIS_START:
-            if was_given and name not in given and name in config and config[name] != before:
-                not_restored.append(f'{name}={before!r}')
-            continue
-        value = INVALID  # a knob that is gone, or has other values now
-        if name in config:
-            value = fit_value(before, kinds[name])
-        if value is INVALID:
-            if was_given:
-                ignored.append(f'{name}={before!r}')
-            continue
-        if was_given and name not in replaced:
-            config[name] = value
-            all_given.add(name)
-        if config[name] != value:
-            print0(f"  {name}: {value!r} -> {config[name]!r}")
-    if ignored:
-        print0(f"note: ignored, as train.py has no such knob, or none with this value: {', '.join(ignored)}")
-    if not_restored:
-        print0(f"note: not restored from the checkpoint: {', '.join(not_restored)}. give it again")
-
-    if ckpt['data'] is None or windows_of(config) != windows_of(ckpt['config']):
-        ckpt['best_val_loss'] = math.inf
-        print0("note: evaluations read other windows than before (eval_iters x batch_size, document_mask; "
-               "nanoGPT's are random): the best loss begins anew")
-    return config, {name: config[name] for name in all_given}
-
-
-def windows_of(config):
-    """What tells which windows an evaluation reads; the data and block_size stay the same on a resume."""
-    return config['eval_iters'] * config['batch_size'], config['document_mask']
+    return settings
 
 
 def check_data(ckpt, data, tokens_per_iter, resuming):
-    """raise InputError() if the dataset has another tokenizer than the checkpoint; on a resume also for other data, or
-    another number of tokens per iteration: samples would be repeated or left out. Returns the vocabulary
-    size that the model needs: the checkpoint's, or more where conversations bring tokens of their own."""
+    """
+    Return the vocabulary size that the model needs: the checkpoint's, or a larger one if conversations add
+    special tokens.
+
+    Raise InputError if the dataset's tokenizer is not the checkpoint's; on a resume also if the data or the
+    number of tokens per iteration has changed, as samples would be repeated or skipped.
+    """
     path = ckpt['path']
     vocab_size = ckpt['model_args']['vocab_size']
     n_ids = data.meta['vocab_size']
     n_added = 0
     if data.train.masked and not resuming:
-        n_added = 5  # finetuning on conversations: their four roles may be new, and perhaps <|bos|>
-    if not fits(ckpt, data.tokenizer_state, n_ids, n_added):
-        raise InputError(f"dataset {data.name} has another tokenizer than {path} ({n_ids} ids, up to {vocab_size} "
-              "there). make one with the checkpoint's: python prepare.py NAME --input=FILE "
-              f"--tokenizer={path}")
+        n_added = 5  # finetuning on conversations: four roles, and perhaps <|bos|>
+    if not is_compatible(ckpt, data.tokenizer_state, n_ids, n_added):
+        raise InputError(f"the tokenizer of dataset {data.name} is not that of {path}: {n_ids} ids, up to "
+                         f"{vocab_size} there. Make a dataset with it: python prepare.py NAME --input=FILE "
+                         f"--tokenizer={path}.")
     if n_ids > vocab_size:
         vocab_size = data.vocab_size
     if not resuming:
         return vocab_size
-    new_run = f"or start a new run from these weights: --init_from={path} --out_dir=ANOTHER"
+    new_run = f"start a new run from these weights: --init_from={path} --out_dir=ANOTHER."
     for split in ['train', 'val']:
         before = (ckpt['data'] or {}).get(split)
         now = data.fingerprint.get(split)
         if before and before != now:
-            raise InputError(f"{split}.bin of dataset {data.name} is not the one of {path} ({before} -> {now}). bring "
-                  f"the old data back, {new_run}")
+            raise InputError(f"{split}.bin of dataset {data.name} is not that of {path}: {before} -> {now}. "
+                             f"Restore the old data, or {new_run}")
     before = ckpt['tokens_per_iter']
     if before not in (None, tokens_per_iter):
-        raise InputError(f"the run has {before} tokens per iteration, and this start {tokens_per_iter}. keep them with "
-              f"--total_batch_size={before}, {new_run}")
+        raise InputError(f"the number of tokens per iteration has changed: {before} -> {tokens_per_iter}. "
+                         f"Keep it with --total_batch_size={before}, or {new_run}")
     return vocab_size
 
 
-# -----------------------------------------------------------------------------
-# writing
+def best_so_far(ckpt, config, out_dir):
+    """
+    Return the lowest validation loss of a resumed run and its iteration; (inf, None) if that starts again.
 
+    It does if evaluations read other sequences than before, or if the best checkpoint up to this iteration is
+    gone. All processes call it, after prepare_folder().
+    """
+    has_best = broadcast(os.path.exists(os.path.join(out_dir, 'ckpt_best.pt')))
+    before = {**config, **ckpt['config']}
+    same_number = config['eval_iters'] * config['batch_size'] == before['eval_iters'] * before['batch_size']
+    same_mask = config['document_mask'] == before['document_mask']
+    if has_best and same_number and same_mask:
+        return ckpt['best_val_loss'], ckpt['best_iter']
+    if math.isfinite(ckpt['best_val_loss']):
+        print0("note: the best validation loss starts again, as its checkpoint is gone, or evaluations read "
+               "other sequences (eval_iters x batch_size, document_mask)")
+    return math.inf, None
+
+
+@torch.no_grad()
+def load_moments(optimizer, state):
+    """
+    Copy the moments in `state`, the state_dict() of an optimizer, to the parameters of the same names.
+
+    Unlike load_state_dict(), keep this optimizer's groups with their learning rates, betas and weight decay,
+    and FSDP's shards. Return the number of parameters that start without moments: those that were frozen or
+    had another optimizer.
+    """
+    names, n_params = names_of(optimizer.param_groups)
+    saved_names, n_saved = names_of(state['param_groups'])
+    if not saved_names or not names:  # nanoGPT and commit 67db31c store no names, but have the same order
+        if n_saved != n_params:
+            raise InputError(f"the optimizer state has another number of parameters: {n_saved}, not "
+                             f"{n_params}. Train the same ones, or start a new run from the weights.")
+        saved_names = names = range(n_params)
+    index_of = {name: i for i, name in enumerate(saved_names)}  # the key in state['state']
+    names = iter(names)
+    n_without = 0
+    for group in optimizer.param_groups:
+        needed = None
+        if group.get('muon'):
+            needed = 'momentum_buffer'
+        elif 'betas' in group:
+            needed = 'exp_avg'
+        for p, name in zip(group['params'], names):
+            moments = state['state'].get(index_of.get(name), {})
+            if moments and (needed is None or needed in moments):
+                optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
+            else:
+                n_without += 1
+    return n_without
+
+
+def names_of(groups):
+    """Return the names of the parameters in all groups, [] if they have none, and their number."""
+    names = []
+    n_params = 0
+    for group in groups:
+        names += group.get('param_names', [])
+        n_params += len(group['params'])
+    return names, n_params
+
+
+def moment_of(p, name, value):
+    """Return `value` for the parameter p, on its device. It is a copy, as `value` may be a mapped file."""
+    value = torch.as_tensor(value)
+    if value.dim() == 0:  # counts the steps; the fused update needs it on the device, too
+        return value.to(p.device, torch.float32, copy=True)
+    # the fused update does not check shapes, and would write beyond the end of a tensor
+    if value.shape != p.shape:
+        raise InputError(f"the optimizer's {name} has another shape than its parameter: {tuple(value.shape)}"
+                         f", not {tuple(p.shape)}. Start a new run from the weights.")
+    value = value.to(p.device, p.dtype, copy=True)
+    if hasattr(p, 'to_local'):  # FSDP's DTensor
+        from torch.distributed.tensor import distribute_tensor
+        # src_data_rank=None: each process takes its rows from its own tensor, so nothing is sent
+        return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
+    return value
+
+
+# -----------------------------------------------------------------------------
+# write a run's folder
 
 RUN_FILES = re.compile(r'(ckpt(_best|_original|_\d{8,})?\.pt|eval(_\d{8,})?\.json|log\.csv|run\.json|'
                        r'report\.md|loss\.png)(\.old|\.tmp)?')
 
 
-def prepare_folder(out_dir, start_iter, delete, lock=None, best_iter=None):
-    """Make a run's folder ready to be written from iteration `start_iter` on. What is later goes out of the
-    way, to *.old; only with `delete` a run is removed. lock: that of a resume, which has it already.
-    best_iter: the best iteration up to start_iter, which ckpt_best.pt names again. Returns the lock, to be
-    kept."""
-    if lock is None:
-        lock = lock_folder(out_dir)
-        if exists(out_dir) and not delete:
-            raise InputError(f"another run has written into {out_dir} in the meantime. start again")
+def prepare_folder(out_dir, start_iter, delete, best_iter=None):
+    """
+    Prepare a run's folder, which the caller has locked, for writing from iteration `start_iter` on.
+
+    delete: remove the run that is in it. best_iter: the best iteration up to start_iter, if there is one.
+    Files of later iterations are renamed to *.old.
+    """
     for name in os.listdir(out_dir):
         unfinished = name.endswith('.pt.tmp')  # of a process that was killed
         if RUN_FILES.fullmatch(name) and (delete or unfinished):
             os.remove(os.path.join(out_dir, name))
-    if exists(out_dir) and not numbered(out_dir):  # nanoGPT's, whose name the first save takes
+    if exists(out_dir) and not numbered(out_dir):  # nanoGPT's ckpt.pt, which the first save would replace
         link(newest(out_dir), os.path.join(out_dir, 'ckpt_original.pt'))
-    evaluations = glob.glob(os.path.join(glob.escape(out_dir), 'eval_*.json'))
-    # the newest first, so that a kill in between leaves no gap
-    for path in candidates(out_dir) + [path for path in evaluations if number_of(path) is not None]:
-        iteration = number_of(path)
-        if iteration is None:
-            try:
-                iteration = unpack(path, verify=False)['iter_num']
-            except Exception:
-                iteration = math.inf  # damaged
-        if iteration > start_iter:
+    for name in sorted(os.listdir(out_dir), reverse=True):  # newest first: a kill in between leaves no gap
+        path = os.path.join(out_dir, name)
+        iteration = iteration_of(path)
+        if iteration is not None and iteration > start_iter:
             os.replace(path, path + '.old')
-    ckpt_best_pt = os.path.join(out_dir, 'ckpt_best.pt')
-    for path in numbered(out_dir):
-        if number_of(path) == best_iter and not os.path.exists(ckpt_best_pt):
-            link(path, ckpt_best_pt)
-    ckpt_pt = os.path.join(out_dir, 'ckpt.pt')
-    if numbered(out_dir) and not os.path.exists(ckpt_pt):
-        link(numbered(out_dir)[-1], ckpt_pt)
+
+    checkpoints = numbered(out_dir)
+    best = [path for path in checkpoints if number_of(path) == best_iter]
+    for name, paths in [('ckpt.pt', checkpoints), ('ckpt_best.pt', best)]:
+        path = os.path.join(out_dir, name)
+        if paths and not os.path.exists(path):
+            link(paths[-1], path)
+
     log = os.path.join(out_dir, 'log.csv')
     if os.path.exists(log):
         columns, rows = read_rows(log)
-        earlier = [row for row in rows if int(row['iter']) < start_iter]  # the others are written anew
+        earlier = [row for row in rows if int(row['iter']) < start_iter]  # the others are written again
         if earlier:
             write_rows(log, columns, earlier)
         else:
             os.replace(log, log + '.old')
-    return lock
+
+
+def iteration_of(path):
+    """Return the iteration of a file in a run's folder, from its name; of a link, from its content. None for
+    other files."""
+    if os.path.basename(path) not in LINKS:
+        return number_of(path)
+    try:
+        return int(unpack(path, verify=False)['iter_num'])
+    except Exception:  # a file may contain anything
+        return math.inf  # damaged
 
 
 def save(out_dir, state, best, only_best, keep):
-    """Write `state` as the checkpoint of its iter_num, whole or not at all, and remove all but the newest
-    `keep` (0: keep all). best: its validation loss is the lowest so far; only_best: ckpt.pt names the best
-    one. Returns whether it was written; if not, a warning says why, and the older ones are as they were."""
+    """
+    Write `state` as the checkpoint of its iter_num, completely or not at all, and remove all but the newest
+    `keep` (0: keep all). Return whether it was written; if not, a warning gives the reason.
+
+    best: its validation loss is the lowest so far. only_best: ckpt.pt is the best one, not the newest.
+    """
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
         with replacing(path) as file:
             torch.save(state, file)
-    except (OSError, RuntimeError) as e:
-        while e.__context__:  # torch hides the system's behind its own
-            e = e.__context__
-        print0(f"warning: {path} could not be written ({first_line(e)}). the run goes on, and the older "
-               "checkpoints are as they were")
+    except (OSError, RuntimeError) as e:  # RuntimeError: torch's, raised in place of the system's
+        print0(f"warning: {path} could not be written ({first_line(innermost(e))}), training continues. The "
+               "older checkpoints are unchanged")
         return False
     names = []
     if best:
@@ -602,26 +667,26 @@ def save(out_dir, state, best, only_best, keep):
     if best or not only_best or not os.path.exists(os.path.join(out_dir, 'ckpt_best.pt')):
         names.append('ckpt.pt')
     try:
-        if keep:  # older ones go first, as a link may be a copy and want their room
+        if keep:  # first, as a link may be a copy that needs the space
             for old in numbered(out_dir)[:-keep]:
                 os.remove(old)
         for name in names:
             link(path, os.path.join(out_dir, name))
     except OSError as e:
         print0(f"warning: {path} is written, but {' and '.join(names)} may still be an older one "
-               f"({first_line(e)}). the run goes on")
+               f"({first_line(e)})")
     return True
 
 
 def link(path, name):
-    """Let `name` be another name of the file `path`, or a copy where that cannot be."""
+    """Make `name` a hard link to the file `path`, or a copy if the file system has no links."""
     if os.path.exists(name) and os.path.samefile(path, name):
         return
     try:
         os.link(path, name + '.tmp')
         os.replace(name + '.tmp', name)
         return
-    except OSError:  # no hard links here, or a file in the way
+    except OSError:  # no hard links, or name.tmp exists
         pass
     with replacing(name) as copy, open(path, 'rb') as file:
         shutil.copyfileobj(file, copy)

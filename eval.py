@@ -84,7 +84,7 @@ if split != 'none':
     data = Dataset(dataset, data_dir, document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
         raise InputError(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
-    if not checkpoint.fits(ckpt, data.tokenizer_state, data.meta['vocab_size']):
+    if not checkpoint.is_compatible(ckpt, data.tokenizer_state, data.meta['vocab_size']):
         raise InputError(f"dataset {dataset} has another tokenizer than the model ("
               f"{data.meta['vocab_size']} ids, up to {vocab_size} there). make one with the model's, from "
               f"the same text: python prepare.py {dataset}_2 --input=FILE --tokenizer={path}")

@@ -1,7 +1,7 @@
 """
-Which parameter is trained by what: AdamW for everything, as in nanoGPT; or Muon for the matrices inside the
-blocks and AdamW for the rest: embeddings, head, norms, biases. From top to bottom: the groups, the update,
-the matrix iteration, its division among processes, the state of a checkpoint. This file works alone.
+The optimizer: AdamW for all parameters, as in nanoGPT; or Muon for the matrices inside the blocks and AdamW
+for the rest (embeddings, head, norms, biases). From top to bottom: the parameter groups, the update, the
+Newton-Schulz iteration, its division among processes. This file works when it is copied alone.
 """
 
 import math
@@ -9,11 +9,11 @@ import math
 import torch
 import torch.distributed as dist
 
-MUON_LR = 0.02  # Keller Jordan's; in a unit of its own, not AdamW's
+MUON_LR = 0.02  # Keller Jordan's; not comparable with AdamW's learning rates
 
 
 def role_of(name, p):
-    """What kind of parameter it is, by its name in a GPT."""
+    """Return what kind of parameter p is, by its name in a GPT."""
     if p.dim() < 2:
         return 'vector'
     if name.startswith('transformer.h.'):
@@ -23,40 +23,45 @@ def role_of(name, p):
 
 def create_optimizer(model, *, learning_rate, weight_decay, betas, eps, matrix_optimizer='adamw',
                      matrix_lr=None, embedding_lr=None, head_lr=None, matrix_weight_decay=None,
-                     momentum=0.95, dtype='float32', replicas=1):
+                     momentum=0.95, dtype='float32'):
     """
-    One optimizer for the parameters of a GPT that learn (requires_grad). Learning rates that are None are
-    learning_rate (MUON_LR for Muon); weight decay is for what has two dimensions or more. group['lr_scale']
-    is a group's share of learning_rate. For Muon: dtype of its matrix products, bfloat16 is enough where the
-    hardware has it; replicas, the number of processes that hold this model and divide the work (DDP).
+    Return one optimizer for the trainable parameters of a GPT.
+
+    Learning rates that are None are learning_rate (for Muon MUON_LR). A group's lr is group['lr_scale'] times
+    learning_rate, also after a schedule has changed that. Parameters with fewer than two dimensions have no
+    weight decay. dtype: of Muon's matrix products; bfloat16 is precise enough.
     """
     muon = matrix_optimizer == 'muon'
     if muon and matrix_lr is None:
         matrix_lr = MUON_LR
-    if matrix_weight_decay is None:
-        matrix_weight_decay = weight_decay
-    learning_rates = {'embedding': embedding_lr, 'matrix': matrix_lr, 'head': head_lr, 'vector': None}
-    decays = {'embedding': weight_decay, 'matrix': matrix_weight_decay, 'head': weight_decay, 'vector': 0.0}
-
-    params = {role: [] for role in learning_rates}
+    params = {'embedding': [], 'matrix': [], 'head': [], 'vector': []}
     for name, p in model.named_parameters():
         if p.requires_grad:
             params[role_of(name, p)].append((name, p))
-    groups = []
-    options_before = None
-    for role, lr in learning_rates.items():
-        if lr is None:
-            lr = learning_rate
-        options = {'lr': lr, 'lr_scale': lr / learning_rate if learning_rate else 0.0,
-                   'weight_decay': decays[role], 'muon': muon and role == 'matrix', 'momentum': momentum}
-        # with the same options as the group before: one group. So a GPT-2 has nanoGPT's two, in its order
-        if options == options_before and role != 'vector':
-            groups[-1]['params'] += params[role]
-        elif params[role]:
-            groups.append({'params': params[role], **options})
-            options_before = options
+
+    vectors = {'params': params['vector'], 'lr': None, 'weight_decay': 0.0}
+    if matrix_lr is None and embedding_lr is None and head_lr is None and matrix_weight_decay is None:
+        # nanoGPT's two groups, in its order: each program can continue the other's runs
+        decayed = params['embedding'] + params['matrix'] + params['head']
+        groups = [{'params': decayed, 'lr': None, 'weight_decay': weight_decay}, vectors]
+    else:
+        if matrix_weight_decay is None:
+            matrix_weight_decay = weight_decay
+        groups = [
+            {'params': params['embedding'], 'lr': embedding_lr, 'weight_decay': weight_decay},
+            {'params': params['matrix'], 'lr': matrix_lr, 'weight_decay': matrix_weight_decay, 'muon': muon},
+            {'params': params['head'], 'lr': head_lr, 'weight_decay': weight_decay},
+            vectors,
+        ]
+    groups = [group for group in groups if group['params']]
+    for group in groups:
+        if group['lr'] is None:
+            group['lr'] = learning_rate
+        group['lr_scale'] = group['lr'] / learning_rate if learning_rate else 0.0
+        group['momentum'] = momentum
+        group.setdefault('muon', False)
     if muon:
-        return MuonAdamW(groups, learning_rate, betas, eps, getattr(torch, dtype), replicas)
+        return MuonAdamW(groups, learning_rate, betas, eps, getattr(torch, dtype))
     # fused: one kernel for all tensors; on a CPU, too, it saves the memory traffic of a dozen small steps
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
 
@@ -64,15 +69,15 @@ def create_optimizer(model, *, learning_rate, weight_decay, betas, eps, matrix_o
 class MuonAdamW(torch.optim.Optimizer):
     """
     Muon for the groups with muon=True (https://kellerjordan.github.io/posts/muon/): the momentum,
-    orthogonalized, so that every direction of a matrix moves at the same speed. For the others torch's AdamW,
-    an optimizer inside this one that works on the same groups and the same state. Where a gradient is not
-    finite, a GradScaler skips the whole step(); a fused AdamW alone would be told to skip its own.
+    orthogonalized, so that all directions of a matrix move at the same speed. torch's AdamW for the others.
+
+    It is one optimizer, with one list of groups for the schedule and one state for the checkpoint, so that a
+    GradScaler skips the whole step if a gradient is not finite.
     """
 
-    def __init__(self, groups, lr, betas, eps, dtype=torch.float32, replicas=1):
+    def __init__(self, groups, lr, betas, eps, dtype=torch.float32):
         super().__init__(groups, {'lr': lr, 'betas': betas, 'eps': eps})
         self.dtype = dtype
-        self.replicas = replicas
         self.adamw = None
         others = [group for group in self.param_groups if not group['muon']]
         if others:
@@ -81,13 +86,13 @@ class MuonAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         if self.adamw is not None:
-            # as they are now: load_state_dict() makes new ones
+            # each time, as load_state_dict() replaces groups and state
             self.adamw.param_groups = [group for group in self.param_groups if not group['muon']]
             self.adamw.state = self.state
             self.adamw.step()
         for group in self.param_groups:
             if group['muon']:
-                for params in batches_of(group['params'], self.replicas):
+                for params in batches_of(group['params']):
                     self.muon_step(params, group['lr'], group['weight_decay'], group['momentum'])
 
     def muon_step(self, params, lr, weight_decay, momentum):
@@ -99,8 +104,8 @@ class MuonAdamW(torch.optim.Optimizer):
             grad = to_local(p.grad)
             buffer = to_local(self.state[p]['momentum_buffer'])
             buffer.lerp_(grad, 1 - momentum)
-            updates.append(grad.lerp(buffer, momentum))  # Nesterov's look ahead
-        updates = orthogonalize(updates, params[0], self.dtype, self.replicas)
+            updates.append(grad.lerp(buffer, momentum))  # Nesterov momentum
+        updates = orthogonalize(updates, params[0], self.dtype)
         rows, columns = params[0].shape
         step_size = lr * math.sqrt(max(1, rows / columns))  # taller orthogonal matrices have smaller entries
         for p, update in zip(params, updates):
@@ -109,24 +114,27 @@ class MuonAdamW(torch.optim.Optimizer):
             weight.add_(update, alpha=-step_size)
 
 
-def batches_of(params, replicas):
-    """Lists of parameters of one shape that are updated together: small matrices alone do not fill the
-    hardware. Not too many: what fits into a CPU's cache, or is little of a GPU's memory."""
+def batches_of(params):
+    """Yield lists of parameters of one shape that are updated together, as a small matrix alone does not fill
+    the hardware. A list is limited to a CPU's cache, or a small part of a GPU's memory."""
     by_shape = {}
     for p in params:
         if p.grad is not None:
             by_shape.setdefault(p.shape, []).append(p)
     for shape, alike in by_shape.items():
-        elements = 2 ** 19 if alike[0].device.type == 'cpu' else 2 ** 26
-        n = max(2, elements // shape.numel()) * n_sharers(alike[0], replicas)
+        elements = 2**19 if alike[0].device.type == 'cpu' else 2**26  # of each process
+        n = max(2, elements // shape.numel()) * n_processes()
         for i in range(0, len(alike), n):
             yield alike[i:i + n]
 
 
 def zeropower_via_newtonschulz(G, steps=5):
-    """The matrices G (n, rows, columns) with their singular values moved near one by a Newton-Schulz
-    iteration: a polynomial of the matrix, so it is all matrix products. These coefficients bring those above
-    0.0017 of the matrix's norm to 0.68 to 1.2 in five steps, and raise smaller ones 485 times at most."""
+    """Return the matrices G (n, rows, columns) with their singular values moved close to one.
+
+    The Newton-Schulz iteration is a polynomial of the matrix, so it consists of matrix products. With these
+    coefficients, five steps bring singular values above 0.0017 of the matrix's norm to between 0.68 and 1.2;
+    smaller ones grow by a factor of up to 485.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.size(-2) > G.size(-1)
     X = G.mT if tall else G
@@ -139,145 +147,50 @@ def zeropower_via_newtonschulz(G, steps=5):
 
 
 # -----------------------------------------------------------------------------
-# Muon's work, divided among the processes that train one model. Of n matrices, number i is worked on by
-# process i % world_size (its owner), as number i // world_size of its own
+# Muon's work, divided among the processes
 
 
-def n_sharers(p, replicas):
-    """How many processes share Muon's work on a parameter: those that have its shards or, with DDP, all."""
-    return p.device_mesh.size(-1) if hasattr(p, 'to_local') else replicas
+def n_processes():
+    """Return the number of processes that train the model together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def to_local(tensor):
-    """This process's part of a tensor that may be sharded."""
+    """Return this process's rows of a tensor that FSDP has sharded, a DTensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, 'to_local') else tensor
 
 
-def orthogonalize(parts, p, dtype, replicas):
-    """parts: what this process has of n matrices shaped like the parameter p: all of each or, for FSDP's
-    DTensor, its rows. Returns the same parts of the orthogonalized matrices."""
-    if n_sharers(p, replicas) == 1:
-        return zeropower_via_newtonschulz(torch.stack(parts).to(dtype))
-    if hasattr(p, 'to_local'):
-        return orthogonalize_shards(parts, p, dtype)
-    return orthogonalize_replicas(parts, dtype)
+def orthogonalize(updates, p, dtype):
+    """Return the orthogonalized matrices of the list `updates`, each shaped like the parameter p.
 
-
-def orthogonalize_replicas(matrices, dtype):
-    """All processes have the same matrices; each works on its own ones and sends what becomes of them."""
-    world_size = dist.get_world_size()
-    rank = dist.get_rank()
-    n_own = math.ceil(len(matrices) / world_size)
-    own = matrices[rank::world_size]
-    while len(own) < n_own:  # as many in each process
-        own.append(matrices[0])
-    own = zeropower_via_newtonschulz(torch.stack(own).to(dtype)).contiguous()  # (n_own, rows, columns)
-    gathered = own.new_empty(world_size * n_own, *own.shape[1:])
-    dist.all_gather_into_tensor(gathered, own)
-    return [gathered[i % world_size * n_own + i // world_size] for i in range(len(matrices))]
-
-
-def orthogonalize_shards(parts, p, dtype):
-    """Each matrix is put together by its owner, and its rows are sent back. So each process sends its parts
-    once, and receives them once, in the dtype of the work."""
-    group = p.device_mesh.get_group(p.device_mesh.ndim - 1)
-    world_size = group.size()
-    rank = group.rank()
+    If FSDP has sharded p, the updates and the results are this process's rows of the matrices.
+    """
+    if not hasattr(p, 'to_local'):
+        return orthogonalize_in_shares(updates, dtype)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    n = len(updates)
     rows, columns = p.shape
-    heights = [len(chunk) for chunk in torch.arange(rows).chunk(world_size)]  # as FSDP divides the rows
-    while len(heights) < world_size:
-        heights.append(0)
-    owned = [list(range(owner, len(parts), world_size)) for owner in range(world_size)]
-    n_own = len(owned[rank])
-    send_sizes = [len(matrices) * heights[rank] * columns for matrices in owned]
-    receive_sizes = [n_own * height * columns for height in heights]
-
-    # to each owner our rows of its matrices. Row by row: those of all processes, one behind the other, are
-    # then the whole matrices
-    outgoing = []
-    for matrices in owned:
-        if matrices:
-            stack = torch.stack([parts[i] for i in matrices], dim=1)  # (our rows, its matrices, columns)
-            outgoing.append(stack.to(dtype).flatten())
-    sent = torch.cat(outgoing)
-    received = sent.new_empty(sum(receive_sizes))
-    dist.all_to_all_single(received, sent, receive_sizes, send_sizes, group=group)
-    whole = received.view(rows, n_own, columns).transpose(0, 1).contiguous()  # (n_own, rows, columns)
-    if n_own:
-        whole = zeropower_via_newtonschulz(whole)
-
-    # and back
-    dist.all_to_all_single(sent, whole.transpose(0, 1).flatten(), send_sizes, receive_sizes, group=group)
-    updates = [None] * len(parts)
-    for matrices, flat in zip(owned, sent.split(send_sizes)):
-        stack = flat.view(heights[rank], len(matrices), columns)
-        for place, i in enumerate(matrices):
-            updates[i] = stack[:, place]
-    return updates
+    stack = torch.stack(updates, dim=1).to(dtype)  # (our rows, n, columns)
+    stack = DTensor.from_local(stack, p.device_mesh, p.placements,
+                               shape=torch.Size((rows, n, columns)), stride=(n * columns, columns, 1))
+    matrices = stack.full_tensor().unbind(1)
+    results = torch.stack(list(orthogonalize_in_shares(matrices, dtype)), dim=1)  # (rows, n, columns)
+    # src_data_rank=None: each process takes its rows from its own tensor, so nothing is sent
+    results = distribute_tensor(results, p.device_mesh, p.placements, src_data_rank=None)
+    return results.to_local().unbind(1)
 
 
-# -----------------------------------------------------------------------------
-# the state of a checkpoint
-
-
-@torch.no_grad()
-def load_moments(optimizer, state):
-    """
-    Copy the moments of `state`, an optimizer's state_dict() with whole tensors, to the same parameters here;
-    into each process its shard of what FSDP divides. Learning rates, betas, weight decay and the division
-    into groups stay this optimizer's (load_state_dict would bring back the old ones). Return the number of
-    parameters that start without moments: those that were frozen, or had another optimizer (AdamW instead of
-    Muon). ValueError if the state does not fit.
-    """
-    saved_names, saved_ids = names_and_entries(state['param_groups'])
-    names, params = names_and_entries(optimizer.param_groups)
-    if not saved_names or not names:  # nanoGPT's has no names: by order, however they are divided into groups
-        if len(saved_ids) != len(params):
-            raise ValueError(f"the optimizer's state has {len(saved_ids)} parameters, this model "
-                             f"{len(params)}. train the same ones as then, or start a new run from the "
-                             "weights")
-        saved_names = names = range(len(params))
-    id_of = dict(zip(saved_names, saved_ids))
-    names = iter(names)
-    n_without = 0
-    for group in optimizer.param_groups:
-        needed = None
-        if group.get('muon'):
-            needed = 'momentum_buffer'
-        elif isinstance(optimizer, (torch.optim.AdamW, MuonAdamW)):
-            needed = 'exp_avg'
-        for p, name in zip(group['params'], names):
-            moments = state['state'].get(id_of.get(name), {})
-            if moments and (needed is None or needed in moments):
-                optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
-            else:
-                n_without += 1
-    return n_without
-
-
-def names_and_entries(groups):
-    """The names of the parameters of all groups, and in the same order their entries in 'params'."""
-    names = []
-    entries = []
-    for group in groups:
-        names += group.get('param_names', [])
-        entries += group['params']
-    return names, entries
-
-
-def moment_of(p, name, value):
-    """A copy of `value` for the parameter p, on its device. Always a copy: `value` may be a mapped file,
-    which is about to be replaced."""
-    value = torch.as_tensor(value)
-    if value.dim() == 0:  # counts the steps; for a fused update on the device as well
-        return value.to(p.device, torch.float32, copy=True)
-    # the fused update trusts the shapes: with others it would write beyond the end of a tensor
-    if value.shape != p.shape:
-        raise ValueError(f"the optimizer's {name} has the shape {tuple(value.shape)}, its parameter "
-                         f"{tuple(p.shape)}. start a new run from the weights")
-    value = value.to(p.device, p.dtype, copy=True)
-    if hasattr(p, 'to_local'):
-        # whoever sharded p has imported this module. src_data_rank=None: nothing is sent
-        return torch.distributed.tensor.distribute_tensor(value, p.device_mesh, p.placements,
-                                                          src_data_rank=None)
-    return value
+def orthogonalize_in_shares(matrices, dtype):
+    """Return the orthogonalized `matrices`, (n, rows, columns), of a list that is the same in all processes.
+    Each process works on its share and sends the results to all."""
+    n_own = math.ceil(len(matrices) / n_processes())
+    if n_own == len(matrices):
+        return zeropower_via_newtonschulz(torch.stack(matrices).to(dtype))
+    first = dist.get_rank() * n_own
+    own = list(matrices[first:first + n_own])
+    while len(own) < n_own:  # the same number in each process
+        own.append(torch.zeros_like(matrices[0]))
+    own = zeropower_via_newtonschulz(torch.stack(own).to(dtype)).contiguous()  # (n_own, rows, columns)
+    results = own.new_empty(n_processes() * n_own, *own.shape[1:])
+    dist.all_gather_into_tensor(results, own)
+    return results[:len(matrices)]

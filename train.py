@@ -128,7 +128,7 @@ from evaluation import text_loss
 from files import (
     append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, write_json)
 from model import GPT, GPTConfig
-from optim import create_optimizer, load_moments
+from optim import create_optimizer
 from processes import (
     Stopwatch, all_finite, all_reduce_any, autocast, broadcast, check_same, choose_compile, choose_device,
     choose_dtype, clip_grad_norm, environment, full_state_dict, init_processes, loss_chunk_size,
@@ -163,7 +163,7 @@ if resuming:
         lock = lock_folder(out_dir)  # before reading, as another run may be writing
     ckpt = checkpoint.load_for_resume(out_dir, 0 if is_restart else resume_step)
 elif init_from != 'scratch':
-    ckpt = checkpoint.load_weights(init_from)
+    ckpt = checkpoint.read(checkpoint.find(init_from))
 if ckpt:
     before = config
     config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds_of(globals(), config))
@@ -300,11 +300,10 @@ optimizer = create_optimizer(
     model, learning_rate=learning_rate, weight_decay=weight_decay, betas=(beta1, beta2), eps=adam_eps,
     matrix_optimizer=matrix_optimizer, matrix_lr=matrix_lr, embedding_lr=embedding_lr, head_lr=head_lr,
     matrix_weight_decay=matrix_weight_decay, momentum=momentum,
-    dtype='bfloat16' if compute_dtype == 'bfloat16' else 'float32',
-    replicas=ddp_world_size if sharers == 1 else 1)
+    dtype='bfloat16' if compute_dtype == 'bfloat16' else 'float32')
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == 'float16')
 if resuming:
-    n_fresh = load_moments(optimizer, ckpt['optimizer'])  # rates, betas and decay are this run's
+    n_fresh = checkpoint.load_moments(optimizer, ckpt['optimizer'])  # rates, betas and decay are this run's
     if n_fresh:
         print0(f"note: {n_fresh} parameters start without moments, as the checkpoint has none for them")
     if scaler.is_enabled() and ckpt.get('scaler'):
@@ -552,8 +551,6 @@ print0(f"expected initial loss (uniform guess): ln({model.config.vocab_size}) = 
 
 # -----------------------------------------------------------------------------
 # the run's folder: created last, so that a failed start leaves it untouched
-best_val_loss = ckpt['best_val_loss'] if resuming else math.inf
-best_iter = ckpt.get('best_iter') if resuming else None
 wall_seconds_before = ckpt.get('wall_seconds', ckpt['train_seconds']) if resuming else 0.0
 stopwatch = Stopwatch(used_device, ckpt['train_seconds'] if resuming else 0.0)
 tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # tokens the weights were trained on before this run
@@ -591,7 +588,10 @@ if wandb_log and master_process and not eval_only:
                          "login, WANDB_MODE=offline or --wandb_log=False.")
     wandb_run_id = wandb_run.id
 if master_process and not eval_only:
-    lock = checkpoint.prepare_folder(out_dir, start_iter, deleting, lock, best_iter)
+    checkpoint.prepare_folder(out_dir, start_iter, deleting, ckpt['best_iter'] if resuming else None)
+best_val_loss, best_iter = math.inf, None
+if resuming:
+    best_val_loss, best_iter = checkpoint.best_so_far(ckpt, config, out_dir)
 ckpt = None  # free its memory
 
 

@@ -1,4 +1,4 @@
-"""A model of text becomes one that answers: conversations prepared, finetuned on, and asked."""
+"""Finetuning on conversations: a model of text becomes one that answers."""
 
 import json
 import random
@@ -20,7 +20,7 @@ def word(rng):
 
 @pytest.fixture(scope='module')
 def chats(tmp_path_factory):
-    """A folder with the dataset `chats`, whose answers repeat a word of the question; and one of text."""
+    """Return a folder with the dataset `chats`, whose answers repeat a word of the question, and `text`."""
     folder = tmp_path_factory.mktemp('chats')
     rng = random.Random(0)
     with open(folder / 'chats.jsonl', 'w') as f:
@@ -53,7 +53,7 @@ def test_a_finetuned_model_answers_new_questions(works, chats, tmp_path):
     assert n_right >= 0.9 * len(words)
 
 
-def test_after_a_resume_a_run_still_tells_how_it_began(works, chats, tmp_path):
+def test_all_starts_of_a_run_are_recorded(works, chats, tmp_path):
     flags = [*TINY, f'--data_dir={chats}', '--dataset=text', '--max_iters=2']
     works('train.py', *flags, f"--out_dir={tmp_path / 'a'}")
     out = tmp_path / 'b'
@@ -66,7 +66,7 @@ def test_after_a_resume_a_run_still_tells_how_it_began(works, chats, tmp_path):
     ckpt = load_checkpoint(out)
     assert ckpt['starts'] == starts and ckpt['commit'] == starts[1]['commit']
     assert starts[0]['command'] in (out / 'report.md').read_text()
-    (out / 'run.json').unlink()  # a checkpoint alone tells it as well
+    (out / 'run.json').unlink()  # they are in the checkpoint as well
     works('train.py', *flags, f'--out_dir={out}', '--init_from=resume', '--max_iters=5')
     assert json.loads((out / 'run.json').read_text())['starts'][:2] == starts
 
