@@ -1,31 +1,31 @@
 """
-Accuracy on HellaSwag, CORE and tasks of your own. Call model.eval() first, in all processes; no result depends
-on the number of processes. Names of benchmarks:
+Accuracy on HellaSwag, CORE and tasks of your own. Names of benchmarks:
 
     hellaswag         https://github.com/rowanz/hellaswag, scored as https://github.com/karpathy/build-nanogpt
-    arc_easy, ...     a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml names it,
-                      eval_data/ has its examples, eval_meta_data.csv the accuracy of guessing. The bundle's
+    arc_easy, ...     a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml lists them,
+                      eval_data/ has the examples, eval_meta_data.csv the accuracy of guessing. The bundle's
                       own hellaswag is called hellaswag_10shot here
     core              all tasks of core.yaml. CORE is the mean of their centered accuracies: 0 for guessing,
                       1 for all correct (https://arxiv.org/abs/2406.11794)
-    FILE.jsonl        your own examples
+    FILE.jsonl        your own examples, one JSON object per line
 
-The fields of an example tell how its answer is chosen (docs/evaluation.md has a table):
+The fields of an example determine how it is scored:
 
-    ctx, endings, label                      HellaSwag: the ending with the lowest loss per token
-    query, choices, gold                     multiple choice: alternatives begin alike; the end with the
-                                             lowest loss per token
-    context_options, continuation, gold      schema: they end alike; the beginning that gives the end the
-                                             lowest loss
-    context, continuation                    language modeling: one answer, correct if each of its tokens is
+    ctx, endings, label                      HellaSwag: the ending with the lowest loss per token is chosen
+    query, choices, gold                     multiple choice: the alternatives begin alike, and the one whose
+                                             end has the lowest loss per token is chosen
+    context_options, continuation, gold      schema: the alternatives end alike, and the one that gives this
+                                             end the lowest loss is chosen
+    context, continuation                    language modeling: correct if each token of the continuation is
                                              the most likely one
 
-A prompt is the end-of-text token, where there is one, some solved examples (shots), then an alternative.
-Prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare.
+A prompt is the end-of-text token, if the tokenizer has one, a number of solved examples (shots), and an
+alternative. Prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare.
 """
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -34,246 +34,302 @@ import random
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import InputError, print0
+from configurator import InputError, print0, process_ranks
 from dataset import DATA_DIR
 from evaluation import shared_among
 from files import first_line
 from processes import all_reduce_sum
 from sampling import without_cudnn_attention
 
-
 # -----------------------------------------------------------------------------
 # reading
 
 
 @dataclasses.dataclass
+class Example:
+    kind: str  # 'hellaswag', 'choice', 'schema', 'language_modeling'
+    context: str  # what comes before the answer; '' if the texts show where it starts
+    texts: list  # the example as text, once for each alternative
+    gold: int  # index of the right alternative
+
+
+@dataclasses.dataclass
 class Task:
     name: str
-    path: str  # of its examples, one JSON object per line
-    chance: float = None  # accuracy of guessing; None: follows from the number of alternatives
-    shots: int = 0  # solved examples in the prompt
-    delimiter: str = ' '  # between context and answer
-    # what read_examples() fills in. Of each example: its rows [(ids, where the answer begins)], one for each
-    # alternative, and the number of the right one
-    examples: list = dataclasses.field(default_factory=list)
-    n_truncated: int = 0  # examples that are too long for the model
+    examples: list  # of Example
+    n_shots: int  # solved examples in a prompt
+    chance: float  # accuracy of guessing
 
 
-def load_tasks(names, max_per_task, data_dir, tokenizer, block_size):
-    """{name: [Task, ...]} of names such as 'hellaswag,core', tokenized, from the files in data_dir (None:
-    data/). max_per_task: the number of examples of each task, always the same ones; 0: all."""
+def load_tasks(names, max_per_task, data_dir, tokenizer):
+    """
+    Return {name: [Task, ...]} for names such as 'hellaswag,core', from the files in data_dir; None: data/.
+
+    max_per_task: the number of examples of each task, always the same ones; 0: all. Raise InputError for what
+    cannot be read, or has a character that the tokenizer cannot encode.
+    """
     folder = data_dir or DATA_DIR
     tasks = {}
     for name in names.split(','):
         name = name.strip()
-        try:
-            if name == 'hellaswag':
-                tasks[name] = [Task(name, os.path.join(folder, 'hellaswag_val.jsonl'))]
-            elif name.endswith('.jsonl'):
-                tasks[name] = [Task(name, os.path.expanduser(name))]
-            else:
-                bundle = read_bundle(os.path.join(folder, 'eval_bundle'))
-                tasks[name] = [task for task in bundle if name in ('core', task.name)]
-                if not tasks[name]:
-                    raise InputError("core.yaml has no such task")
-            for task in tasks[name]:
-                read_examples(task, tokenizer, block_size, max_per_task)
-        except Exception as e:  # a file may hold anything
-            raise InputError(f"the task {name} cannot be read ({type(e).__name__}: {first_line(e)}). get its files with "
-                  "python prepare.py hellaswag or core, name another --data_dir, or correct your own, see "
-                  "docs/evaluation.md")
+        if name == 'hellaswag':
+            tasks[name] = [read_task(name, os.path.join(folder, 'hellaswag_val.jsonl'), max_per_task)]
+        elif name.endswith('.jsonl'):
+            tasks[name] = [read_task(name, name, max_per_task)]
+        else:
+            tasks[name] = []
+            for task_name, settings in read_bundle(os.path.join(folder, 'eval_bundle')).items():
+                if name in ('core', task_name):
+                    tasks[name].append(read_task(task_name, limit=max_per_task, **settings))
+            if not tasks[name]:
+                raise InputError(f"there is no such task: {name}. Use hellaswag, core, a task in core.yaml "
+                                 "or FILE.jsonl.")
+        for task in tasks[name]:
+            check_characters(task, tokenizer)
     return tasks
 
 
 def read_bundle(folder):
-    """The tasks of the evaluation bundle, in the order of core.yaml."""
-    import yaml  # pip install pyyaml
-    with open(os.path.join(folder, 'core.yaml'), encoding='utf-8-sig') as f:
-        entries = yaml.safe_load(f)['icl_tasks']
-    chance = {}
-    with open(os.path.join(folder, 'eval_meta_data.csv'), newline='', encoding='utf-8-sig') as f:
-        for row in csv.DictReader(f):
-            chance[row['Eval Task']] = float(row['Random baseline']) / 100
-    tasks = []
-    for entry in entries:
-        label = entry['label']
-        name = 'hellaswag_10shot' if label == 'hellaswag' else label
-        path = os.path.join(folder, 'eval_data', entry['dataset_uri'])
-        tasks.append(Task(name, path, chance[label], int(entry['num_fewshot'][0]),
-                          entry.get('continuation_delimiter', ' ')))
-    return tasks
-
-
-def read_examples(task, tokenizer, block_size, limit):
-    """Fill the task from its file; limit: at most so many examples, 0: all."""
-    with open(task.path, encoding='utf-8-sig') as f:
-        lines = [line for line in f if line.strip()]
-    # with nanochat's seeds, here and below: the same examples and prompts
-    random.Random(1337).shuffle(lines)
-    if limit > 0:
-        lines = lines[:limit]
-    if not lines:
-        raise InputError(f"{task.path} is empty")
-    parsed = []
+    """Return {name: arguments of read_task()} of the evaluation bundle, in the order of core.yaml."""
+    settings = {}
     try:
-        for line in lines:
-            parsed.append(json.loads(line))
-        n_others = len(parsed) - 1
-        for i, line in enumerate(lines):
-            chosen = random.Random(1234 + i).sample(range(n_others), min(task.shots, n_others))
-            shots = [parsed[k + (k >= i)] for k in chosen]  # among all examples but this one
-            rows, answer = render(parsed[i], shots, task.delimiter, tokenizer)
-            if not 0 <= answer < len(rows):
-                raise InputError(f"it has no alternative {answer}")
-            if max(len(ids) for ids, _ in rows) > block_size:
-                task.n_truncated += 1
-            shortened = []
-            for ids, start in rows:
-                n_cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
-                start = max(1, start - n_cut)  # nothing predicts the first token
-                shortened.append((torch.tensor(ids[n_cut:]), start))
-            task.examples.append((shortened, answer))
-    except Exception as e:  # the line may hold anything
-        raise InputError(f"{e!r} in {task.path}, {line[:80]!r}")
+        import yaml
+        with open(os.path.join(folder, 'core.yaml'), encoding='utf-8-sig') as f:
+            entries = yaml.safe_load(f)['icl_tasks']
+        chance = {}
+        with open(os.path.join(folder, 'eval_meta_data.csv'), newline='', encoding='utf-8-sig') as f:
+            for row in csv.DictReader(f):
+                chance[row['Eval Task']] = float(row['Random baseline']) / 100
+        for entry in entries:
+            label = entry['label']
+            settings['hellaswag_10shot' if label == 'hellaswag' else label] = {
+                'path': os.path.join(folder, 'eval_data', entry['dataset_uri']),
+                'n_shots': int(entry['num_fewshot'][0]),
+                'chance': chance[label],
+                'delimiter': entry.get('continuation_delimiter', ' '),
+            }
+    except Exception as e:  # the files may contain anything
+        raise InputError(f"the tasks of CORE cannot be read: {folder} ({first_line(e)}). Run "
+                         "pip install pyyaml and python prepare.py core.") from e
+    return settings
 
 
-def render(example, shots, delimiter, tokenizer):
-    """([(ids, where the answer begins)] of the alternatives of an example, the number of the right one)."""
-    if 'endings' in example:  # HellaSwag
-        context = tokenizer.encode(example['ctx']).tolist()
-        rows = []
-        for ending in example['endings']:
-            rows.append((context + tokenizer.encode(' ' + ending).tolist(), len(context)))
-        return rows, whole_number(example['label'])
-    first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+def read_task(name, path, limit, n_shots=0, chance=None, delimiter=' '):
+    """Return the Task whose examples are in a file. limit: at most this many, 0: all. chance: by default that
+    of the number of alternatives. delimiter: what stands between a context and its answer."""
+    try:
+        with open(path, encoding='utf-8-sig') as f:
+            lines = [line for line in f if line.strip()]
+        random.Random(1337).shuffle(lines)  # with nanochat's seed: the same examples
+        if limit > 0:
+            lines = lines[:limit]
+        if not lines:
+            raise ValueError("it is empty")
+        examples = [parse_example(json.loads(line), delimiter) for line in lines]
+    except Exception as e:  # the file may contain anything
+        raise InputError(f"the examples of {name} cannot be read: {path} ({type(e).__name__}: "
+                         f"{first_line(e)}). Download them by python prepare.py hellaswag or core; for the "
+                         "format of your own, see docs/evaluation.md.") from e
+    if chance is None:
+        chances = [1 / len(example.texts) for example in examples if len(example.texts) > 1]
+        chance = sum(chances) / len(examples)
+    return Task(name, examples, n_shots, chance)
+
+
+def parse_example(fields, delimiter):
+    """Return the Example of a JSON object."""
+    gold = fields.get('gold', 0)
+    context = ''
+    if 'endings' in fields:
+        kind = 'hellaswag'
+        context = fields['ctx']
+        texts = [context + ' ' + ending for ending in fields['endings']]
+        gold = fields['label']
+    elif 'choices' in fields:
+        kind = 'choice'
+        texts = [fields['query'] + delimiter + choice for choice in fields['choices']]
+    elif 'context_options' in fields:
+        kind = 'schema'
+        texts = [option + delimiter + fields['continuation'] for option in fields['context_options']]
+    else:
+        kind = 'language_modeling'
+        context = fields['context'].strip() + delimiter
+        texts = [context + fields['continuation']]
+    gold = float(gold)  # 1, '1' or, as pandas writes it, 1.0
+    if gold not in range(len(texts)):
+        raise ValueError(f"there is no alternative {gold}")
+    return Example(kind, context, texts, int(gold))
+
+
+def check_characters(task, tokenizer):
+    """Raise InputError if the tokenizer cannot encode all characters of a task."""
+    characters = set('\n' if task.n_shots else '')
+    for example in task.examples:
+        characters.update(*example.texts)
+    try:
+        tokenizer.encode(' '.join(sorted(characters)))  # apart, so that digits are numbers of one digit
+    except InputError as e:
+        raise InputError(f"the tokenizer cannot encode the task {task.name}: {e}") from e
+
+
+# -----------------------------------------------------------------------------
+# prompts
+
+
+def solved_examples(task, i):
+    """Return the beginning of the prompt of example i: other examples with answers, chosen as in nanochat."""
+    n_others = len(task.examples) - 1
     prompt = ''
-    for shot in shots:
-        texts, answer = alternatives(shot, delimiter)
-        prompt += texts[answer] + '\n\n'
-    texts, answer = alternatives(example, delimiter)
-    rows = [first + tokenizer.encode(prompt + text).tolist() for text in texts]
-    n_shared_at_most = min(len(row) for row in rows) - 1  # every answer has at least one token
-    if 'context_options' in example:  # schema
-        endings = [row[::-1] for row in rows]
-        n_shared = min(len(os.path.commonprefix(endings)), n_shared_at_most)
-        return [(row, len(row) - n_shared) for row in rows], answer
-    beginnings = rows
-    if len(rows) == 1:  # language modeling
-        # without the space before the answer: it belongs to the answer's first token
-        context = (prompt + example['context'].strip() + delimiter).strip()
-        beginnings = [rows[0], first + tokenizer.encode(context).tolist()]
-    n_shared = min(len(os.path.commonprefix(beginnings)), n_shared_at_most)
-    return [(row, n_shared) for row in rows], answer
+    for k in random.Random(1234 + i).sample(range(n_others), min(task.n_shots, n_others)):
+        shot = task.examples[k if k < i else k + 1]
+        prompt += shot.texts[shot.gold] + '\n\n'
+    return prompt
 
 
-def alternatives(example, delimiter):
-    """(an example written out once for each alternative, the number of the right one)"""
-    if 'choices' in example:
-        texts = [example['query'] + delimiter + choice for choice in example['choices']]
-        return texts, whole_number(example['gold'])
-    if 'context_options' in example:
-        ending = delimiter + example['continuation']
-        texts = [context + ending for context in example['context_options']]
-        return texts, whole_number(example['gold'])
-    return [example['context'].strip() + delimiter + example['continuation']], 0
+def encode_example(task, i, tokenizer):
+    """Return the ids of each alternative of example i and where its answer starts, [(ids, start), ...]."""
+    example = task.examples[i]
+    if example.kind == 'hellaswag':
+        return encode_hellaswag(example, tokenizer)
+    first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+    prompt = solved_examples(task, i)
+    rows = [first + tokenizer.encode(prompt + text).tolist() for text in example.texts]
+    max_length = min(len(row) for row in rows) - 1  # an answer has at least one token
+    if example.kind == 'schema':  # the answer is the common end
+        n_answer = min(common_length([row[::-1] for row in rows]), max_length)
+        return [(row, len(row) - n_answer) for row in rows]
+    if example.kind == 'choice':  # the answer follows the common beginning
+        start = min(common_length(rows), max_length)
+    else:  # without the space before the answer, which belongs to its first token
+        context = first + tokenizer.encode((prompt + example.context).strip()).tolist()
+        start = min(common_length([rows[0], context]), max_length)
+    return [(row, start) for row in rows]
 
 
-def whole_number(value):
-    """Return the int of 1, '1' or 1.0, as pandas writes it."""
-    number = float(value)
-    if not number.is_integer():
-        raise InputError(f"not a whole number: {value}")
-    return int(number)
+def encode_hellaswag(example, tokenizer):
+    """As in build-nanogpt, context and ending are encoded separately, without an end-of-text token."""
+    context = tokenizer.encode(example.context).tolist()
+    rows = []
+    for text in example.texts:
+        ending = text[len(example.context):]
+        rows.append((context + tokenizer.encode(ending).tolist(), len(context)))
+    return rows
+
+
+def common_length(rows):
+    """Return the number of ids with which all rows begin."""
+    n = 0
+    for ids in zip(*rows):
+        if len(set(ids)) > 1:
+            break
+        n += 1
+    return n
+
 
 # -----------------------------------------------------------------------------
 # scoring
 
 
-def evaluate_tasks(model, tasks, ctx, rank=0, world_size=1, should_stop=None):
-    """The results of load_tasks(), printed, as two dicts: one number for each name that was asked for,
-    {'hellaswag': accuracy, 'core': CORE, ...}; all about each task, {name: {'accuracy': ..., ...}}.
-    should_stop: as in text_loss(); if it returns True, names that are not complete are left out."""
-    results = {}
+def evaluate_tasks(model, tasks, tokenizer, ctx, should_stop=None):
+    """
+    Print the results of load_tasks(), and return them as two dicts: a number for each name,
+    {'hellaswag': accuracy, 'core': CORE, ...}, and the details of each task, {name: {'accuracy': ..., ...}}.
+
+    All processes call this, after model.eval(); the results do not depend on their number. should_stop: see
+    text_loss(); after it has returned True, names that are not complete are missing.
+    """
+    details = {}
     metrics = {}
-    for name, parts in tasks.items():
-        for task in parts:
-            if task.name not in results:  # it may be named by itself, and be part of core
-                found = score_task(model, task, ctx, rank, world_size, should_stop)
-                if found is None:
-                    return metrics, results
-                results[task.name] = found
-        metrics[name] = results[parts[0].name]['accuracy']
+    for name, its_tasks in tasks.items():
+        for task in its_tasks:
+            if task.name not in details:  # it may be named and belong to core
+                score = score_task(model, task, tokenizer, ctx, should_stop)
+                if score is None:
+                    return metrics, details
+                details[task.name] = score
+        metrics[name] = details[its_tasks[0].name]['accuracy']
         if name == 'core':
-            centered = [results[task.name]['centered'] for task in parts]
+            centered = [details[task.name]['centered'] for task in its_tasks]
             metrics[name] = sum(centered) / len(centered)
             print0(f"CORE {metrics[name]:.4f}, the mean of {len(centered)} centered accuracies")
-    return metrics, results
+    return metrics, details
 
 
-def score_task(model, task, ctx, rank=0, world_size=1, should_stop=None):
-    """Accuracy, its standard error and what else is known of a task, a dict; None if should_stop() is true."""
-    rows = []
-    for its_rows, _ in task.examples:
-        rows += its_rows
-    losses, greedy = answer_losses(model, rows, ctx, rank, world_size, should_stop)
-    if losses is None:
-        return None
-    n = len(task.examples)
+def score_task(model, task, tokenizer, ctx, should_stop=None):
+    """Return accuracy, standard error and other details of a task, a dict; None if should_stop() is true."""
+    assert not model.training, "call model.eval() first"
+    batches = make_batches(task)
     n_correct = 0
-    chance = 0.0
-    first = 0
-    for its_rows, answer in task.examples:
-        own = losses[first:first + len(its_rows)]
-        if len(own) == 1:  # language modeling
-            n_correct += greedy[first]
-        else:
-            n_correct += math.isfinite(own[answer]) and own.index(min(own)) == answer  # nan is never right
-            chance += 1 / len(own)
-        first += len(own)
+    n_truncated = 0  # examples that are too long for the model
+    for k, counts in shared_among(len(batches), process_ranks()):
+        if should_stop is not None and should_stop():
+            return None
+        encoded = [encode_example(task, i, tokenizer) for i in batches[k]]
+        losses, is_greedy = answer_losses(model, list(itertools.chain.from_iterable(encoded)), ctx)
+        if not counts:
+            continue
+        first = 0
+        for i, rows in zip(batches[k], encoded):
+            end = first + len(rows)
+            n_correct += is_correct(losses[first:end], is_greedy[first:end], task.examples[i].gold)
+            n_truncated += max(len(ids) for ids, _ in rows) > model.config.block_size
+            first = end
+    n_correct, n_truncated = all_reduce_sum(torch.tensor([n_correct, n_truncated])).tolist()
+    n = len(task.examples)
     accuracy = n_correct / n
-    chance = chance / n if task.chance is None else task.chance
-    # a Bayesian's, with a flat prior: a few examples, all of them right, are no certainty
+    # standard deviation of the posterior under a uniform prior, so that a perfect score on few examples still
+    # has an error
     q = (n_correct + 1) / (n + 2)
-    standard_error = math.sqrt(q * (1 - q) / (n + 3))
-    print0(f"{task.name}: accuracy {100 * accuracy:.2f} ± {100 * standard_error:.2f}% of {n:,} examples "
-           f"(guessing: {100 * chance:.0f}%; truncated: {task.n_truncated:,})")
-    return {'accuracy': accuracy, 'error': standard_error, 'chance': chance,
-            'centered': (accuracy - chance) / (1 - chance), 'examples': n, 'shots': task.shots,
-            'truncated': task.n_truncated}
+    error = math.sqrt(q * (1 - q) / (n + 3))
+    print0(f"{task.name}: accuracy {100 * accuracy:.2f} ± {100 * error:.2f}% of {n:,} examples "
+           f"(guessing: {100 * task.chance:.0f}%; truncated: {n_truncated:,})")
+    return {'accuracy': accuracy, 'error': error, 'chance': task.chance,
+            'centered': (accuracy - task.chance) / (1 - task.chance), 'examples': n, 'shots': task.n_shots,
+            'truncated': n_truncated}
+
+
+def make_batches(task):
+    """
+    Return the indices of the examples in batches of about 2,048 tokens, with prompts of similar lengths.
+
+    A token is taken for four characters. So all processes know the batches without encoding all prompts.
+    """
+    lengths = []
+    for i, example in enumerate(task.examples):
+        prompt = solved_examples(task, i)
+        lengths.append(sum(len(prompt + text) for text in example.texts))
+    batches = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or (len(batches[-1]) + 1) * lengths[i] > 4 * 2048:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
 
 
 @torch.no_grad()
-def answer_losses(model, rows, ctx, rank=0, world_size=1, should_stop=None):
-    """Two lists over rows, [(ids, where the answer begins)]: nats per token of the answer, and 1.0 if each of
-    its tokens is the most likely one, else 0.0. The same in all processes. should_stop: as in text_loss();
-    if it returns True, both are None."""
-    assert not model.training, "call model.eval() first"
+def answer_losses(model, rows, ctx):
+    """Return two lists over rows, [(ids, start of the answer), ...]: the loss of each answer in nats per
+    token, and whether each of its tokens is the most likely one."""
     device = next(model.parameters()).device
-    # batches of similar lengths, of at most 2,048 tokens after padding: their logits take 0.4 GB, of 50,304
-    # ids in float32
-    batches = []
-    for i in sorted(range(len(rows)), key=lambda i: len(rows[i][0])):
-        if not batches or (len(batches[-1]) + 1) * len(rows[i][0]) > 2048:
-            batches.append([])
-        batches[-1].append(i)
-    # each row has its own place; the device is asked for all of them at the end
-    found = torch.zeros(2, len(rows), device=device)  # loss, greedy
-    # texts have all lengths, and each would be compiled
+    block_size = model.config.block_size
+    sequences = []
+    targets = []
+    for ids, start in rows:
+        n_cut = max(0, len(ids) - block_size)  # a prompt that is too long loses its beginning
+        start = max(1, start - n_cut)  # nothing predicts the first token
+        sequences.append(torch.tensor(ids[n_cut:-1]))
+        targets.append(torch.tensor([-1] * (start - 1) + ids[n_cut + start:]))
+    x = pad_sequence(sequences, batch_first=True).to(device)  # (B, T)
+    y = pad_sequence(targets, batch_first=True, padding_value=-1).to(device)  # (B, T), -1: no target
+    # each batch has another shape, and would be compiled
     with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
-        for batch, counts in shared_among(len(batches), rank, world_size):
-            if should_stop is not None and should_stop():
-                return None, None
-            ids = pad_sequence([rows[i][0] for i in batches[batch]], batch_first=True)  # (B, T)
-            x = ids[:, :-1].contiguous()
-            y = torch.full_like(x, -1)  # targets: the answers
-            for k, i in enumerate(batches[batch]):
-                row, start = rows[i]
-                y[k, start - 1:len(row) - 1] = row[start:]
-            y = y.to(device)
-            logits, nats = model(x.to(device), y, reduction='none')
-            if counts:
-                place = torch.tensor(batches[batch], device=device)
-                found[0, place] = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
-                found[1, place] = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1).float()
-    losses, greedy = all_reduce_sum(found).tolist()
-    return losses, greedy
+        logits, nats = model(x, y, reduction='none')
+    losses = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
+    is_greedy = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1)
+    return losses.tolist(), is_greedy.tolist()
+
+
+def is_correct(losses, is_greedy, gold):
+    if len(losses) == 1:  # language modeling
+        return is_greedy[0]
+    return math.isfinite(losses[gold]) and losses.index(min(losses)) == gold  # nan is never correct

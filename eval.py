@@ -1,28 +1,28 @@
 """
-How good is a model? Its loss, perplexity and bits per byte over a text, a sample of what it writes, and its
-accuracy on benchmarks. The numbers go to eval_ITERATION.json in the run's folder.
+Evaluate a model: its loss, perplexity and bits per byte on a text, a sample, and its accuracy on benchmarks.
+The results are written to eval_ITERATION.json in the folder of the run.
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
     $ torchrun --standalone --nproc_per_node=8 eval.py out --tasks=hellaswag,core --max_per_task=500
 
-The loss is in nats per token, and depends on what a token is. Bits per byte do not: use them to compare
-models with different tokenizers.
+The loss is in nats per token and depends on the tokenizer. Use bits per byte to compare models with different
+tokenizers.
 """
 
-from configurator import launched_by_torchrun, process_ranks, InputError, check_range, configure, print0
+from configurator import InputError, check_range, configure, launched_by_torchrun, print0, process_ranks
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
-out_dir = 'out'  # the run's folder, if init_from is 'resume'
+out_dir = 'out'  # the folder of the run, if init_from is 'resume'
 dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
-data_dir: str = None  # the folder of the datasets and of the tasks' files. None: data/ beside this file
-split = 'val'  # 'train', or 'none': only the tasks
-eval_tokens = 0  # evaluate so many tokens, in windows spread evenly; 0: the whole split
-tasks = ''  # 'hellaswag,core': HellaSwag, CORE, tasks of its bundle, FILE.jsonl with tasks of your own
+data_dir: str = None  # the folder of the datasets and of the files of tasks. None: data/ next to this file
+split = 'val'  # 'train', or 'none': tasks only
+eval_tokens = 0  # number of tokens, in sequences spread evenly over the split; 0: the whole split
+tasks = ''  # 'hellaswag,core': HellaSwag, CORE, single tasks of CORE, FILE.jsonl with your own examples
 max_per_task = 0  # examples of each task; 0: all
-sample_tokens = 100  # length of a text that the model writes; 0: none
-batch_size = 8  # windows per batch and process
+sample_tokens = 100  # length of the sample; 0: none
+batch_size = 8  # sequences per batch and process
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16'
 backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'
@@ -35,108 +35,106 @@ import os
 import time
 
 import torch
-import torch.distributed
 
 import checkpoint
-from benchmarks import evaluate_tasks, load_tasks
 from dataset import Dataset
 from evaluation import text_loss
 from files import write_json
-from processes import autocast, choose_device, choose_dtype, init_processes
+from processes import autocast, choose_device, choose_dtype, init_processes, loss_chunk_size
 from sampling import generate_text
 from tokenizer import make_tokenizer, token_bytes
-
 
 # -----------------------------------------------------------------------------
 # processes and device
 check_range(config, ['batch_size', 'ddp_timeout'], 1)
 check_range(config, ['eval_tokens', 'max_per_task', 'sample_tokens'], 0)
 if split == 'none' and not tasks:
-    raise InputError("nothing to do (split=none, and no tasks). use --split=val, --tasks=hellaswag, or both")
+    raise InputError("there is nothing to evaluate: split=none, and no tasks. Use --split=val or "
+                     "--tasks=hellaswag.")
 ddp = launched_by_torchrun()
-rank, local_rank, world_size = process_ranks()
-master_process = rank == 0
-device = choose_device(device, local_rank)
+ddp_rank, ddp_local_rank, ddp_world_size = process_ranks()
+used_device = choose_device(device, ddp_local_rank)  # 'cpu', 'cuda:0', 'mps'
 if ddp:
-    init_processes(backend, device, ddp_timeout)
-dtype = choose_dtype(dtype, device)
-ctx = autocast(device, dtype)
-torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')  # high: TF32
+    init_processes(backend, used_device, ddp_timeout)
+compute_dtype = choose_dtype(dtype, used_device)
+ctx = autocast(used_device, compute_dtype)
+torch.set_float32_matmul_precision('highest' if compute_dtype == 'float32' else 'high')  # high: TF32
 
 # -----------------------------------------------------------------------------
-# the checkpoint, the text, the tasks: what is wrong with their files is said before the work
-try:
-    path = checkpoint.find(out_dir if init_from == 'resume' else init_from)
-    ckpt = checkpoint.read(path)
-    model = checkpoint.build_model(ckpt)
-    # nanoGPT's have no tokenizer: the dataset has it
-    tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
-except ValueError as e:
-    raise InputError(str(e))
+# the model, the text, the tasks: files are read first, so that mistakes show at once
+path = checkpoint.find(out_dir if init_from == 'resume' else init_from)
+ckpt = checkpoint.read(path)
+model = checkpoint.build_model(ckpt).to(used_device).eval()
 block_size = model.config.block_size
 vocab_size = model.config.vocab_size
+model.loss_chunk_size = loss_chunk_size(used_device, batch_size * block_size, vocab_size, compiled=False)
+# nanoGPT's checkpoints have no tokenizer; it is in the folder of the dataset
+tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 if split != 'none':
-    dataset = dataset or ckpt['config'].get('dataset')
-    if not dataset:
-        raise InputError(f"{path} does not tell which text it was trained on. name one with --dataset=NAME, or use "
-              "--split=none and --tasks")
-    # a run with document_mask never looked across documents
-    data = Dataset(dataset, data_dir, document_mask=ckpt['config'].get('document_mask', False))
+    dataset_name = dataset or ckpt['config'].get('dataset')
+    if not dataset_name:
+        raise InputError(f"{path} does not name the dataset that it was trained on. Use --dataset=NAME, or "
+                         "--split=none with --tasks.")
+    # as in training: attention inside documents, conversations packed by the same seed
+    data = Dataset(dataset_name, data_dir, seed=ckpt['config'].get('seed', 0),
+                   document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
-        raise InputError(f"no such split ({split}) in {data.folder}. use one of {', '.join(data.splits)}, or none")
+        raise InputError(f"{data.folder} has no such split: {split}. Use {', '.join(data.splits)} or none.")
     if not checkpoint.is_compatible(ckpt, data.tokenizer_state, data.meta['vocab_size']):
-        raise InputError(f"dataset {dataset} has another tokenizer than the model ("
-              f"{data.meta['vocab_size']} ids, up to {vocab_size} there). make one with the model's, from "
-              f"the same text: python prepare.py {dataset}_2 --input=FILE --tokenizer={path}")
-task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer, block_size) if tasks else {}
-
-model.to(device).eval()
+        raise InputError(f"dataset {dataset_name} does not have the tokenizer of {path}. Prepare the text "
+                         f"with that: python prepare.py NAME --input=FILE --tokenizer={path}.")
+task_list = {}
+if tasks:
+    from benchmarks import evaluate_tasks, load_tasks
+    task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer)
 print0(f"{path}, iteration {ckpt['iter_num']:,}: {model.config.arch}, "
-       f"{model.get_num_params(non_embedding=False):,} parameters, block_size {block_size}; {world_size} x "
-       f"{device}, {dtype}")
-result = {'checkpoint': path, 'iter': ckpt['iter_num'], 'dtype': dtype}
+       f"{model.get_num_params(non_embedding=False):,} parameters, block_size {block_size}; "
+       f"{ddp_world_size} x {used_device}, {compute_dtype}")
+result = {'checkpoint': path, 'iter': ckpt['iter_num'], 'dtype': compute_dtype}
 ckpt = None  # free its memory
 
 
-def save(result):
-    """Into the folder of the checkpoint. A model of the Hub has none."""
-    if master_process and os.path.isfile(path):
+def save():
+    """Write `result` next to the checkpoint. A model of the Hugging Face Hub has no such folder."""
+    if ddp_rank == 0 and os.path.isfile(path):
         file = os.path.join(os.path.dirname(path), f"eval_{result['iter']:08d}.json")
         if write_json(file, result):
-            print0(f"written to {file}")
+            print0(f"written: {file}")
 
 
 # -----------------------------------------------------------------------------
-# the loss of the text, and what the model writes
+# the loss of the text, and a sample
 if split != 'none':
     t0 = time.perf_counter()
     tokens = data.splits[split]
     if not tokens.token_bytes.any():  # nanoGPT's datasets only name their tokenizer
         tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
-    n_windows = math.ceil(eval_tokens / block_size)
-    found = text_loss(model, tokens, n_windows, block_size, batch_size, ctx, rank, world_size)
-    if not math.isfinite(found['loss']):
-        raise InputError(f"the loss of {dataset}/{split} is not finite ({found['loss']}, in {dtype}). try "
-              "--dtype=float32, else an older checkpoint")
-    bpb = "bits per byte unknown"
-    if found['bpb'] is not None:
-        bpb = f"{found['bpb']:.4f} ± {found['bpb_error']:.4f} bits per byte"
-    print0(f"{dataset}/{split}: loss {found['loss']:.4f} ± {found['loss_error']:.4f}, perplexity "
-           f"{found['perplexity']:.2f}, {bpb}, over {found['tokens']:,} tokens = {found['bytes']:,} bytes in "
-           f"{time.perf_counter() - t0:.0f} s")
-    result.update(dataset=dataset, split=split, **found)
-    if sample_tokens and master_process:
+    n_sequences = math.ceil(eval_tokens / block_size)
+    losses = text_loss(model, tokens, n_sequences, batch_size, ctx)
+    loss = losses['loss']
+    if not math.isfinite(loss):
+        raise InputError(f"the loss of {dataset_name}/{split} is not finite: {loss} in {compute_dtype}. Use "
+                         "--dtype=float32 or an older checkpoint.")
+    perplexity = math.exp(min(loss, 700.0))
+    bpb_text = "bits per byte unknown"
+    if losses['bpb'] is not None:
+        bpb_text = f"{losses['bpb']:.4f} ± {losses['bpb_error']:.4f} bits per byte"
+    print0(f"{dataset_name}/{split}: loss {loss:.4f} ± {losses['loss_error']:.4f}, "
+           f"perplexity {perplexity:.2f}, {bpb_text}, over {losses['tokens']:,} tokens = "
+           f"{losses['bytes']:,} bytes in {time.perf_counter() - t0:.0f} s")
+    result.update(dataset=dataset_name, split=split, perplexity=perplexity, **losses)
+    if sample_tokens and ddp_rank == 0:
         with ctx:
             result['sample'] = generate_text(model, tokenizer, '', sample_tokens, seed=1337)
-        print0(f"it writes\n---\n{result['sample']}\n---")
-    save(result)  # the tasks may take hours
+        print0(f"a sample:\n---\n{result['sample']}\n---")
+    save()  # the tasks may take hours
 
 # -----------------------------------------------------------------------------
 # the tasks
 if tasks:
-    metrics, result['tasks'] = evaluate_tasks(model, task_list, ctx, rank, world_size)
+    metrics, result['tasks'] = evaluate_tasks(model, task_list, tokenizer, ctx)
     result.update(metrics)
-    save(result)
+    save()
 if ddp:
-    torch.distributed.barrier()  # nobody leaves while another still talks
+    torch.distributed.barrier()  # wait until all ranks have finished communicating
     torch.distributed.destroy_process_group()

@@ -1,146 +1,176 @@
 """
-Draw the curves of runs from their log.csv. Needs matplotlib, no GPU.
+Draw the curves of runs from their log.csv, and write the report of a run. Needs matplotlib for pictures.
 
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
 
-A curve is named by the folder of its run as it was given. train.py calls write_report() at its end, which
-makes a run's report.md and loss.png.
+train.py calls write_report(), which writes report.md and loss.png into the folder of a run.
 """
 
-import contextlib
 import math
 import os
 
-from configurator import InputError, configure, print0
-
-from files import (
-    first_line, format_count, format_duration, read_json, read_rows, replacing, run_flags, write_whole)
+from configurator import InputError, check_range, configure, print0
+from files import format_count, format_duration, read_json, read_rows, replacing, run_flags, write_whole
 
 # -----------------------------------------------------------------------------
-runs: list = []  # folders of runs; bare words
-x = 'tokens'  # 'iter'; 'seconds' of training, without evaluating and saving; or any column of log.csv
-y = 'loss'  # and the validation loss beside it, dashed; 'val_bpb' or any column of log.csv
-to = 'curves.png'  # where the picture goes
+runs: list = []  # folders of runs; words without --
+x = 'tokens'  # 'iter'; 'seconds' of training, 'wall_seconds' with everything else; or any column of log.csv
+y = 'loss'  # with the validation loss, dashed; 'val_bpb' or any column of log.csv
+smooth = 0.9  # of the column loss: weight of the mean so far against the next logged value; 0: as logged
+to = 'curves.png'  # the picture
 # -----------------------------------------------------------------------------
 
 
 def read_log(out_dir):
-    """The rows of log.csv, as dicts {column: number}; what is empty or not finite is left out."""
+    """Return the rows of log.csv, dicts {column: number} without what is empty or not finite."""
     log = []
     for row in read_rows(os.path.join(out_dir, 'log.csv'))[1]:
         numbers = {}
-        for name, text in row.items():
-            with contextlib.suppress(ValueError):  # empty, or a text
-                numbers[name] = float(text)
-        log.append({name: number for name, number in numbers.items() if math.isfinite(number)})
+        for column, text in row.items():
+            try:
+                number = float(text)
+            except ValueError:  # empty
+                continue
+            if math.isfinite(number):
+                numbers[column] = number
+        log.append(numbers)
     return log
 
 
-def draw(logs, path, x='tokens', y='loss'):
-    """The curves of {name: read_log()} as a PNG. ImportError without matplotlib, ValueError without a
-    number."""
-    from matplotlib.figure import Figure  # no pyplot: it would ask for a screen
+def curve(log, x, y, smooth=0.0):
+    """Return the columns x and y of the rows that have both, two lists; y as an exponential mean."""
+    rows = [row for row in log if x in row and y in row]
+    values = []
+    mean = 0.0
+    for i, row in enumerate(rows, start=1):
+        mean = smooth * mean + (1 - smooth) * row[y]
+        values.append(mean / (1 - smooth ** i))  # the mean began with 0, which this corrects, as in Adam
+    return [row[x] for row in rows], values
 
+
+def draw(curves, path, x_label, y_label, dashed=None):
+    """Draw curves, {name: (x values, y values)}, into a PNG file.
+
+    dashed: more curves, in the colours of those with the same names. Raise InputError without matplotlib, or
+    if the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # without pyplot, which looks for a screen
+    except ImportError as e:
+        raise InputError("drawing needs a package: matplotlib. Run pip install matplotlib.") from e
     figure = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     axes = figure.subplots()
-    curves = {y: '-'}
-    if y == 'loss':
-        curves['val_loss'] = '--'
-    for i, (name, log) in enumerate(logs.items()):
-        for column, style in curves.items():
-            rows = [row for row in log if x in row and column in row]
-            if column == y and not rows:
-                raise InputError(f"{name} has no numbers in the columns {x} and {y} of its log.csv")
-            axes.plot([row[x] for row in rows], [row[column] for row in rows], style, color=f'C{i}',
-                      marker='.', markersize=3, label=name if column == y else None)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    for name, (xs, ys) in curves.items():
+        line, = axes.plot(xs, ys, marker='.', markersize=3, label=name)
+        if dashed and name in dashed:
+            axes.plot(*dashed[name], '--', color=line.get_color(), marker='.', markersize=3)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.legend()
     axes.grid(alpha=0.25)
-    with replacing(path) as f:
-        figure.savefig(f, format='png')
-
-
-def write_report(out_dir, samples=''):
-    """Write report.md and, where matplotlib is there, loss.png, from a run's run.json and log.csv; samples:
-    the last texts that it wrote. What cannot be written is a warning, and no reason for a run to fail."""
     try:
-        log = read_log(out_dir)
+        with replacing(path) as f:
+            figure.savefig(f, format='png')
+    except OSError as e:
+        raise InputError(f"{path} cannot be written: {e.strerror}. Choose another file.") from e
+
+
+def draw_logs(logs, path, x='tokens', y='loss', smooth=0.9):
+    """Draw column y over column x of {name: read_log()}."""
+    curves = {}
+    dashed = {}
+    for name, log in logs.items():
+        curves[name] = curve(log, x, y, smooth if y == 'loss' else 0.0)
+        if not curves[name][0]:
+            raise InputError(f"{name} has no values in the columns {x} and {y} of its log.csv. Name folders "
+                             "of runs, and columns with --x and --y.")
+        if y == 'loss':
+            dashed[name] = curve(log, x, 'val_loss')
+    draw(curves, path, x, y, dashed)
+
+
+def write_report(out_dir, samples='', picture=True):
+    """Write report.md and, with `picture`, loss.png, from a run's run.json and log.csv. samples: the latest
+    texts. A full disk or a missing matplotlib is a note."""
+    run = read_json(os.path.join(out_dir, 'run.json'))
+    if not run:
+        return  # it could not be written, which train.py has printed
+    log = read_log(out_dir)
+    if picture:
         try:
-            draw({os.path.basename(os.path.abspath(out_dir)): log}, os.path.join(out_dir, 'loss.png'))
-        except Exception as e:  # the page matters more than the picture
-            print0(f"note: no loss.png ({first_line(e)})")
-        text = report_text(out_dir, read_json(os.path.join(out_dir, 'run.json')), log, samples)
-        path = os.path.join(out_dir, 'report.md')
-        write_whole(path, text.encode('utf-8', 'backslashreplace'))
-        print0(f"report: {path}")
-    except Exception as e:
-        print0(f"warning: no report of {out_dir} could be written ({type(e).__name__}: {first_line(e)})")
+            draw_logs({name_of_run(out_dir): log}, os.path.join(out_dir, 'loss.png'))
+        except InputError as e:
+            print0(f"note: loss.png was not drawn: {e}")
+    text = report_text(out_dir, run, log, samples)
+    try:
+        write_whole(os.path.join(out_dir, 'report.md'), text.encode('utf-8', 'backslashreplace'))
+    except OSError as e:
+        print0(f"warning: report.md could not be written ({e.strerror})")
+
+
+def name_of_run(out_dir):
+    return os.path.basename(os.path.abspath(out_dir))
 
 
 def report_text(out_dir, run, log, samples):
-    """run: what run.json holds."""
+    """Return the report in Markdown. run: the contents of run.json."""
     config = run['config']
-    dataset = run['dataset']
+    latest = {}  # of each column
+    for row in log:
+        latest.update(row)
     tokens = run['iterations'] * run['tokens_per_iter']
+    speed = f"- {run['device']}, processes: {run['processes']}"
+    if 'tokens_per_second' in run:
+        speed += f", {run['tokens_per_second']:,.0f} tokens/s"
+    if 'mfu' in latest:
+        speed += f", MFU {latest['mfu']:.1%}"
+    if 'memory_gb' in latest:
+        speed += f", {latest['memory_gb']:.2f} GB"
     lines = [
-        f"# {os.path.basename(os.path.abspath(out_dir))}",
+        f"# {name_of_run(out_dir)}",
         "",
-        f"{run['outcome']}: {run['iterations']:,} iterations, {format_count(tokens)} tokens, "
-        f"{format_duration(run['train_seconds'])} of training",
+        f"{run['outcome'] or 'in progress'}: {run['iterations']:,} iterations, {format_count(tokens)} "
+        f"tokens, {format_duration(run['train_seconds'])} of training",
         "",
-        f"- dataset: {dataset['name']}, {dataset['train']['tokens']:,} tokens; tokenizer: {run['tokenizer']}",
-        f"- model: {config['arch']}, n_layer {config['n_layer']}, n_head {config['n_head']}, "
-        f"n_embd {config['n_embd']}, block_size {config['block_size']}: {run['n_params']:,} parameters",
-        f"- device: {run['device']}, processes: {run['processes']}",
+        f"- {config['arch']}, n_layer {config['n_layer']}, n_head {config['n_head']}, n_embd "
+        f"{config['n_embd']}, block_size {config['block_size']}: {run['n_params']:,} parameters",
+        f"- dataset {config['dataset']}, {run['dataset']['train']['tokens']:,} tokens; tokenizer "
+        f"{run['tokenizer']}",
+        speed,
     ]
-    if run.get('tokens_per_second'):
-        lines.append(f"- speed: {run['tokens_per_second']:,.0f} tokens/s")
-    mfu = [row['mfu'] for row in log if 'mfu' in row]
-    if mfu:
-        lines.append(f"- MFU: {100 * sorted(mfu)[len(mfu) // 2]:.1f}%, the median")
-    memory = [row['memory_gb'] for row in log if 'memory_gb' in row]
-    if memory:
-        lines.append(f"- memory: {max(memory):.2f} GB at most")
-    for name in config['tasks'].split(','):
-        task = name.strip()
-        scores = [row[task] for row in log if task in row]
-        if scores:
-            lines.append(f"- {task}: {scores[-1]:.4f}")
-    evaluated = [row for row in log if 'val_loss' in row]
-    if evaluated:
-        best = min(evaluated, key=lambda row: row['val_loss'])
-        last = evaluated[-1]
-        for name, row in (('best', best), ('last', last)):
-            bpb = f", {row['val_bpb']:.4f} bits per byte" if 'val_bpb' in row else ''
-            lines.append(f"- {name} validation loss: {row['val_loss']:.4f}{bpb}, at {row['iter']:,.0f}")
-        if last['val_loss'] > 1.02 * best['val_loss']:
-            lines += ["", "The validation loss rose. If the training loss fell meanwhile, the model "
-                      "overfits: more text, `--dropout` or a smaller model would help. Else it diverged: "
-                      "use a smaller learning rate or a longer warmup."]
+    evaluations = [row for row in log if 'val_loss' in row]
+    if evaluations:
+        best = min(evaluations, key=lambda row: row['val_loss'])
+        for name, row in (('best', best), ('last', evaluations[-1])):
+            bpb_text = f", {row['val_bpb']:.4f} bits per byte" if 'val_bpb' in row else ''
+            lines.append(f"- {name} validation loss {row['val_loss']:.4f}{bpb_text}, after "
+                         f"{row['iter']:,.0f}")
+    for task in config['tasks'].split(','):
+        task = task.strip()
+        if task in latest:
+            lines.append(f"- {task}: {latest[task]:.4f}")
+    if evaluations and evaluations[-1]['val_loss'] > 1.02 * best['val_loss']:
+        lines += ["", "The validation loss rose. If the training loss fell meanwhile, the model overfits: "
+                  "use more text, `--dropout` or a smaller model. Otherwise training became unstable: use a "
+                  "lower learning rate or a longer warm-up."]
     if os.path.exists(os.path.join(out_dir, 'loss.png')):
-        lines += ["", "![The loss](loss.png)"]
+        lines += ["", "![loss](loss.png)"]
     flags = run_flags(out_dir, config['data_dir'])
-    lines += ["", "To go on, or for longer with a larger `--max_iters`:", "",
+    lines += ["", "Started, resumed and sampled by:", "",
+              f"    python {run['starts'][0]['command']}",
               f"    python train.py --init_from=resume {flags}",
-              f"    python sample.py {flags}",
-              "", "It was started by", "", f"    python {run['starts'][0]['command']}"]
-    if samples:  # indented, as Markdown shows such lines as they are
-        lines += ["", "The last samples:", ""]
+              f"    python sample.py {flags}"]
+    if samples:  # indented, so that Markdown shows them as they are
+        lines += ["", "Latest samples:", ""]
         lines += ['    ' + line for line in samples.split('\n')]
     return '\n'.join(lines) + '\n'
 
 
 if __name__ == '__main__':
-    configure(globals(), positional='runs')
+    config, given = configure(globals(), positional='runs')
+    check_range(config, ['smooth'], 0, 1, exclude=1)
     if not runs:
-        raise InputError("no runs to draw. name their folders: python plot.py out")
-    try:
-        draw({run: read_log(run) for run in runs}, to, x, y)
-    except ImportError:
-        raise InputError("drawing needs a package that is not installed (matplotlib). pip install matplotlib")
-    except (OSError, ValueError) as e:
-        raise InputError(f"nothing is drawn ({first_line(e)}). name folders of runs; --x and --y take a column of "
-              "log.csv, --to a file")
+        raise InputError("there are no runs to draw. Name their folders: python plot.py out.")
+    draw_logs({run: read_log(run) for run in runs}, to, x, y, smooth)
     print0(f"written: {to}")

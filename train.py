@@ -229,7 +229,7 @@ if ckpt:  # the same tokenizer; on a resume also the same data and tokens per it
 task_list = {}
 if tasks:
     from benchmarks import evaluate_tasks, load_tasks
-    task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer, block_size)
+    task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer)
 prompts = prompts_for_samples(sample_prompts, data.tokenizer) if sample_interval else []
 
 
@@ -383,8 +383,7 @@ def estimate_loss():
     metrics = {}
     model.eval()
     for split, tokens in data.splits.items():
-        result = text_loss(model, tokens, n_sequences, block_size, batch_size, ctx, ddp_rank, ddp_world_size,
-                           should_stop)
+        result = text_loss(model, tokens, n_sequences, batch_size, ctx, should_stop)
         if result is None:
             break
         metrics[f'{split}_loss'] = result['loss']
@@ -603,6 +602,8 @@ def write_record(it, outcome=None):
         seconds = max(1e-9, stopwatch.seconds - start_seconds)
         record['tokens_per_second'] = (it - start_iter) * tokens_per_iter / seconds
     write_json(os.path.join(out_dir, 'run.json'), record)
+    from plot import write_report
+    write_report(out_dir, samples, picture=outcome is not None)
 
 
 # -----------------------------------------------------------------------------
@@ -666,7 +667,7 @@ for it in itertools.count(start_iter):
         stopwatch.stop()
         try:
             model.eval()
-            scores, _ = evaluate_tasks(model, task_list, ctx, ddp_rank, ddp_world_size, should_stop)
+            scores, _ = evaluate_tasks(model, task_list, data.tokenizer, ctx, should_stop)
             model.train()
             log(it, scores)
         except Exception:
@@ -758,8 +759,7 @@ if outcome != 'diverged' and not is_saved:
     outcome += ' without its last checkpoint'
 if master_process and not eval_only:
     write_record(it, outcome)
-    from plot import write_report
-    write_report(out_dir, samples)
+    print0(f"report: {os.path.join(out_dir, 'report.md')}")
     best_text = f"best validation loss {best_val_loss:.4f} at {best_iter}, " if best_iter else ''
     print0(f"{outcome}: {it:,} iterations in {format_duration(stopwatch.seconds)}, {best_text}newest "
            f"checkpoint: {checkpoint.newest(out_dir)}")

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from conftest import TEXT, char_dataset, run_processes
-from test_evaluation import PLAIN, save_model, small_model, write_tasks
+from test_benchmarks import write_tasks
+from test_evaluation import PLAIN, save_model, small_model
 
+import benchmarks
 import evaluation
 from checkpoint import load
 from files import read_json
@@ -37,12 +39,12 @@ def test_what_is_printed_and_written_is_what_the_functions_say(folder, flags, wo
     found = results(folder)
     model, tokenizer = load(str(folder / 'out'))
     split = Dataset('toy', folder / 'data', 128).val
-    expected = evaluation.text_loss(model, split, 0, 128, 8, PLAIN)
+    expected = evaluation.text_loss(model, split, 0, 8, PLAIN)
     assert {name: found[name] for name in expected} == expected
     assert found['tokens'] == split.n - 1 and found['iter'] == 7
     assert f"{found['bpb']:.4f} ± {found['bpb_error']:.4f}" in result.out
-    tasks = evaluation.load_tasks('hellaswag,core', 4, str(folder / 'data'), tokenizer, 128)
-    metrics, details = evaluation.evaluate_tasks(model, tasks, PLAIN)
+    tasks = benchmarks.load_tasks('hellaswag,core', 4, str(folder / 'data'), tokenizer)
+    metrics, details = benchmarks.evaluate_tasks(model, tasks, tokenizer, PLAIN)
     assert found['tasks'] == details and found['core'] == metrics['core']
     assert found['sample'] in result.out and 0 < len(found['sample']) <= 100
 

@@ -134,6 +134,7 @@ def test_a_signal_ends_benchmarks_and_the_run_saves(script, flags, tmp_path, mon
         return answer_losses(*args)
 
     monkeypatch.setattr(benchmarks, 'answer_losses', signal_first)
+    monkeypatch.setattr(benchmarks, 'make_batches', lambda task: [[0], [1], [2]])
     result = script('train.py', *flags, f"--tasks={tmp_path / 'a.jsonl'}", '--tasks_interval=2',
                     '--eval_interval=0')
     assert result.status == 128 + signal.SIGTERM and 'accuracy' not in result.out

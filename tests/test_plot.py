@@ -14,7 +14,7 @@ def make_log(folder, val_losses):
     return folder
 
 
-def test_the_report_says_what_was_trained_how_fast_how_well_and_how_it_goes_on(works, data_dir, tmp_path):
+def test_the_report_says_what_was_trained_how_fast_how_well_and_how_to_resume(works, data_dir, tmp_path):
     out = tmp_path / 'out'
     result = works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}')
     assert f'sample.py --out_dir={out} --data_dir={data_dir}' in result.out
@@ -28,9 +28,20 @@ def test_the_report_says_what_was_trained_how_fast_how_well_and_how_it_goes_on(w
         assert words in text, words
 
 
-def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, capsys):
-    plot.write_report(str(tmp_path / 'gone'))
+def test_a_report_that_cannot_be_written_is_a_warning(works, data_dir, tmp_path, capsys):
+    out = tmp_path / 'out'
+    works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}')
+    (out / 'report.md').unlink()
+    (out / 'report.md').mkdir()
+    plot.write_report(str(out))
     assert 'warning' in capsys.readouterr().out
+
+
+def test_the_training_loss_is_smoothed_without_a_bias_to_its_start():
+    log = [{'iter': i, 'loss': 3.0 + (-1) ** i} for i in range(100)]
+    assert plot.curve(log, 'iter', 'loss') == (list(range(100)), [4.0, 2.0] * 50)
+    values = plot.curve(log, 'iter', 'loss', smooth=0.9)[1]
+    assert values[0] == pytest.approx(4) and values[-1] == pytest.approx(3, abs=0.06)
 
 
 def test_a_picture_has_a_curve_of_each_run(tmp_path, works, script, monkeypatch):

@@ -9,7 +9,9 @@ from test_model import lively, random_ids
 from torch.nn import functional as F
 
 from model import GPT, PRESETS, GPTConfig
+import sampling
 from sampling import Sampler, generate_text, sample_next
+from tokenizer import make_tokenizer
 
 CAPTURES = [False, True]  # True: the step that a GPU captures, run as it is written
 
@@ -114,3 +116,24 @@ def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(capture):
     assert min(lengths) < 33 and max(lengths) == 33
     text = generate_text(net, LETTERS, 'abc', 30, seed=1)  # makes a sampler of its own
     assert text == generate_text(net, LETTERS, 'abc', 30, seed=1)
+
+
+# -----------------------------------------------------------------------------
+# prompts
+
+
+def test_samples_come_at_growing_gaps_that_follow_from_the_iteration():
+    def steps(interval, growth):
+        return [it for it in range(1, 1200) if sampling.next_sample_step(it, interval, growth) == it]
+    assert steps(100, 1.5) == [100, 250, 475, 812]
+    assert steps(300, 1.0) == steps(300, 0.5) == [300, 600, 900]
+
+
+def test_prompts_are_lines_without_byte_order_mark_and_backslash_n_is_a_new_line(tmp_path):
+    (tmp_path / 'prompts.txt').write_bytes('\ufeffTo be\r\n\r\nQ:\\nA:\r\nlast\r\n'.encode())
+    assert sampling.read_prompts(tmp_path / 'prompts.txt') == ['To be', 'Q:\nA:', 'last']
+
+
+def test_samples_are_of_the_prompts_that_the_tokenizer_can_encode():
+    letters = make_tokenizer({'kind': 'char', 'chars': 'The '})
+    assert sampling.prompts_for_samples(None, letters) == ['', 'The ']
