@@ -1,5 +1,5 @@
-"""A whole training run: train.py without all that makes it fast, exact and safe. It learns
-how model.py is spelled.
+"""A complete training run: train.py without what makes it fast, exact and safe. The model learns to
+write the text of model.py.
 
     $ python docs/minimal_loop.py
 """
@@ -20,14 +20,14 @@ model = GPT(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
 
 for step in range(401):
-    starts = torch.randint(len(data) - config.block_size, (16,))  # sixteen places in the text
-    windows = torch.stack([data[s:s + config.block_size + 1] for s in starts])  # (B, T + 1)
-    x, y = windows[:, :-1], windows[:, 1:]  # at every position the target is the next token
-    logits, loss = model(x, y)  # the loss starts near ln(256) = 5.55: all bytes equally likely
+    starts = torch.randint(len(data) - config.block_size, (16,))  # 16 random positions in the text
+    chunks = torch.stack([data[s:s + config.block_size + 1] for s in starts])  # (B, T + 1)
+    x, y = chunks[:, :-1], chunks[:, 1:]  # the target at each position is the next token
+    logits, loss = model(x, y)  # the initial loss is near ln(256) = 5.55: all bytes are equally likely
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)  # or the next gradient would be added to this one
+    optimizer.zero_grad(set_to_none=True)  # otherwise the next gradient would be added to this one
     if step % 50 == 0:
         print(f"step {step}: loss {loss.item():.4f}")
 
