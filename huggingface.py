@@ -1,12 +1,11 @@
 """
-Hugging Face's folders: read as a checkpoint that starts a run, and written for transformers and all that
-opens the same files. What transformers calls our weights and sizes stands in the tables below, ours on the
-left. Three presets are architectures of transformers: gpt2 is GPT-2, llama Llama, modern NanoChat. Nothing in
-a folder is executed, and transformers is not needed.
+Hugging Face folders: read as a checkpoint that starts a run, and written for transformers and other programs
+that open such folders. Three presets are networks of transformers: gpt2 is GPT-2, llama Llama, modern
+NanoChat. Nothing in a folder is executed, and transformers is not needed.
 
     ckpt = huggingface.read('HuggingFaceTB/SmolLM2-135M')  # a folder, or a name on the Hub
 
-What cannot be read or written is a ValueError of one line.
+In the tables below, our names are on the left and those of transformers on the right.
 """
 
 import dataclasses
@@ -18,9 +17,8 @@ import torch
 
 from configurator import InputError
 from files import check_not_lfs_pointer, first_line
-from model import PRESETS
+from model import NANOGPT
 from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
-
 
 # on the Hub; as nanoGPT calls them
 GPT2_REPOS = {
@@ -74,7 +72,14 @@ DEFAULTS = {
     },
 }
 
-# weights, without their .weight or .bias; {} is the number of the layer
+# The networks of transformers, whatever the presets of model.py have been edited to
+LLAMA_NETWORK = dict(NANOGPT, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu',
+                     tie=False)
+NANOCHAT_NETWORK = dict(LLAMA_NETWORK, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True,
+                        mlp='relu2', softcap=15.0, init='modern')
+NETWORKS = {'gpt2': NANOGPT, 'llama': LLAMA_NETWORK, 'modern': NANOCHAT_NETWORK}
+
+# weights, without their .weight or .bias; {} is the index of the layer
 GPT2_WEIGHTS = [  # our names are GPT-2's
     'transformer.wte',
     'transformer.wpe',
@@ -138,7 +143,7 @@ LLAMA_FIELDS = {
 }
 NANOCHAT_FIELDS = {**LLAMA_FIELDS, 'softcap': 'final_logit_softcapping'}
 FIELDS = {'gpt2': GPT2_FIELDS, 'llama': LLAMA_FIELDS, 'modern': NANOCHAT_FIELDS}
-# their activation, our mlp; of two names for one mlp the last is written
+# their activation on the left, our mlp on the right; of two names for one mlp, the last is written
 ACTIVATIONS = {
     'gelu': 'gelu',
     'gelu_pytorch_tanh': 'gelu_tanh',
@@ -146,7 +151,7 @@ ACTIVATIONS = {
     'relu2': 'relu2',
     'silu': 'swiglu',
 }
-# what the rope_scaling of llama3 says
+# the fields of Llama 3's rope_scaling
 ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']
 
 
@@ -155,7 +160,7 @@ ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_p
 
 
 def weight_names(arch, n_layer):
-    """{our name: their name} of all weights that a model of this preset may have."""
+    """Return {our name: their name} of all weights that a model of this preset may have."""
     names = {}
     for ours, theirs in WEIGHTS[arch].items():
         for i in range(n_layer):
@@ -165,7 +170,7 @@ def weight_names(arch, n_layer):
 
 
 def convert(name, p, n_head, arch):
-    """The weight `p`, `name` by our names, from our layout into theirs. The same call converts it back."""
+    """Convert the weight `p`, called `name` here, to their layout. The same call converts it back."""
     if arch == 'gpt2' and re.search(r'\.(c_attn|c_proj|c_fc)\.weight$', name):
         p = p.t()  # OpenAI's "Conv1D" is a Linear with its matrix transposed
     if arch == 'modern' and name.endswith(('.c_q.weight', '.c_k.weight')):
@@ -181,22 +186,22 @@ def convert(name, p, n_head, arch):
 
 
 def check_parts(config):
-    """ValueError if the network of a GPTConfig has parts that transformers' one of this preset has not."""
+    """Raise InputError if a GPTConfig is not a network of transformers."""
     arch = config.arch
+    network = {**NETWORKS[arch], 'n_kv_head': config.n_head}
     free = [*FIELDS[arch], 'arch', 'bias', 'dropout', 'init', 'rope_theta', 'rope_scaling']
-    if 'swiglu' in (config.mlp, PRESETS[arch]['mlp']):
+    if 'swiglu' in (config.mlp, network['mlp']):
         free.remove('mlp')  # it has three matrices, the others have two
-    required = type(config)(**{name: getattr(config, name) for name in free})
-    for field in dataclasses.fields(config):  # also one that somebody has added: it is at its default
-        found = getattr(config, field.name)
-        value = getattr(required, field.name)
-        if found != value:
-            raise InputError(f"{field.name}={found}, where transformers' {CLASSES[arch]} has {value}. train "
-                             f"one with the parts of arch={arch}")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        expected = network.get(field.name, field.default)  # a field that an edit has added is at its default
+        if field.name not in free and value != expected:
+            raise InputError(f"{field.name}={value} cannot be exported: transformers' {CLASSES[arch]} has "
+                             f"{expected}.")
 
 
 def to_config(config, dtype):
-    """The config.json, a dict, of a GPTConfig. ValueError if transformers has no such network."""
+    """Return the config.json of a GPTConfig, a dict."""
     check_parts(config)
     arch = config.arch
     model_types = {ours: theirs for theirs, ours in ARCHS.items()}
@@ -220,14 +225,14 @@ def to_config(config, dtype):
 
 
 def from_config(theirs):
-    """The arguments of a GPTConfig for a config.json, a dict. An exception of some kind if there are none."""
+    """Return the arguments of a GPTConfig for a config.json, a dict."""
     kind = theirs.get('model_type') or theirs['architectures'][0]
     arch = ARCHS.get(kind)
     for ours, name in CLASSES.items():
         if kind == name:
             arch = ours
     if arch is None:
-        raise InputError(f"it is a {kind}")
+        raise ValueError(f"it is a {kind}")
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     defaults = dict(DEFAULTS[arch])
@@ -242,8 +247,8 @@ def from_config(theirs):
     }
     for name, value in required.items():
         if theirs.get(name, value) != value:
-            raise InputError(f"its {name} is {theirs[name]!r}, which model.py has not")
-    args = {'arch': arch, 'bias': arch == 'gpt2'}
+            raise ValueError(f"its {name} is {theirs[name]!r}, which model.py does not support")
+    args = {**NETWORKS[arch], 'arch': arch}
     for ours, name in FIELDS[arch].items():
         args[ours] = theirs[name]
     args['mlp'] = ACTIVATIONS[args['mlp']]
@@ -257,21 +262,21 @@ def from_config(theirs):
         if kind == 'llama3':
             args['rope_scaling'] = {name: theirs[name] for name in ROPE_SCALING}
         elif kind != 'default':
-            raise InputError(f"its rope is {kind!r}")
+            raise ValueError(f"its rope is {kind!r}")
     return args
 
 
 # -----------------------------------------------------------------------------
 # reading
 
-# what is downloaded; the last only where there are no safetensors
+# the files to download; the last ones only if there are no safetensors
 TOKENIZER_FILES = ['tokenizer*', 'config.json', 'generation_config.json']
 MODEL_FILES = ['model*.safetensors', 'model.safetensors.index.json', *TOKENIZER_FILES]
 PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
 def is_hub_name(source):
-    """Whether `source` may name a model on the Hub: gpt2 and its sisters, OWNER/NAME, OWNER/NAME@REVISION."""
+    """Return whether `source` may name a model on the Hub: gpt2, OWNER/NAME, OWNER/NAME@REVISION."""
     owner = os.path.dirname(source)
     if source.endswith('.pt') or os.path.exists(source) or os.path.exists(owner):
         return False
@@ -280,8 +285,8 @@ def is_hub_name(source):
 
 
 def find_folder(source, files):
-    """The folder of the model `source`: itself, or for a name on the Hub that in Hugging Face's cache, with
-    those of `files` (patterns of names) that the model has."""
+    """Return the folder of a model: `source` itself, or for a name on the Hub a folder in Hugging Face's
+    cache, with those of `files`, patterns of names, that the model has."""
     if not is_hub_name(source):
         return source
     repo, _, revision = GPT2_REPOS.get(source, source).partition('@')
@@ -290,15 +295,19 @@ def find_folder(source, files):
         from huggingface_hub.utils import disable_progress_bars
         disable_progress_bars()
         return snapshot_download(repo, revision=revision or None, allow_patterns=files)
-    except Exception as e:  # the network has many ways to fail, and they have no common class
-        raise InputError(f"{source} is no path here, and the Hub does not give it ({type(e).__name__}: "
-                         f"{first_line(e)}). check the name; pip install huggingface_hub; accept its terms "
-                         "and log in if it wants that (hf auth login); or name a folder")
+    except ImportError as e:
+        raise InputError(f"a package is missing: {e.name}. Run pip install huggingface_hub.") from e
+    except Exception as e:  # the ways in which a network fails have no common class
+        raise InputError(f"{source} is not a local path and could not be downloaded from the Hub: "
+                         f"{type(e).__name__}: {first_line(e)}. Check the name; for some models, accept "
+                         "the terms and log in: hf auth login.") from e
 
 
 def weight_files(folder):
-    """Return the paths of the files with a model's weights: one, or those that an index names; [] if it has
-    none. Shards that the index does not name may be those of another model."""
+    """Return the paths of a model's weights: one file, or those that an index names; [] if there are none.
+
+    Shards that the index does not name may belong to another model.
+    """
     for name in ['model.safetensors', 'pytorch_model.bin']:
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -306,21 +315,29 @@ def weight_files(folder):
         if os.path.exists(path + '.index.json'):
             with open(path + '.index.json', encoding='utf-8-sig') as f:
                 shards = sorted(set(json.load(f)['weight_map'].values()))
+            for shard in shards:
+                if not os.path.exists(os.path.join(folder, shard)):
+                    raise InputError(f"{folder} is incomplete: {shard} is missing. Download it again.")
             return [os.path.join(folder, shard) for shard in shards]
     return []
 
 
 def read(source):
-    """The model `source`, a folder or a name on the Hub, as the dict of a checkpoint (see checkpoint.read)
-    without an optimizer. Nothing in its files is executed. dtypes stay: checkpoint.build_model() converts."""
+    """Read a model, a folder or a name on the Hub, as the dict of a checkpoint without an optimizer.
+
+    Nothing in its files is executed. dtypes are kept; checkpoint.build_model() converts them.
+    """
     folder = find_folder(source, MODEL_FILES)
     try:
         from safetensors.torch import load_file
+    except ImportError as e:
+        raise InputError(f"a package is missing: {e.name}. Run pip install safetensors.") from e
+    try:
         with open(os.path.join(folder, 'config.json'), encoding='utf-8-sig') as f:
             args = from_config(json.load(f))
         files = weight_files(folder) or weight_files(find_folder(source, PICKLES))
         if not files:
-            raise InputError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
+            raise ValueError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
         weights = {}
         for path in files:
             check_not_lfs_pointer(path)
@@ -339,17 +356,17 @@ def read(source):
             ours = our_names.get(name, name)
             model[ours] = convert(ours, p, args['n_head'], arch)
         tokenizer_state = read_tokenizer(source, needed=False)
-    except Exception as e:  # a file may say anything
-        if str(e).startswith(folder):  # it names a file, and what to do
-            raise
-        raise InputError(f"{source} cannot be read into model.py ({type(e).__name__}: {first_line(e)}). "
-                         "GPT-2, Llama and NanoChat can, with their activations, and rope as it is or "
-                         "llama3's: choose another model, or save this one again with save_pretrained")
+    except InputError:
+        raise
+    except Exception as e:  # the files may contain anything
+        raise InputError(f"{source} cannot be read: {type(e).__name__}: {first_line(e)}. Use a GPT-2, Llama "
+                         "or NanoChat model that was saved with save_pretrained.") from e
     return {'model': model, 'model_args': args, 'tokenizer': tokenizer_state, 'path': source}
 
 
 def read_tokenizer(source, needed=True):
-    """The state of a model's tokenizer, for make_tokenizer(). If it has none: ValueError, or None."""
+    """Return the state of a model's tokenizer, for make_tokenizer(). If it has none, raise InputError, or
+    return None if it is not `needed`."""
     if source in GPT2_REPOS and is_hub_name(source):
         return GPT2_STATE
     folder = find_folder(source, TOKENIZER_FILES)
@@ -365,9 +382,12 @@ def read_tokenizer(source, needed=True):
 
 
 def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None, card=''):
-    """Write a model (our weights, its GPTConfig) and its tokenizer into `folder`, the weights in `dtype`, in
-    files of up to 5 GB. chat: chat.chat_format(tokenizer); card: the text of README.md. Returns the name of
-    its class in transformers; ValueError if it has none."""
+    """
+    Write a model (our weights and a GPTConfig) and its tokenizer into `folder`, the weights in `dtype`.
+    Return the name of its class in transformers.
+
+    chat: conversations.chat_format(tokenizer); card: the text of README.md.
+    """
     from huggingface_hub import save_torch_state_dict
     theirs = to_config(config, dtype)
     generation = {
@@ -394,7 +414,7 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
 
 
 def their_weights(weights, config, dtype):
-    """Our weights {name: tensor} under their names, in their layout and in `dtype`."""
+    """Return our weights {name: tensor} with their names, in their layout and in `dtype`."""
     arch = config.arch
     names = weight_names(arch, config.n_layer)
     out = {}
@@ -415,15 +435,15 @@ def their_weights(weights, config, dtype):
 
 
 def to_tokenizer_json(tokenizer, chat):
-    """The texts of tokenizer.json and tokenizer_config.json."""
+    """Return the contents of tokenizer.json and tokenizer_config.json."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     state = tokenizer.state()
     kind = state['kind']
     special = tokenizer.special
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if kind == 'ids':
-        raise InputError("its ids are no text, for which transformers has no tokenizer")
-    if kind == 'hf':  # as it came
+        raise InputError("transformers has no tokenizer for ids that are no text. Export text models only.")
+    if kind == 'hf':  # unchanged
         text = state['json']
         config.update(tokenizer.config)
     else:
@@ -447,15 +467,17 @@ def to_tokenizer_json(tokenizer, chat):
 
 
 def bpe_tokenizer(ranks, special, pattern):
-    """A byte-level BPE. ranks: {token, in bytes: id}; special: {token: id}; pattern: the regular expression
-    of tiktoken's that splits the text."""
+    """Return a byte-level BPE of the tokenizers package.
+
+    ranks: {token as bytes: id}; special: {token: id}; pattern: a regular expression of tiktoken's.
+    """
     from tokenizers import Tokenizer, decoders, models
     letters = bytes_to_unicode()
     spelled = {}
     for token in ranks:
         spelled[token] = ''.join(letters[byte] for byte in token)
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    # tiktoken merges whatever two tokens make a third one, the one of lowest rank first
+    # tiktoken merges any two tokens that make a third one, the one of lowest rank first
     merges = []
     for token in sorted(ranks, key=ranks.get):
         for i in range(1, len(token)):

@@ -4,7 +4,7 @@ How fast it is on this machine, beside nanoGPT or another version of itself.
     $ python dev/bench.py --peer=NANOGPT                # training steps of two small networks
     $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?
     $ python dev/bench.py --sizes=124M --batch_size=32  # on a GPU
-    $ python dev/bench.py --what=sample --peer=NANOGPT  # tokens per second of generate()
+    $ python dev/bench.py --what=sample --peer=NANOGPT  # tokens per second
     $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare to a loss of 1.88
     $ python dev/bench.py --what=race --peer=NANOGPT    # on a GPU: 124M on the dataset gutenberg, 90 s each
 
@@ -20,7 +20,7 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from configurator import configure, error
+from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
 what = 'train'  # 'sample', 'race', 'race_cpu'
@@ -60,8 +60,9 @@ import time
 import numpy as np
 import torch
 
-from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
 from model import GPT, GPTConfig
+from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
+from sampling import Sampler
 
 TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)
 BABY = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65, learning_rate=1e-3)
@@ -323,16 +324,21 @@ def samplers(args):
                 theirs.generate(idx, n, temperature=0.8, top_k=200)
         ways['nanoGPT'] = nanogpt
 
-    def add(name, in_dtype, **options):
+    def add(name, in_dtype, compile=False):
         model = GPT(GPTConfig(**args, bias=False)).eval().to(device)
         for p in model.parameters():
             p.data = p.data.to(getattr(torch, in_dtype))
         few_threads = device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6
 
+        sampler = None
+
         def generate(idx, n):
+            nonlocal sampler
             torch.set_num_threads(1 if few_threads else all_threads)  # as sample.py does
+            if sampler is None:
+                sampler = Sampler(model, len(idx), idx.size(1) + n, temperature=0.8, top_k=200, compile=compile)
             with torch.inference_mode():
-                model.generate(idx, n, temperature=0.8, top_k=200, **options)
+                sampler.generate(idx, n)
         ways[name] = generate
 
     add('ours, float32', 'float32')
@@ -471,13 +477,13 @@ def race():
 
 PARTS = {'train': train, 'sample': sample, 'race': race, 'race_cpu': race_cpu}
 if what not in PARTS:
-    error(f"nothing is called that (what={what}). use {', '.join(PARTS)}")
+    raise InputError(f"what must be one of {', '.join(PARTS)}: {what}.")
 for knob, folder in [('peer', peer), ('ours', ours)]:
     if folder and not os.path.isfile(os.path.join(folder, 'train.py')):
-        error(f"no train.py in this folder ({knob}={folder}). name a checkout")
+        raise InputError(f"{knob} must be a checkout, with a train.py: {folder}.")
 for name in (sizes or '').split(','):
     if name and name not in (SAMPLED if what == 'sample' else SIZES):
-        error(f"no such size ({name}). use {', '.join(SAMPLED if what == 'sample' else SIZES)}")
+        raise InputError(f"unknown size: {name}. Use {', '.join(SAMPLED if what == 'sample' else SIZES)}.")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
 device = choose_device(device)
 compiling = choose_compile(compile, device)

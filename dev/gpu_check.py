@@ -15,7 +15,7 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from configurator import configure, error
+from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
 only = ''  # names of parts, as 'losses,sampling_speed'. Empty: all, in the order of PARTS
@@ -29,6 +29,7 @@ config, given = configure(globals())
 import csv
 import gc
 import importlib.util
+import functools
 import json
 import statistics
 import subprocess
@@ -38,12 +39,13 @@ import traceback
 
 import torch
 
-from processes import clip_grad_norm, environment, synchronize
 from dataset import hash_seed
 from model import GPT, GPTConfig, attention, document_block_mask, document_mask
 from optim import create_optimizer
+from processes import clip_grad_norm, environment, synchronize
+from sampling import Sampler
 
-START = time.time()
+START = time.perf_counter()
 DEVICE = 'cpu' if tiny else 'cuda'
 OUT = os.environ.get('OUT')
 data_dir = os.path.abspath(data_dir or os.path.join(REPO, 'data'))
@@ -53,7 +55,7 @@ rows = []  # [part, what, result]
 def report(part, what, result):
     """A line of the table, printed at once and kept."""
     rows.append([part, what, result])
-    line = f'[{time.time() - START:4.0f}s] {part}: {what}: {result}'
+    line = f'[{time.perf_counter() - START:4.0f}s] {part}: {what}: {result}'
     print(line, flush=True)
     if OUT:
         with open(os.path.join(OUT, 'gpu_check.txt'), 'a') as f:
@@ -146,14 +148,14 @@ def random_model(arch, args, std=0.08, **others):
 
 
 def sampling(work):
-    """Greedy texts by the captured step are those without a cache; draws have the right distribution."""
+    """Greedy texts by the captured step are those of model.generate(); draws have the right distribution."""
     torch.set_float32_matmul_precision('highest')  # TF32 turns a near tie over
     for arch in ('gpt2', 'llama', 'modern'):
         model = random_model(arch, SMALL)
         idx = torch.randint(SMALL['vocab_size'], (3, 5), device=DEVICE)
-        n = 2 * SMALL['block_size'] + 44  # beyond what the context holds
-        fast = model.generate(idx, n, temperature=0)
-        slow = model.generate(idx, n, temperature=0, use_cache=False)
+        n = SMALL['block_size'] - idx.size(1)
+        fast = Sampler(model, len(idx), SMALL['block_size'], temperature=0).generate(idx, n)
+        slow = model.generate(idx, n, top_k=1)
         same = (fast == slow).all(dim=1).sum().item()
         report('sampling', f'{arch}: greedy texts that are the same', f'{same} of {len(idx)}')
     # modern as it is initialized knows only the newest token: its blocks add nothing. So the next one's
@@ -169,7 +171,8 @@ def sampling(work):
             smallest = logits.topk(top_k).values[:, -1:]
             logits = logits.masked_fill(logits < smallest, -torch.inf)
         probs = logits.softmax(dim=-1)
-        text = model.generate(torch.zeros(512, 1, dtype=torch.long, device=DEVICE), 100, top_k=top_k)
+        idx = torch.zeros(512, 1, dtype=torch.long, device=DEVICE)
+        text = Sampler(model, 512, 101, top_k=top_k).generate(idx, 100)
         counts = torch.zeros(V, V, device=DEVICE)
         counts.index_put_((text[:, :-1].flatten(), text[:, 1:].flatten()), torch.ones((), device=DEVICE),
                           accumulate=True)
@@ -336,27 +339,31 @@ def sampling_speed(work):
         for B in (1, 32):
             idx = torch.zeros(B, 1, dtype=torch.long, device=DEVICE)
 
-            def speed(model, **options):
-                model.generate(idx, n, **options)  # captures, compiles
+            def speed(generate):
+                generate(idx, n)
                 synchronize(DEVICE)
                 t0 = time.perf_counter()
-                model.generate(idx, n, **options)
+                generate(idx, n)
                 synchronize(DEVICE)
                 return f'{B * n / (time.perf_counter() - t0):,.0f}'
+
+            def sampler(**options):
+                return Sampler(model, B, 1 + n, **options).generate
 
             found = []
             reset()
             if peer:
                 with torch.autocast(DEVICE, torch.bfloat16, enabled=not tiny):
-                    found.append(f'nanoGPT, top_k=200 {speed(nanogpt_model(args).eval(), top_k=200)}')
+                    generate = functools.partial(nanogpt_model(args).eval().generate, top_k=200)
+                    found.append(f'nanoGPT, top_k=200 {speed(generate)}')
             model = GPT(GPTConfig(**args, bias=False)).to(DEVICE).eval()
             for p in model.parameters():
                 p.data = p.data.bfloat16()
-            found.append(f'captured {speed(model)}')
-            found.append(f'captured, top_k=200 {speed(model, top_k=200)}')
+            found.append(f'captured {speed(sampler())}')
+            found.append(f'captured, top_k=200 {speed(sampler(top_k=200))}')
             if not tiny:
-                found.append(f'compiled {speed(model, compile=True)}')
-                found.append(f'compiled, top_k=200 {speed(model, top_k=200, compile=True)}')
+                found.append(f'compiled {speed(sampler(compile=True))}')
+                found.append(f'compiled, top_k=200 {speed(sampler(top_k=200, compile=True))}')
             report('sampling_speed', f'{name}, {B} texts, tokens/s', '; '.join(found))
 
 
@@ -364,9 +371,9 @@ def shakespeare(work):
     """config/train_shakespeare_char.py as it is, then ten samples of 500 tokens."""
     folder = os.path.join(work, 'out-shakespeare')
     flags = ['--max_iters=6', '--eval_iters=2', '--batch_size=4'] if tiny else ['--log_interval=10']
-    t0 = time.time()
+    t0 = time.perf_counter()
     wait(start(folder, os.path.join(REPO, 'config/train_shakespeare_char.py'), *flags))
-    whole = time.time() - t0
+    whole = time.perf_counter() - t0
     with open(os.path.join(folder, 'log.csv'), newline='') as f:
         log = list(csv.DictReader(f))
     evaluations = [(float(row['val_loss']), float(row['seconds'])) for row in log if row.get('val_loss')]
@@ -379,13 +386,13 @@ def shakespeare(work):
            f'{best:.4f}; {best_seconds:.1f}; {reached[0] if reached else "never"}')
     command = [sys.executable, os.path.join(REPO, 'sample.py'), f'--out_dir={folder}', '--num_samples=10',
                f'--max_new_tokens={10 if tiny else 500}', f'--device={DEVICE}']
-    t0 = time.time()
+    t0 = time.perf_counter()
     wait(subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    whole = time.time() - t0
-    t0 = time.time()
+    whole = time.perf_counter() - t0
+    t0 = time.perf_counter()
     subprocess.run([sys.executable, '-c', 'import torch, numpy'], check=True)
     report('shakespeare', 'sample.py, ten samples of 500 tokens: seconds in all; of which importing torch',
-           f'{whole:.1f}; {time.time() - t0:.1f}')
+           f'{whole:.1f}; {time.perf_counter() - t0:.1f}')
 
 
 def baby_speed(work):
@@ -489,11 +496,11 @@ def main():
     names = {part.__name__: part for part in PARTS}
     for name in only.split(',') if only else []:
         if name not in names:
-            error(f"no part is called {name}. use {', '.join(names)}")
+            raise InputError(f"unknown part: {name}. Use {', '.join(names)}.")
     if not tiny and not torch.cuda.is_available():
-        error("torch finds no GPU. try it on a CPU with --tiny=True")
+        raise InputError("torch finds no GPU. To try this on a CPU, use --tiny=True.")
     if not os.path.exists(os.path.join(data_dir, 'shakespeare_char', 'train.bin')):
-        error(f"no dataset shakespeare_char in {data_dir}. make it: python prepare.py shakespeare_char")
+        raise InputError(f"{data_dir} has no dataset shakespeare_char. Run python prepare.py shakespeare_char.")
     here = environment('cpu' if tiny else 'cuda:0')
     report('machine', 'commit, torch, device, cuDNN',
            f"{here['commit']}, {here['torch']}, {here['device']}, {here.get('cudnn')}")
@@ -501,7 +508,7 @@ def main():
         name = part.__name__
         if only and name not in only.split(','):
             continue
-        if time.time() - START + estimate > 60 * minutes + 30:
+        if time.perf_counter() - START + estimate > 60 * minutes + 30:
             report(name, 'left out', 'no time')
             continue
         reset()

@@ -2,7 +2,7 @@
 Whether two versions of this project train alike, on small made-up data, in a few minutes.
 
     $ python dev/same_bits.py --old=CHECKOUT           # a folder, beside the one that this file is in
-    $ python dev/same_bits.py --old=a170a90 --only=llama,modern  # or a commit of this repository
+    $ python dev/same_bits.py --old=67db31c --only=llama,modern  # or a commit of this repository
 
 Each case is a run of train.py of both versions, as they are, with flags that both know. gpt2 with AdamW in
 float32 in one process is to be the same to the bit in every weight; the others within 1e-4, as sums may go in
@@ -14,7 +14,7 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from configurator import configure, error
+from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
 old = ''  # a checkout or a commit
@@ -87,7 +87,7 @@ def checkout(place, folder):
         return os.path.abspath(place)
     archive = subprocess.run(['git', '-C', REPO, 'archive', place], stdout=subprocess.PIPE)
     if archive.returncode:
-        error(f"neither a folder nor a commit ({place}). name one: --old=CHECKOUT")
+        raise InputError(f"neither a folder nor a commit: {place}. Use --old=CHECKOUT.")
     os.mkdir(folder)
     subprocess.run(['tar', '-x', '-C', folder], input=archive.stdout, check=True)
     return folder
@@ -192,5 +192,5 @@ def make_conversations(tree, data_dir):
 
 
 if not old:
-    error("nothing to compare with. name a checkout or a commit: --old=a170a90")
+    raise InputError("there is nothing to compare with. Use --old=CHECKOUT or a commit.")
 main()
