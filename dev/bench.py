@@ -38,7 +38,7 @@ max_iters: int = None  # of the races. None: as many as fit into the seconds; ra
 text: str = None  # of 'race_cpu': the file of tinyshakespeare. None: prepare.py downloads it
 dataset = 'gutenberg'  # of 'race': GPT-2's tokens
 data_dir: str = None  # where that dataset is. None: data/
-out_dir = 'out-bench'  # where the races leave their curves, as JSON
+out_dir = 'out-bench'  # the races write their curves here, as JSON and as a picture
 device = 'auto'
 dtype = 'auto'
 compile: bool | str = 'auto'
@@ -61,6 +61,7 @@ import numpy as np
 import torch
 
 from model import GPT, GPTConfig
+from plot import draw
 from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
 from sampling import Sampler
 
@@ -354,7 +355,7 @@ def samplers(args):
 
 
 def run_race(title, contestants, line=None):
-    """Run the contestants one after the other; print a table, leave the curves in out_dir."""
+    """Run the contestants one after the other. Print a table, and write their curves and a picture to out_dir."""
     os.makedirs(out_dir, exist_ok=True)
     curves = {}
     for name, (command, cwd) in contestants.items():
@@ -362,6 +363,10 @@ def run_race(title, contestants, line=None):
         print(f'{name}: {curves[name]}', flush=True)
     with open(os.path.join(out_dir, f'{what}.json'), 'w') as f:
         json.dump({'title': title, 'line': line, 'curves': curves, **environment(device)}, f, indent=1)
+    points = {}
+    for name, curve in curves.items():
+        points[name] = ([seconds for _, seconds, _ in curve], [loss for _, _, loss in curve])
+    draw(points, os.path.join(out_dir, f'{what}.png'), 'seconds of training', 'validation loss')
     rows = []
     for name, curve in curves.items():
         iteration, last, loss = curve[-1]
