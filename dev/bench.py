@@ -337,7 +337,8 @@ def samplers(args):
             nonlocal sampler
             torch.set_num_threads(1 if few_threads else all_threads)  # as sample.py does
             if sampler is None:
-                sampler = Sampler(model, len(idx), idx.size(1) + n, temperature=0.8, top_k=200, compile=compile)
+                sampler = Sampler(model, len(idx), idx.size(1) + n, temperature=0.8, top_k=200,
+                                  compile=compile)
             with torch.inference_mode():
                 sampler.generate(idx, n)
         ways[name] = generate
@@ -355,7 +356,7 @@ def samplers(args):
 
 
 def run_race(title, contestants, line=None):
-    """Run the contestants one after the other. Print a table, and write their curves and a picture to out_dir."""
+    """Run the contestants one after the other. Print a table; write curves and a picture to out_dir."""
     os.makedirs(out_dir, exist_ok=True)
     curves = {}
     for name, (command, cwd) in contestants.items():
