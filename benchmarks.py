@@ -265,7 +265,9 @@ def score_task(model, task, tokenizer, ctx, should_stop=None):
         if should_stop is not None and should_stop():
             return None
         encoded = [encode_example(task, i, tokenizer) for i in batches[k]]
-        losses, is_greedy = answer_losses(model, list(itertools.chain.from_iterable(encoded)), ctx)
+        with_greedy = any(len(rows) == 1 for rows in encoded)  # language modeling
+        all_rows = list(itertools.chain.from_iterable(encoded))
+        losses, is_greedy = answer_losses(model, all_rows, ctx, with_greedy)
         if not counts:
             continue
         first = 0
@@ -307,9 +309,9 @@ def make_batches(task):
 
 
 @torch.no_grad()
-def answer_losses(model, rows, ctx):
+def answer_losses(model, rows, ctx, with_greedy):
     """Return two lists over rows, [(ids, start of the answer), ...]: the loss of each answer in nats per
-    token, and whether each of its tokens is the most likely one."""
+    token, and, if with_greedy, whether each of its tokens is the most likely one."""
     device = next(model.parameters()).device
     block_size = model.config.block_size
     sequences = []
@@ -323,8 +325,11 @@ def answer_losses(model, rows, ctx):
     y = pad_sequence(targets, batch_first=True, padding_value=-1).to(device)  # (B, T), -1: no target
     # each batch has another shape, and would be compiled
     with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
-        logits, nats = model(x, y, reduction='none')
+        # without logits, the loss may be computed by chunks: ten alternatives may have 10,000 tokens
+        logits, nats = model(x, y, reduction='none', return_logits=with_greedy)
     losses = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
+    if not with_greedy:
+        return losses.tolist(), [None] * len(rows)
     is_greedy = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1)
     return losses.tolist(), is_greedy.tolist()
 
