@@ -64,6 +64,8 @@ while _sequences % batch_size:
 
 eval_interval = 200 if train_minutes else max(1, max_iters // 10)
 _eval_tokens = min(10485760, total_batch_size * max_iters // 50)
+if train_minutes and n_layer < 8:
+    _eval_tokens = 102400
 eval_iters = max(1, _eval_tokens // (batch_size * block_size))
 sample_interval = 5 * eval_interval
 log_interval = 10
