@@ -36,7 +36,7 @@ MAKE_AGAIN = "Run its prepare.py command again with --overwrite."
 
 class Dataset:
     """
-    A dataset folder, data_dir/name. By default, data_dir is data/ beside this file.
+    A dataset folder, data_dir/name. By default, data_dir is data/ next to this file.
 
     splits: {'train': ..., 'val': ...}, each Tokens or Conversations; also .train and .val (None if missing)
     meta: see read_meta

@@ -26,7 +26,7 @@ echo "this is $here; it starts when $nodes machines run this line with the head 
 if [ $is_host = 0 ]; then
   look="until (: > /dev/tcp/$head_address/$port) 2> /dev/null; do sleep 1; done"
   timeout "${WAIT:-600}" bash -c "$look" || {
-    echo "error: nobody answers at the head ($head_address:$port). run this line there as well, with the" \
+    echo "error: the head does not answer ($head_address:$port). Run this line there as well, with the" \
       "same HEAD and PORT; is there a firewall between?" >&2
     exit 2
   }

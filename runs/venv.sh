@@ -11,7 +11,7 @@ if ! $bin/python -c "$new_enough" &>/dev/null; then
     echo "error: no Python is new enough. install 3.11 or newer, or name one: PYTHON=/path/to/python3.12" >&2
     exit 2
   fi
-  if [ -d .venv ]; then echo "note: .venv has no usable Python and is made anew"; fi
+  if [ -d .venv ]; then echo "note: .venv has no usable Python and is made again"; fi
   "$found" -m venv --clear .venv
 fi
 source $bin/activate

@@ -36,7 +36,7 @@ def fill(model):
 
 
 def tokens(config):
-    """idx and targets (2, T) that are a function of their index, too; one target is left out."""
+    """idx and targets (2, T) that are a function of their index; one target is masked."""
     index = torch.arange(2 * (config.block_size + 1)).view(2, -1)
     ids = (index * 7919 + 13) % config.vocab_size
     targets = ids[:, 1:].clone()

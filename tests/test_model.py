@@ -197,7 +197,7 @@ def test_flex_attention_masks_documents_as_the_dense_mask_does():
 
 
 def loss_and_gradients(net, low=False, reduction='mean'):
-    """With some targets left out, and the same dropout each time."""
+    """With some targets masked, and the same dropout each time."""
     idx = random_ids(3, 32)
     targets = idx.roll(-1, 1)
     targets[0, :5] = -1
