@@ -1,8 +1,8 @@
-# Llama's network in place of GPT-2's. Put it behind the config of any run:
+# Llama's architecture in place of GPT-2's. Put it after the config of any run:
 #   python train.py config/train_gpt2.py config/arch_llama.py
 #
-# RMSNorm with gains, rotary positions, SwiGLU, an untied head. An n_kv_head smaller than n_head makes it
-# grouped-query attention.
+# RMSNorm with gains, rotary positions, SwiGLU, an untied head. With n_kv_head below n_head, attention has
+# grouped queries.
 
 arch = 'llama'
-bias = False  # Llama has none
+bias = False  # Llama has no biases

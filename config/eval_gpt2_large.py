@@ -1,16 +1,16 @@
-# Evaluate OpenAI's GPT-2 774M (36 layers, 20 heads, 1280 channels). It trains nothing and writes nothing.
+# Evaluate OpenAI's GPT-2 774M (36 layers, 20 heads, 1280 channels). Nothing is trained or written.
 #
-#   data     python prepare.py openwebtext   (or any other set with GPT-2's tokens: --dataset=shakespeare)
+#   data     python prepare.py openwebtext   (or another dataset with GPT-2's tokens: --dataset=shakespeare)
 #   launch   python train.py config/eval_gpt2_large.py
 #   batch    8 sequences x 1,024 tokens = 8,192 tokens, 500 times
-#   cost     a download of the weights, once; a forward pass over 4.1 million tokens of each split
-#   loss     2.67 for validation on OpenWebText in nanoGPT's README, whose GELU is exact; OpenAI's and ours
-#            here is the tanh approximation. Not measured by us
+#   cost     the weights are downloaded once; a forward pass over 4.1 million tokens of each split
+#   loss     validation 2.67 on OpenWebText (nanoGPT's README, with the exact GELU; here it is OpenAI's tanh
+#            approximation): docs/reading_logs.md, OpenAI's weights on OpenWebText
 
 init_from = 'gpt2-large'
 eval_only = True
 
 batch_size = 8
 block_size = 1024
-gradient_accumulation_steps = 1  # there is no update
+gradient_accumulation_steps = 1
 eval_iters = 500

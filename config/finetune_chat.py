@@ -1,14 +1,14 @@
-# Finetuning on conversations: a model that continues texts learns to answer.
+# Finetune a pretrained model on conversations, so that it answers.
 #
 #   data     python prepare.py chats.json --chat --tokenizer=data/DATASET_OF_THE_RUN
 #            (for GPT-2: --tokenizer=gpt2; for SmolLM2: --tokenizer=hf:HuggingFaceTB/SmolLM2-135M)
 #   launch   python train.py config/finetune_chat.py --dataset=chats --init_from=out
 #            or --init_from=gpt2, --init_from=HuggingFaceTB/SmolLM2-135M
 #   talk     python sample.py --out_dir=out-chat --chat
-#   batch    16 windows of whole conversations; of 1,024 tokens each at most 16,384 tokens per iteration, of
-#            which those count that the assistant writes
-#   cost     two epochs. A small model of one's own wants more, and larger steps: docs/chat.md
-#   loss     not measured for large models; a small one on a made-up task: dev/results.md
+#   batch    16 sequences of complete conversations: with 1,024 tokens each, at most 16,384 tokens per
+#            iteration, of which the assistant's count
+#   cost     two epochs. A small model needs more of them and higher rates: docs/chat.md
+#   loss     depends on the data: compare with the validation loss of the first step
 
 out_dir = 'out-chat'
 dataset = 'chats'

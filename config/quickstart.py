@@ -1,11 +1,13 @@
-# The quick start: a model that writes something like Python after two to six minutes on two CPU cores.
+# The quick start: a small model of Python code, trained in two to six minutes on two CPU cores.
 #
 #   data     python prepare.py   (pystdlib: the source of Python's standard library, as bytes)
 #   launch   python train.py config/quickstart.py
 #   batch    8 sequences x 256 bytes = 2,048 bytes per iteration; 1,400 iterations = 2.9 million bytes, a
 #            quarter of the text
-#   cost     4m33s of training on two CPU cores with bfloat16 (dev/results.md); without, 1.0 s per iteration
-#   loss     1.0544 nats per byte for validation; 1.0476 over all of val.bin, 1.511 bits per byte
+#   cost     4m33s of training on two CPU cores with bfloat16 (dev/results.md); without it, 1.0 s per
+#            iteration
+#   loss     validation 1.0544 nats per byte; 1.0476 over all of val.bin, 1.511 bits per byte. By iteration
+#            and seed: docs/reading_logs.md, "quick start"
 
 out_dir = 'out-quickstart'
 dataset = 'pystdlib'
@@ -18,16 +20,16 @@ batch_size = 8
 block_size = 256
 gradient_accumulation_steps = 1
 
-# the recipe of config/arch_modern.py, with rates tuned by hand for this small batch
+# as in config/arch_modern.py, with rates tuned by hand for this small batch
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
-momentum = 0.85  # 0.95 averages over twenty iterations, which is long where a run has a thousand
+momentum = 0.85  # 0.95 averages over twenty iterations, too many for a run of a thousand
 embedding_lr = 0.1
 learning_rate = 0.01
 weight_decay = 0.0
 beta1 = 0.8
 beta2 = 0.95
-adam_eps = 1e-10  # the head starts at zero, and so do most gradients
+adam_eps = 1e-10  # the head starts at zero, so most gradients do, too
 grad_clip = 0.0
 
 max_iters = 1400

@@ -1,20 +1,20 @@
-# A text of your own, 0.1 to 10 MB, on a laptop without a GPU or on any GPU.
+# A text of your own, 0.1 to 10 MB, on a laptop or a GPU.
 #
-#   data     python prepare.py book.txt   (makes data/book; of characters, below 1 MB). A longer text wants a
-#            small vocabulary of its own: pip install tokenizers, then --tokenizer=bpe:2048. GPT-2's 50,257
-#            ids would be nearly all of this network
+#   data     python prepare.py book.txt   (makes data/book; below 1 MB, of characters). A longer text needs a
+#            small vocabulary: pip install tokenizers, then --tokenizer=bpe:2048. With GPT-2's 50,257 ids, the
+#            embedding would be most of this network
 #   launch   python train.py config/small_text.py --dataset=book --out_dir=out-book
-#   write    python sample.py --out_dir=out-book
+#   sample   python sample.py --out_dir=out-book
 #   batch    8 sequences x 256 tokens = 2,048 tokens per iteration
-#   budget   eight times over the text, at most 5,000 iterations. The checkpoint with the lowest validation
-#            loss is kept: a text that is seen so often is overfitted
-#   cost     by the pace of the quick start, the same network, some four minutes for 0.3 MB on two CPU cores;
-#            not measured
-#   loss     1.3262 nats per character for validation, 1.0141 on its own text, of a book of 0.33 MB
-#            (dev/results.md). eval.py prints bits per byte, which compare where tokenizers differ
+#   budget   eight epochs, at most 5,000 iterations. The checkpoint with the lowest validation loss is kept,
+#            as the model may overfit
+#   cost     as config/quickstart.py per iteration: about four minutes for 0.3 MB on two CPU cores
+#   loss     validation 1.3262 nats per character for a book of 0.33 MB, training 1.0141:
+#            docs/reading_logs.md, "a book". eval.py prints bits per byte, which can be compared between
+#            tokenizers
 #
-# Where it overfits (the training loss falls, the validation loss rises): more --dropout, fewer --max_epochs.
-# Where it does not, and there is time: --n_embd=384, more --max_epochs.
+# If it overfits (the training loss falls, the validation loss rises): more --dropout, fewer --max_epochs.
+# If it does not, and there is time: --n_embd=384, more --max_epochs.
 
 out_dir = 'out-book'
 dataset = 'book'
@@ -28,7 +28,7 @@ batch_size = 8
 block_size = 256
 gradient_accumulation_steps = 1
 
-# the recipe of config/quickstart.py, tuned by hand for small batches, with decay of the embeddings
+# as in config/quickstart.py, tuned by hand for small batches, with weight decay of the embeddings
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
 momentum = 0.85

@@ -1,15 +1,14 @@
-# GPT-2 124M on ten billion tokens of FineWeb-Edu, as in Karpathy's build-nanogpt and the walkthroughs of it.
+# GPT-2 124M on ten billion tokens of FineWeb-Edu, as in Karpathy's build-nanogpt.
 #
 #   data     python prepare.py fineweb_edu   (30 GB become 10 billion tokens)
 #            python prepare.py hellaswag     (the benchmark)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_edu_124m.py
-#   batch    64 sequences x 1,024 tokens x 8 GPUs = 524,288 tokens per iteration; with fewer GPUs the same, in
-#            more micro-batches. 64 take 29.6 GB of an H100, 32 take 15.0 (dev/results.md): --batch_size=32
+#   batch    64 sequences x 1,024 tokens x 8 GPUs = 524,288 tokens per iteration; with fewer GPUs, the same in
+#            more micro-batches. For a card with less than 40 GB: docs/gpus.md, "Which micro-batch fits"
 #   budget   5 x 19,073 iterations = 50 billion tokens, five epochs; one epoch: --max_iters=19073
-#   cost     5.0e10 tokens at the 536,100 tokens/s of one H100 (dev/results.md) are 26 hours, without
-#            evaluations. Arithmetic; the whole run was not measured by us
-#   loss     to beat: OpenAI's GPT-2 of this size has a loss of 3.29 there and 0.294 on HellaSwag, GPT-3 of
-#            this size 0.337 (build-nanogpt). Not measured by us
+#   cost     26 hours on one H100, without evaluations: 5.0e10 tokens at 536,100 tokens/s (docs/gpus.md)
+#   loss     OpenAI's GPT-2 of this size has 3.29, and 0.294 on HellaSwag (docs/reading_logs.md, "OpenAI's
+#            weights on FineWeb-Edu"); GPT-3 of this size has 0.337 (build-nanogpt)
 
 import os
 

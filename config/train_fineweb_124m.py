@@ -1,15 +1,15 @@
-# The run for which the recipe of config/arch_modern.py was tuned: 124M scale (162M parameters there, as
-# embedding and head are two matrices). Its source reports GPT-2's loss from a sixth of the tokens.
+# The run for which config/arch_modern.py was tuned: 124M scale (162M parameters, as embedding and head are
+# two matrices). Its source reports GPT-2's loss with a sixth of the tokens.
 #
-#   data     python prepare.py fineweb   (or any large set: --dataset=NAME)
+#   data     python prepare.py fineweb   (or another large dataset: --dataset=NAME)
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_fineweb_124m.py \
 #                config/arch_modern.py
 #   batch    32 sequences x 1,024 tokens x 2 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   3,250 iterations = 1.7 billion tokens
-#   cost     1.7e9 tokens at the 446,900 tokens/s of modern with Muon on one H100 (dev/results.md) are 63
-#            minutes, without evaluations. Arithmetic; 8.4 minutes on 8 H100 for the source of the recipe
-#   loss     3.28 for validation on FineWeb (modded-nanogpt, track 3, result 36: 3.2787, mean of 10 runs); not
-#            measured by us
+#   cost     63 minutes on one H100, without evaluations: 1.7e9 tokens at 446,900 tokens/s (docs/gpus.md). The
+#            source reports 8.4 minutes on 8 H100
+#   loss     validation 3.28 (modded-nanogpt, track 3, result 36: 3.2787, mean of 10 runs); on the way there:
+#            docs/reading_logs.md, "modern on FineWeb"
 
 out_dir = 'out-fineweb-124m'
 dataset = 'fineweb'
@@ -24,8 +24,8 @@ block_size = 1024
 total_batch_size = 524288  # tokens; gradient_accumulation_steps follows from it
 
 max_iters = 3250
-warmup_iters = 250  # without config/arch_modern.py behind it this is a GPT-2
+warmup_iters = 250  # without config/arch_modern.py after it, this is a GPT-2
 
 eval_interval = 250
-eval_iters = 10485760 // (batch_size * block_size)  # windows of 10.5 million tokens, as the source
+eval_iters = 10485760 // (batch_size * block_size)  # 10.5 million tokens, as the source
 log_interval = 10

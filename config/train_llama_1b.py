@@ -2,14 +2,14 @@
 #
 #   data     python prepare.py fineweb_edu_50b --input='hf:HuggingFaceFW/fineweb-edu/sample/100BT/*.parquet' \
 #                --max_tokens=5e10
-#            50 billion tokens, so that none is seen twice (about 100 GB). With GPT-2's tokens it has 1,439M
-#            parameters, with a vocabulary of 8,192 it has 1,267M
+#            50 billion tokens (about 100 GB), so that none is seen twice. 1,439M parameters with GPT-2's
+#            tokens, 1,267M with a vocabulary of 8,192
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_llama_1b.py
 #   batch    4 sequences x 2,048 tokens x 8 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   45 billion tokens = 85,831 iterations, 31 to 36 tokens per parameter
-#   cost     45e9 tokens x 8.7 to 9.2 GFLOP = 3.9e20 to 4.2e20 FLOP: 34 to 36 hours on 8 H100 at 40% of their
-#            peak. Arithmetic; not measured by us. With less memory: --shard=0, --activation_checkpointing
-#   loss     not measured by us
+#   cost     34 to 36 hours on 8 H100 at an MFU of 40%: 45e9 tokens x 8.7 to 9.2 GFLOP = 3.9e20 to 4.2e20
+#            FLOP. With less memory: --shard=0, --activation_checkpointing
+#   loss     unknown: no row of docs/reading_logs.md is comparable
 
 out_dir = 'out-llama-1b'
 dataset = 'fineweb_edu_50b'

@@ -1,13 +1,13 @@
-# A character-level GPT on Shakespeare for two CPU cores: modern with Muon, at the size that nanoGPT's README
-# takes for a CPU, whose line ends at 1.90 after 2,000 iterations of 768 characters.
+# A character-level GPT on Shakespeare for two CPU cores: modern with Muon, in the size of the CPU example of
+# nanoGPT's README.
 #
 #   data     python prepare.py shakespeare_char   (1.1 MB, a download; or --input=FILE)
 #   launch   python train.py config/train_shakespeare_char_cpu.py
-#            as soon as possible below 1.88: --max_iters=180
+#            to get below nanoGPT's 1.88 as soon as possible: --max_iters=180
 #   batch    24 sequences x 64 characters = 1,536 characters per iteration; 1,400 iterations = 2.1 epochs
-#   cost     about 75 ms an iteration on two CPU cores with bfloat16
-#   loss     1.5545 over all of val.bin (at a170a90); with --max_iters=180 1.8202 after 14 s, where nanoGPT's
-#            line has 1.908 after 81 s (dev/results.md)
+#   cost     about 75 ms per iteration on two CPU cores with bfloat16
+#   loss     validation 1.53; with --max_iters=180 1.8153 after 14 s, where nanoGPT has 1.908 after 81 s
+#            (dev/results.md). By iteration: docs/reading_logs.md, "Shakespeare on a CPU"
 
 out_dir = 'out-shakespeare-char-cpu'
 dataset = 'shakespeare_char'
@@ -20,7 +20,7 @@ batch_size = 24
 block_size = 64
 gradient_accumulation_steps = 1
 
-# the recipe of config/quickstart.py
+# as in config/quickstart.py
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
 momentum = 0.85
