@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1  # tiny networks: a second thread only waits. Two tests
 tests=(tests)
 if [ "${1:-}" = --quick ]; then
   shift
-  tests=(tests/test_{configurator,dataset,model,optim,sample,train}.py -m 'not slow')
+  tests=(tests/test_{configurator,dataset,model,optim,sample,sampling,train}.py -m 'not slow')
 fi
 python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 python -m pytest -q -n 2 "${tests[@]}" "$@"
