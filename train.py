@@ -609,7 +609,6 @@ def write_record(it, outcome=None):
 # -----------------------------------------------------------------------------
 # the loop: n_iters updates. The last pass makes no update; it evaluates and saves the final weights
 samples = ''
-metrics = None  # of the last evaluation
 is_saved = True  # False: the newest checkpoint could not be written
 outcome = 'done'
 latest_loss = 0.0  # as it was logged or evaluated last
@@ -669,7 +668,8 @@ for it in itertools.count(start_iter):
             model.eval()
             scores, _ = evaluate_tasks(model, task_list, data.tokenizer, ctx, should_stop)
             model.train()
-            log(it, scores)
+            if scores:  # none if it was interrupted
+                log(it, scores)
         except Exception:
             report_failure('a benchmark')
 
