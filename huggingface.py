@@ -1,11 +1,10 @@
 """
-Hugging Face folders: read as a checkpoint that starts a run, and written for transformers and other programs
-that open such folders. Three presets are networks of transformers: gpt2 is GPT-2, llama Llama, modern
-NanoChat. Nothing in a folder is executed, and transformers is not needed.
+Read and write Hugging Face folders, without transformers and without executing anything in them.
 
     ckpt = huggingface.read('HuggingFaceTB/SmolLM2-135M')  # a folder, or a name on the Hub
 
-In the tables below, our names are on the left and those of transformers on the right.
+The tables below have our names on the left and those of transformers on the right. The presets are
+architectures of transformers: gpt2 is GPT-2, llama is Llama, modern is NanoChat.
 """
 
 import dataclasses
@@ -18,80 +17,75 @@ import torch
 from configurator import InputError
 from files import check_not_lfs_pointer, first_line
 from model import NANOGPT
-from tokenizer import ASSISTANT_END, GPT2_STATE, bytes_to_unicode, hugging_face_state, pre_tokenizer_of
+from tokenizer import (
+    ASSISTANT_END, GPT2_STATE, PATTERN, bytes_to_unicode, hugging_face_state, import_package,
+    pre_tokenizer_of,
+)
 
-# on the Hub; as nanoGPT calls them
-GPT2_REPOS = {
+# -----------------------------------------------------------------------------
+# names: ours, theirs
+
+GPT2_REPOS = {  # nanoGPT's names, those on the Hub
     'gpt2': 'openai-community/gpt2',
     'gpt2-medium': 'openai-community/gpt2-medium',
     'gpt2-large': 'openai-community/gpt2-large',
     'gpt2-xl': 'openai-community/gpt2-xl',
 }
 CLASSES = {'gpt2': 'GPT2LMHeadModel', 'llama': 'LlamaForCausalLM', 'modern': 'NanoChatForCausalLM'}
-ARCHS = {'gpt2': 'gpt2', 'llama': 'llama', 'nanochat': 'modern'}  # their model_type, our preset
+MODEL_TYPES = {'gpt2': 'gpt2', 'llama': 'llama', 'modern': 'nanochat'}
+ACTIVATION_NAMES = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2', 'swiglu': 'silu'}
+ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']
 
-# transformers' defaults, for what a config.json leaves out
-DEFAULTS = {
-    'gpt2': {
-        'vocab_size': 50257,
-        'n_positions': 1024,
-        'n_embd': 768,
-        'n_layer': 12,
-        'n_head': 12,
-        'n_inner': None,
-        'activation_function': 'gelu_new',
-        'layer_norm_epsilon': 1e-5,
-        'tie_word_embeddings': True,
-    },
-    'llama': {
-        'vocab_size': 32000,
-        'max_position_embeddings': 2048,
-        'hidden_size': 4096,
-        'num_hidden_layers': 32,
-        'num_attention_heads': 32,
-        'num_key_value_heads': None,  # as many as num_attention_heads
-        'intermediate_size': 11008,
-        'hidden_act': 'silu',
-        'rms_norm_eps': 1e-6,
-        'tie_word_embeddings': False,
-        'rope_theta': 10000.0,
-    },
-    'modern': {
-        'vocab_size': 50304,
-        'max_position_embeddings': 2048,
-        'hidden_size': 768,
-        'num_hidden_layers': 12,
-        'num_attention_heads': 6,
-        'num_key_value_heads': None,
-        'intermediate_size': 8192,
-        'hidden_act': 'relu2',
-        'rms_norm_eps': 1e-6,
-        'tie_word_embeddings': False,
-        'rope_theta': 10000.0,
-        'final_logit_softcapping': 15.0,
-    },
+# fields of GPTConfig: fields of config.json, with transformers' defaults, which config.json leaves out
+GPT2_FIELDS = {
+    'vocab_size': ('vocab_size', 50257),
+    'block_size': ('n_positions', 1024),
+    'n_embd': ('n_embd', 768),
+    'n_layer': ('n_layer', 12),
+    'n_head': ('n_head', 12),
+    'mlp_width': ('n_inner', None),
+    'mlp': ('activation_function', 'gelu_new'),
+    'norm_eps': ('layer_norm_epsilon', 1e-5),
+    'tie': ('tie_word_embeddings', True),
 }
+LLAMA_FIELDS = {
+    'vocab_size': ('vocab_size', 32000),
+    'block_size': ('max_position_embeddings', 2048),
+    'n_embd': ('hidden_size', 4096),
+    'n_layer': ('num_hidden_layers', 32),
+    'n_head': ('num_attention_heads', 32),
+    'n_kv_head': ('num_key_value_heads', None),
+    'mlp_width': ('intermediate_size', 11008),
+    'mlp': ('hidden_act', 'silu'),
+    'norm_eps': ('rms_norm_eps', 1e-6),
+    'tie': ('tie_word_embeddings', False),
+    'rope_theta': ('rope_theta', 10000.0),
+}
+NANOCHAT_FIELDS = {
+    **LLAMA_FIELDS,
+    'vocab_size': ('vocab_size', 50304),
+    'n_embd': ('hidden_size', 768),
+    'n_layer': ('num_hidden_layers', 12),
+    'n_head': ('num_attention_heads', 6),
+    'mlp_width': ('intermediate_size', 8192),
+    'mlp': ('hidden_act', 'relu2'),
+    'softcap': ('final_logit_softcapping', 15.0),
+}
+FIELDS = {'gpt2': GPT2_FIELDS, 'llama': LLAMA_FIELDS, 'modern': NANOCHAT_FIELDS}
 
-# The networks of transformers, whatever the presets of model.py have been edited to
-LLAMA_NETWORK = dict(NANOGPT, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu',
-                     tie=False)
-NANOCHAT_NETWORK = dict(LLAMA_NETWORK, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True,
-                        mlp='relu2', softcap=15.0, init='modern')
-NETWORKS = {'gpt2': NANOGPT, 'llama': LLAMA_NETWORK, 'modern': NANOCHAT_NETWORK}
-
-# weights, without their .weight or .bias; {} is the index of the layer
-GPT2_WEIGHTS = [  # our names are GPT-2's
-    'transformer.wte',
-    'transformer.wpe',
-    'transformer.h.{}.ln_1',
-    'transformer.h.{}.attn.c_attn',
-    'transformer.h.{}.attn.c_proj',
-    'transformer.h.{}.ln_2',
-    'transformer.h.{}.mlp.c_fc',
-    'transformer.h.{}.mlp.c_proj',
-    'transformer.ln_f',
-    'lm_head',
-]
+# weights without .weight or .bias; {} is the index of the layer
+GPT2_WEIGHTS = {
+    'transformer.wte': 'transformer.wte',
+    'transformer.wpe': 'transformer.wpe',
+    'transformer.h.{}.ln_1': 'transformer.h.{}.ln_1',
+    'transformer.h.{}.attn.c_attn': 'transformer.h.{}.attn.c_attn',
+    'transformer.h.{}.attn.c_proj': 'transformer.h.{}.attn.c_proj',
+    'transformer.h.{}.ln_2': 'transformer.h.{}.ln_2',
+    'transformer.h.{}.mlp.c_fc': 'transformer.h.{}.mlp.c_fc',
+    'transformer.h.{}.mlp.c_proj': 'transformer.h.{}.mlp.c_proj',
+    'transformer.ln_f': 'transformer.ln_f',
+    'lm_head': 'lm_head',
+}
 LLAMA_WEIGHTS = {
     'transformer.wte': 'model.embed_tokens',
     'transformer.h.{}.ln_1': 'model.layers.{}.input_layernorm',
@@ -111,48 +105,19 @@ NANOCHAT_WEIGHTS = {
     'transformer.h.{}.mlp.c_fc': 'model.layers.{}.mlp.fc1',
     'transformer.h.{}.mlp.c_proj': 'model.layers.{}.mlp.fc2',
 }
-WEIGHTS = {
-    'gpt2': {name: name for name in GPT2_WEIGHTS},
-    'llama': LLAMA_WEIGHTS,
-    'modern': NANOCHAT_WEIGHTS,
-}
+WEIGHTS = {'gpt2': GPT2_WEIGHTS, 'llama': LLAMA_WEIGHTS, 'modern': NANOCHAT_WEIGHTS}
 
-# fields of GPTConfig, fields of config.json
-GPT2_FIELDS = {
-    'vocab_size': 'vocab_size',
-    'block_size': 'n_positions',
-    'n_embd': 'n_embd',
-    'n_layer': 'n_layer',
-    'n_head': 'n_head',
-    'mlp_width': 'n_inner',
-    'mlp': 'activation_function',
-    'norm_eps': 'layer_norm_epsilon',
-    'tie': 'tie_word_embeddings',
-}
-LLAMA_FIELDS = {
-    'vocab_size': 'vocab_size',
-    'block_size': 'max_position_embeddings',
-    'n_embd': 'hidden_size',
-    'n_layer': 'num_hidden_layers',
-    'n_head': 'num_attention_heads',
-    'n_kv_head': 'num_key_value_heads',
-    'mlp_width': 'intermediate_size',
-    'mlp': 'hidden_act',
-    'norm_eps': 'rms_norm_eps',
-    'tie': 'tie_word_embeddings',
-}
-NANOCHAT_FIELDS = {**LLAMA_FIELDS, 'softcap': 'final_logit_softcapping'}
-FIELDS = {'gpt2': GPT2_FIELDS, 'llama': LLAMA_FIELDS, 'modern': NANOCHAT_FIELDS}
-# their activation on the left, our mlp on the right; of two names for one mlp, the last is written
-ACTIVATIONS = {
-    'gelu': 'gelu',
-    'gelu_pytorch_tanh': 'gelu_tanh',
-    'gelu_new': 'gelu_tanh',
-    'relu2': 'relu2',
-    'silu': 'swiglu',
-}
-# the fields of Llama 3's rope_scaling
-ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']
+# What transformers computes. It repeats model.py's presets, as those may be edited and these may not
+LLAMA_NETWORK = dict(NANOGPT, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu',
+                     tie=False)
+NANOCHAT_NETWORK = dict(LLAMA_NETWORK, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True,
+                        mlp='relu2', softcap=15.0, init='modern')
+NETWORKS = {'gpt2': NANOGPT, 'llama': LLAMA_NETWORK, 'modern': NANOCHAT_NETWORK}
+
+
+def inverse(table):
+    """Return {theirs: ours} of a table {ours: theirs}."""
+    return {theirs: ours for ours, theirs in table.items()}
 
 
 # -----------------------------------------------------------------------------
@@ -160,7 +125,7 @@ ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_p
 
 
 def weight_names(arch, n_layer):
-    """Return {our name: their name} of all weights that a model of this preset may have."""
+    """Return {our name: their name} of all weights that a model of this preset can have."""
     names = {}
     for ours, theirs in WEIGHTS[arch].items():
         for i in range(n_layer):
@@ -170,11 +135,14 @@ def weight_names(arch, n_layer):
 
 
 def convert(name, p, n_head, arch):
-    """Convert the weight `p`, called `name` here, to their layout. The same call converts it back."""
-    if arch == 'gpt2' and re.search(r'\.(c_attn|c_proj|c_fc)\.weight$', name):
+    """Return the weight `p` in their layout, or a weight of theirs in ours: it is the same change.
+
+    name: our name of it.
+    """
+    if arch == 'gpt2' and name.endswith(('c_attn.weight', 'c_proj.weight', 'c_fc.weight')):
         p = p.t()  # OpenAI's "Conv1D" is a Linear with its matrix transposed
-    if arch == 'modern' and name.endswith(('.c_q.weight', '.c_k.weight')):
-        # NanoChat rotates by the opposite angle; exchanging the two halves of each head does the same
+    if arch == 'modern' and name.endswith(('c_q.weight', 'c_k.weight')):
+        # NanoChat rotates by the opposite angle, which equals exchanging the two halves of each head
         n_embd = p.size(1)
         halves = p.view(-1, 2, n_embd // n_head // 2, n_embd)  # (heads, 2, D/2, C)
         p = halves.flip(1).reshape(p.shape)
@@ -185,61 +153,51 @@ def convert(name, p, n_head, arch):
 # config.json
 
 
-def check_parts(config):
-    """Raise InputError if a GPTConfig is not a network of transformers."""
+def check_network(config):
+    """Raise InputError unless transformers' class for `arch` computes the network of a GPTConfig."""
     arch = config.arch
-    network = {**NETWORKS[arch], 'n_kv_head': config.n_head}
     free = [*FIELDS[arch], 'arch', 'bias', 'dropout', 'init', 'rope_theta', 'rope_scaling']
-    if 'swiglu' in (config.mlp, network['mlp']):
+    if 'swiglu' in (config.mlp, NETWORKS[arch]['mlp']):
         free.remove('mlp')  # it has three matrices, the others have two
+    required = {**NETWORKS[arch], 'n_kv_head': config.n_head}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        expected = network.get(field.name, field.default)  # a field that an edit has added is at its default
-        if field.name not in free and value != expected:
-            raise InputError(f"{field.name}={value} cannot be exported: transformers' {CLASSES[arch]} has "
-                             f"{expected}.")
+        wanted = required.get(field.name, field.default)  # a field that an edit has added must be off
+        if field.name not in free and value != wanted:
+            raise InputError(f"{CLASSES[arch]} of transformers has another network: {field.name} is {wanted} "
+                             f"there, {value} here. Train a model with an unedited preset.")
 
 
 def to_config(config, dtype):
-    """Return the config.json of a GPTConfig, a dict."""
-    check_parts(config)
+    """Return the config.json, a dict, of a GPTConfig."""
+    check_network(config)
     arch = config.arch
-    model_types = {ours: theirs for theirs, ours in ARCHS.items()}
-    out = {'architectures': [CLASSES[arch]], 'model_type': model_types[arch], 'dtype': dtype}
-    for ours, theirs in FIELDS[arch].items():
-        out[theirs] = getattr(config, ours)
-    activations = {mlp: activation for activation, mlp in ACTIVATIONS.items()}
-    out[FIELDS[arch]['mlp']] = activations[config.mlp]
+    theirs = {'architectures': [CLASSES[arch]], 'model_type': MODEL_TYPES[arch], 'dtype': dtype}
+    for ours, (name, _) in FIELDS[arch].items():
+        theirs[name] = getattr(config, ours)
+    theirs[FIELDS[arch]['mlp'][0]] = ACTIVATION_NAMES[config.mlp]
     if arch == 'gpt2':
-        out['n_ctx'] = config.block_size  # for llama.cpp's converter
-        return out
+        theirs['n_ctx'] = config.block_size  # for llama.cpp's converter
+        return theirs
     if arch == 'modern':
-        out['final_logit_softcapping'] = config.softcap or None
+        theirs['final_logit_softcapping'] = config.softcap or None
     rope = {'rope_type': 'default', 'rope_theta': config.rope_theta}
     if config.rope_scaling:
         rope = {**rope, **config.rope_scaling, 'rope_type': 'llama3'}
-        out['rope_scaling'] = rope  # this and rope_theta are for transformers 4
-    out['rope_theta'] = config.rope_theta
-    out['rope_parameters'] = rope
-    return out
+        theirs['rope_scaling'] = rope  # for transformers 4, as the rope_theta above
+    theirs['rope_parameters'] = rope
+    return theirs
 
 
-def from_config(theirs):
-    """Return the arguments of a GPTConfig for a config.json, a dict."""
-    kind = theirs.get('model_type') or theirs['architectures'][0]
-    arch = ARCHS.get(kind)
-    for ours, name in CLASSES.items():
-        if kind == name:
-            arch = ours
+def from_config(theirs, path):
+    """Return the arguments of GPTConfig for a config.json, a dict. path: its name, for messages."""
+    arch = inverse(MODEL_TYPES).get(theirs.get('model_type'))
     if arch is None:
-        raise ValueError(f"it is a {kind}")
+        raise unsupported(path, 'model_type', theirs.get('model_type'))
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
-    defaults = dict(DEFAULTS[arch])
-    if 'n_ctx' in theirs:  # an older name of n_positions
-        defaults['n_positions'] = theirs['n_ctx']
-    theirs = {**defaults, **theirs, **rope}
-    # these change the network and leave no trace in the weights
+    theirs = {**theirs, **rope}
+    # these change what is computed, and leave no trace in the weights
     required = {
         'scale_attn_weights': True,
         'scale_attn_by_inverse_layer_idx': False,
@@ -247,67 +205,69 @@ def from_config(theirs):
     }
     for name, value in required.items():
         if theirs.get(name, value) != value:
-            raise ValueError(f"its {name} is {theirs[name]!r}, which model.py does not support")
+            raise unsupported(path, name, theirs[name])
+
     args = {**NETWORKS[arch], 'arch': arch}
-    for ours, name in FIELDS[arch].items():
-        args[ours] = theirs[name]
-    args['mlp'] = ACTIVATIONS[args['mlp']]
+    for ours, (name, default) in FIELDS[arch].items():
+        args[ours] = theirs.get(name, default)
+    activation = args['mlp'].replace('gelu_pytorch_tanh', 'gelu_new')  # two names of one function
+    args['mlp'] = inverse(ACTIVATION_NAMES).get(activation)
+    if args['mlp'] is None:
+        raise unsupported(path, 'activation', activation)
     if args['tie']:
         args['init'] = 'gpt2'  # modern's starts the head at zero
     if arch == 'modern':
         args['softcap'] = args['softcap'] or 0.0
-    if arch != 'gpt2':
-        args['rope_theta'] = float(theirs['rope_theta'])
-        kind = rope.get('rope_type', rope.get('type', 'default'))
-        if kind == 'llama3':
-            args['rope_scaling'] = {name: theirs[name] for name in ROPE_SCALING}
-        elif kind != 'default':
-            raise ValueError(f"its rope is {kind!r}")
+    rope_type = rope.get('rope_type', rope.get('type', 'default'))
+    if rope_type == 'llama3':
+        args['rope_scaling'] = {name: rope[name] for name in ROPE_SCALING}
+    elif rope_type != 'default':
+        raise unsupported(path, 'rope_type', rope_type)
     return args
 
 
-# -----------------------------------------------------------------------------
-# reading
+def unsupported(path, name, value):
+    """Return the InputError for a value in a config.json."""
+    return InputError(f"{path} is of a network that model.py lacks: {name} is {value!r}. Use a GPT-2, Llama "
+                      "or NanoChat model; docs/huggingface.md lists what can be read.")
 
-# the files to download; the last ones only if there are no safetensors
-TOKENIZER_FILES = ['tokenizer*', 'config.json', 'generation_config.json']
-MODEL_FILES = ['model*.safetensors', 'model.safetensors.index.json', *TOKENIZER_FILES]
-PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
+
+# -----------------------------------------------------------------------------
+# read
+
+# patterns of the files to download; those of pickles only if there are no safetensors
+CONFIG_FILES = ['tokenizer*', 'config.json', 'generation_config.json']
+MODEL_FILES = ['model*.safetensors', 'model.safetensors.index.json', *CONFIG_FILES]
+PICKLE_FILES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
 def is_hub_name(source):
-    """Return whether `source` may name a model on the Hub: gpt2, OWNER/NAME, OWNER/NAME@REVISION."""
-    owner = os.path.dirname(source)
-    if source.endswith('.pt') or os.path.exists(source) or os.path.exists(owner):
+    """Return whether `source` may be on the Hub: 'gpt2' to 'gpt2-xl', OWNER/NAME or OWNER/NAME@REVISION."""
+    if source.endswith('.pt') or os.path.exists(source) or os.path.exists(os.path.dirname(source)):
         return False
     is_full_name = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source) is not None
     return source in GPT2_REPOS or is_full_name
 
 
-def find_folder(source, files):
-    """Return the folder of a model: `source` itself, or for a name on the Hub a folder in Hugging Face's
-    cache, with those of `files`, patterns of names, that the model has."""
+def find_folder(source, patterns):
+    """Return the folder of a model: `source` itself, or for a name on the Hub the folder in Hugging Face's
+    cache, with those files of the model that match `patterns`."""
     if not is_hub_name(source):
         return source
+    huggingface_hub = import_package('huggingface_hub')
     repo, _, revision = GPT2_REPOS.get(source, source).partition('@')
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
-        disable_progress_bars()
-        return snapshot_download(repo, revision=revision or None, allow_patterns=files)
-    except ImportError as e:
-        raise InputError(f"a package is missing: {e.name}. Run pip install huggingface_hub.") from e
+        huggingface_hub.utils.disable_progress_bars()
+        return huggingface_hub.snapshot_download(repo, revision=revision or None, allow_patterns=patterns)
     except Exception as e:  # the ways in which a network fails have no common class
         raise InputError(f"{source} is not a local path and could not be downloaded from the Hub: "
-                         f"{type(e).__name__}: {first_line(e)}. Check the name; for some models, accept "
-                         "the terms and log in: hf auth login.") from e
+                         f"{type(e).__name__}, {first_line(e)}. Check the name and the network; if the model "
+                         "asks for it, accept its terms and log in (hf auth login).") from e
 
 
 def weight_files(folder):
-    """Return the paths of a model's weights: one file, or those that an index names; [] if there are none.
-
-    Shards that the index does not name may belong to another model.
-    """
+    """Return the paths of the files with a model's weights: one, or the shards in an index; [] if there are
+    none. Shards that are not in the index may be those of another model."""
     for name in ['model.safetensors', 'pytorch_model.bin']:
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -315,62 +275,64 @@ def weight_files(folder):
         if os.path.exists(path + '.index.json'):
             with open(path + '.index.json', encoding='utf-8-sig') as f:
                 shards = sorted(set(json.load(f)['weight_map'].values()))
-            for shard in shards:
-                if not os.path.exists(os.path.join(folder, shard)):
-                    raise InputError(f"{folder} is incomplete: {shard} is missing. Download it again.")
             return [os.path.join(folder, shard) for shard in shards]
     return []
 
 
-def read(source):
-    """Read a model, a folder or a name on the Hub, as the dict of a checkpoint without an optimizer.
+def load_weights(path):
+    """Return {name: tensor} of a file of weights, whose names and layout are theirs."""
+    if not os.path.exists(path):
+        raise InputError(f"{path} is missing, but the index of the weights lists it. Download the model "
+                         "again.")
+    check_not_lfs_pointer(path)
+    if path.endswith('.safetensors'):
+        import_package('safetensors')
+        from safetensors.torch import load_file
+        return load_file(path)
+    return torch.load(path, map_location='cpu', weights_only=True)
 
-    Nothing in its files is executed. dtypes are kept; checkpoint.build_model() converts them.
+
+def read(source):
+    """Return a model, a folder or a name on the Hub, as the dict of a checkpoint (see checkpoint.read).
+
+    The weights keep their dtypes.
     """
     folder = find_folder(source, MODEL_FILES)
     try:
-        from safetensors.torch import load_file
-    except ImportError as e:
-        raise InputError(f"a package is missing: {e.name}. Run pip install safetensors.") from e
-    try:
         with open(os.path.join(folder, 'config.json'), encoding='utf-8-sig') as f:
-            args = from_config(json.load(f))
-        files = weight_files(folder) or weight_files(find_folder(source, PICKLES))
+            args = from_config(json.load(f), f.name)
+        files = weight_files(folder) or weight_files(find_folder(source, PICKLE_FILES))
         if not files:
-            raise ValueError("it has no model.safetensors, no pytorch_model.bin and no .index.json of one")
+            raise FileNotFoundError("no model.safetensors, no pytorch_model.bin")
         weights = {}
         for path in files:
-            check_not_lfs_pointer(path)
-            if path.endswith('.safetensors'):
-                weights.update(load_file(path))
-            else:
-                weights.update(torch.load(path, map_location='cpu', weights_only=True))
+            weights.update(load_weights(path))
 
         arch = args['arch']
-        n_layer = len(weights)  # or fewer: a damaged config.json may have any number
-        our_names = {theirs: ours for ours, theirs in weight_names(arch, n_layer).items()}
+        # a damaged config.json may have any number of layers
+        our_names = inverse(weight_names(arch, n_layer=len(weights)))
         model = {}
         for name, p in weights.items():
             if arch == 'gpt2' and not name.startswith(('transformer.', 'lm_head.')):
                 name = 'transformer.' + name  # OpenAI's GPT-2 was saved without it
             ours = our_names.get(name, name)
             model[ours] = convert(ours, p, args['n_head'], arch)
-        tokenizer_state = read_tokenizer(source, needed=False)
+        tokenizer_state = read_tokenizer(source, optional=True)
     except InputError:
         raise
-    except Exception as e:  # the files may contain anything
-        raise InputError(f"{source} cannot be read: {type(e).__name__}: {first_line(e)}. Use a GPT-2, Llama "
-                         "or NanoChat model that was saved with save_pretrained.") from e
+    except Exception as e:  # a file may contain anything
+        raise InputError(f"{source} is damaged, or not a model that transformers has saved "
+                         f"({type(e).__name__}: {first_line(e)}). Save it again with save_pretrained(), or "
+                         "use another model.") from e
     return {'model': model, 'model_args': args, 'tokenizer': tokenizer_state, 'path': source}
 
 
-def read_tokenizer(source, needed=True):
-    """Return the state of a model's tokenizer, for make_tokenizer(). If it has none, raise InputError, or
-    return None if it is not `needed`."""
+def read_tokenizer(source, optional=False):
+    """Return the state of a model's tokenizer, for make_tokenizer(). optional: return None if it has none."""
     if source in GPT2_REPOS and is_hub_name(source):
         return GPT2_STATE
-    folder = find_folder(source, TOKENIZER_FILES)
-    if not needed and not os.path.exists(os.path.join(folder, 'tokenizer.json')):
+    folder = find_folder(source, CONFIG_FILES)
+    if optional and not os.path.exists(os.path.join(folder, 'tokenizer.json')):
         return None
     state = hugging_face_state(folder)
     state['name'] = os.path.basename(source.rstrip('/'))  # not that of a folder in the cache
@@ -378,22 +340,21 @@ def read_tokenizer(source, needed=True):
 
 
 # -----------------------------------------------------------------------------
-# writing
+# write
 
 
 def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None, card=''):
-    """
-    Write a model (our weights and a GPTConfig) and its tokenizer into `folder`, the weights in `dtype`.
-    Return the name of its class in transformers.
+    """Write a model and its tokenizer into `folder`, the weights in files of up to 5 GB.
 
-    chat: conversations.chat_format(tokenizer); card: the text of README.md.
+    weights, config: a GPT's state_dict() and its GPTConfig. dtype: the name of that of the weights. chat:
+    conversations.chat_format(tokenizer). card: the text of README.md.
     """
     from huggingface_hub import save_torch_state_dict
     theirs = to_config(config, dtype)
     generation = {
         'bos_token_id': tokenizer.end_of_text,
-        'eos_token_id': list((chat or tokenizer).stop_ids) or None,  # after an answer, or a text
-        'pad_token_id': None,  # NanoChat's default is 1, and row 1 of its embedding would not train
+        'eos_token_id': list((chat or tokenizer).stop_ids) or None,
+        'pad_token_id': None,  # NanoChat's default is 1, and row 1 of its embedding would not be trained
     }
     theirs.update(generation)
     tokenizer_json, tokenizer_config = to_tokenizer_json(tokenizer, chat)
@@ -401,92 +362,78 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
         'config.json': json.dumps(theirs, indent=2),
         'generation_config.json': json.dumps(generation, indent=2),
         'tokenizer.json': tokenizer_json,
-        'tokenizer_config.json': tokenizer_config,
+        'tokenizer_config.json': json.dumps(tokenizer_config, indent=2),
         'README.md': card,
     }
     os.makedirs(folder, exist_ok=True)
-    renamed = their_weights(weights, config, getattr(torch, dtype))
-    save_torch_state_dict(renamed, folder)
+    save_torch_state_dict(their_weights(weights, config, getattr(torch, dtype)), folder)
     for name, text in texts.items():
         with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
             f.write(text)
-    return CLASSES[config.arch]
 
 
 def their_weights(weights, config, dtype):
-    """Return our weights {name: tensor} with their names, in their layout and in `dtype`."""
+    """Return a state_dict() with their names, in their layout and in `dtype`."""
     arch = config.arch
     names = weight_names(arch, config.n_layer)
-    out = {}
+    converted = {}
     for ours, p in weights.items():
         if ours not in names:
-            raise InputError(f"{ours} is a weight that transformers' {CLASSES[arch]} has not")
+            raise InputError(f"{CLASSES[arch]} of transformers has no weight {ours}. Train a model without "
+                             "it.")
         if ours == 'lm_head.weight' and config.tie:
             continue
-        out[names[ours]] = convert(ours, p, config.n_head, arch).to(dtype)
+        theirs = names[ours]
+        converted[theirs] = convert(ours, p, config.n_head, arch).to(dtype)
         if arch == 'gpt2' and not config.bias and ('.h.' in ours or '.ln_f.' in ours):
-            # transformers' GPT-2 always has biases, one for each output
-            out[names[ours].replace('.weight', '.bias')] = torch.zeros(p.size(0), dtype=dtype)
-    return out
-
-
-# -----------------------------------------------------------------------------
-# our tokenizers as tokenizer.json
+            # transformers' GPT-2 always has biases, one per output
+            converted[theirs.replace('.weight', '.bias')] = torch.zeros(p.size(0), dtype=dtype)
+    return converted
 
 
 def to_tokenizer_json(tokenizer, chat):
-    """Return the contents of tokenizer.json and tokenizer_config.json."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    """Return the text of tokenizer.json and the dict of tokenizer_config.json."""
     state = tokenizer.state()
-    kind = state['kind']
-    special = tokenizer.special
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
-    if kind == 'ids':
-        raise InputError("transformers has no tokenizer for ids that are no text. Export text models only.")
-    if kind == 'hf':  # unchanged
+    if state['kind'] == 'ids':
+        raise InputError("transformers has no tokenizer for ids that are plain numbers. Export a model of "
+                         "text.")
+    if state['kind'] == 'hf':
         text = state['json']
         config.update(tokenizer.config)
     else:
-        if kind == 'char':
-            vocab = {char: id for id, char in enumerate(state['chars'])}
-            # without an unknown token: an unknown character is an error
-            out = Tokenizer(models.WordLevel({**vocab, **special}))
-            out.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
-            out.decoder = decoders.Fuse()
-        else:
-            ranks = {piece: id for id, piece in tokenizer.text_pieces.items()}
-            out = bpe_tokenizer(ranks, special, state.get('pat_str', r'[\s\S]'))  # bytes: no merges anyway
-        out.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        text = out.to_str()
-        for token, id in special.items():
+        text = our_tokenizer(tokenizer).to_str()
+        for token, id in tokenizer.special.items():
             if id == tokenizer.end_of_text:
                 config.update(bos_token=token, eos_token=token, pad_token=token)
-    if chat:  # finetuned on conversations
+    if chat:
         config.update(bos_token=chat.bos, eos_token=ASSISTANT_END, chat_template=chat.template)
-    return text, json.dumps(config, indent=2)
+    return text, config
 
 
-def bpe_tokenizer(ranks, special, pattern):
-    """Return a byte-level BPE of the tokenizers package.
-
-    ranks: {token as bytes: id}; special: {token: id}; pattern: a regular expression of tiktoken's.
-    """
-    from tokenizers import Tokenizer, decoders, models
-    letters = bytes_to_unicode()
-    spelled = {}
-    for token in ranks:
-        spelled[token] = ''.join(letters[byte] for byte in token)
-    vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    # tiktoken merges any two tokens that make a third one, the one of lowest rank first
-    merges = []
-    for token in sorted(ranks, key=ranks.get):
-        for i in range(1, len(token)):
-            left = token[:i]
-            right = token[i:]
-            if left in ranks and right in ranks:
-                merges.append((spelled[left], spelled[right]))
-    # ignore_merges: a word in the vocabulary is that token, however its merges would end, as in tiktoken
-    out = Tokenizer(models.BPE({**vocab, **special}, merges, ignore_merges=True))
-    out.pre_tokenizer = pre_tokenizer_of(pattern)
-    out.decoder = decoders.ByteLevel()
-    return out
+def our_tokenizer(tokenizer):
+    """Return a tokenizer of characters, bytes or tiktoken's as one of the package `tokenizers`."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    special = tokenizer.special
+    if tokenizer.state()['kind'] == 'char':
+        # without an unknown token: an unknown character is an error
+        theirs = Tokenizer(models.WordLevel({**tokenizer.id_of, **special}))
+        theirs.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
+        theirs.decoder = decoders.Fuse()
+    else:
+        letters = bytes_to_unicode()
+        ids = {}  # of the tokens, written with a character for each byte
+        for id, piece in tokenizer.text_pieces.items():
+            ids[''.join(letters[byte] for byte in piece)] = id
+        # tiktoken merges any two tokens that make a third one, the one with the lowest id first
+        merges = []
+        for token in sorted(ids, key=ids.get):
+            for i in range(1, len(token)):
+                if token[:i] in ids and token[i:] in ids:
+                    merges.append((token[:i], token[i:]))
+        # ignore_merges: a word that is a token becomes that token, whatever its merges give, as in tiktoken
+        theirs = Tokenizer(models.BPE({**ids, **special}, merges, ignore_merges=True))
+        theirs.pre_tokenizer = pre_tokenizer_of(tokenizer.state().get('pat_str', PATTERN))
+        theirs.decoder = decoders.ByteLevel()
+    theirs.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return theirs

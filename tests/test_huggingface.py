@@ -1,5 +1,4 @@
-"""An exported model is the same model to transformers, and one from there is the same here: logits, weights,
-tokens."""
+"""A model has the same logits, weights and tokens here and in transformers, in both directions."""
 
 import dataclasses
 import fnmatch
@@ -35,7 +34,7 @@ BYTES = make_tokenizer({'kind': 'byte'})
 
 
 def random_model(shape):
-    """A model all of whose weights, biases and gains too, differ from what anything starts with."""
+    """Return a model whose weights, biases and gains all differ from any initial values."""
     torch.manual_seed(1)
     net = GPT(GPTConfig(**{**SIZES, **shape})).eval()
     with torch.no_grad():
@@ -45,7 +44,7 @@ def random_model(shape):
 
 
 def write(net, folder, tokenizer=BYTES, **options):
-    """transformers' model of the folder that is written."""
+    """Write a folder, and return transformers' model of it."""
     huggingface.write_folder(str(folder), net.state_dict(), net.config, tokenizer, **options)
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
@@ -62,7 +61,7 @@ def assert_same_logits(net, theirs, idx):
 
 
 @pytest.mark.parametrize('shape', SHAPES)
-def test_a_folder_is_the_same_network_to_transformers_and_read_back(shape, tmp_path):
+def test_a_written_folder_has_the_same_logits_in_transformers_and_is_read_back(shape, tmp_path):
     net = random_model(SHAPES[shape])
     theirs = write(net, tmp_path / 'hf')
     assert type(theirs).__name__ == huggingface.CLASSES[net.config.arch]
@@ -74,7 +73,7 @@ def test_a_folder_is_the_same_network_to_transformers_and_read_back(shape, tmp_p
     weights = again.state_dict()
     for name, p in net.state_dict().items():
         assert torch.equal(p, weights[name])
-    # the folder does not tell how it was initialized; transformers' GPT-2 has biases, which may be 0
+    # a folder does not record `init`; transformers' GPT-2 always has biases, which may be 0
     assert again.config == dataclasses.replace(net.config, init=again.config.init, bias=again.config.bias)
     assert again.config.bias == (net.config.arch == 'gpt2')
 
@@ -84,22 +83,32 @@ class Edited(GPTConfig):
     window: int = 0
 
 
-def test_a_network_that_transformers_has_not_is_refused():
-    huggingface.check_parts(Edited())
-    for shape in [dict(window=8), dict(arch='llama', mlp='gelu'), dict(positions='rope'), dict(n_kv_head=2),
-                  dict(arch='llama', softcap=15.0), dict(arch='modern', qk_norm=False)]:
-        with pytest.raises(ValueError):
-            huggingface.check_parts(Edited(**shape))
+@pytest.mark.parametrize('args', [
+    dict(window=8), dict(positions='rope'), dict(n_kv_head=2), dict(arch='llama', mlp='gelu'),
+    dict(arch='llama', softcap=15.0), dict(arch='modern', qk_norm=False)])
+def test_a_network_that_transformers_lacks_is_refused(args):
+    huggingface.check_network(Edited())
     with pytest.raises(ValueError):
-        huggingface.their_weights({'transformer.wte2.weight': torch.zeros(1)}, GPTConfig(), torch.float32)
+        huggingface.check_network(Edited(**args))
+
+
+def test_an_edited_preset_is_refused_and_does_not_change_what_a_folder_means(monkeypatch):
+    folder = {'model_type': 'llama'}
+    original = GPTConfig(**huggingface.from_config(folder, 'config.json'))
+    monkeypatch.setitem(model.LLAMA, 'norm', 'rmsnorm_plain')
+    monkeypatch.setitem(model.LLAMA, 'qk_norm', True)
+    assert GPTConfig(**huggingface.from_config(folder, 'config.json')) == original
+    huggingface.check_network(original)
+    with pytest.raises(ValueError):
+        huggingface.check_network(GPTConfig(arch='llama'))
 
 
 # -----------------------------------------------------------------------------
-# folders of others
+# folders that transformers wrote
 
 
 def save_openai(theirs, folder):
-    """As OpenAI's gpt2 on the Hub: short names, masks among the weights."""
+    """Save like OpenAI's gpt2 on the Hub: with short names, and with masks among the weights."""
     from safetensors.torch import save_file
     theirs.config.save_pretrained(folder)
     weights = {}
@@ -116,7 +125,7 @@ def save_shards(theirs, folder):
 
 
 def save_pickles(theirs, folder):
-    """As transformers saved before safetensors."""
+    """Save like transformers before it had safetensors."""
     theirs.config.save_pretrained(folder)
     shards = {}
     for i, (name, p) in enumerate(theirs.state_dict().items()):
@@ -138,7 +147,7 @@ OTHERS = {
 
 
 def make_other(kind, folder):
-    """Save a model of transformers in the folder, and return it."""
+    """Save a random model of transformers in the folder, and return it."""
     config, save = OTHERS[kind]
     torch.manual_seed(3)
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -151,27 +160,21 @@ def make_other(kind, folder):
 
 
 @pytest.mark.parametrize('kind', OTHERS)
-def test_a_folder_of_transformers_is_the_same_network_here(kind, tmp_path):
+def test_a_folder_of_transformers_has_the_same_logits_here(kind, tmp_path):
     theirs = make_other(kind, tmp_path / 'hf')
     net = checkpoint.build_model(checkpoint.read(str(tmp_path / 'hf'))).eval()
     assert_same_logits(net, theirs, torch.randint(net.config.vocab_size, (2, 48)))
 
 
-@pytest.mark.parametrize('kind', ['llama', 'llama3'])  # safetensors, pickles
-def test_the_weights_are_those_of_the_files_that_the_index_names(kind, tmp_path):
+def test_the_weights_are_those_of_the_shards_in_the_index(tmp_path):
     folder = tmp_path / 'hf'
-    make_other(kind, folder)
+    make_other('llama3', folder)
     expected = checkpoint.read(str(folder))['model']
-    shard = sorted(folder.glob('*model-*'))[0]
-    # shards of an older save, whose names sort after the others
-    if kind == 'llama':
-        from safetensors.torch import load_file, save_file
-        save_file({name: 2 * p for name, p in load_file(shard).items()}, folder / 'model-9.safetensors')
-    else:
-        old = {name: 2 * p for name, p in torch.load(shard).items()}
-        torch.save(old, folder / 'pytorch_model-old.bin')
-    found = checkpoint.read(str(folder))['model']
-    assert all(torch.equal(found[name], p) for name, p in expected.items())
+    shard = folder / 'pytorch_model-1.bin'
+    # a shard of an older save, whose name sorts after the others
+    torch.save({name: 2 * p for name, p in torch.load(shard).items()}, folder / 'pytorch_model-old.bin')
+    weights = checkpoint.read(str(folder))['model']
+    assert all(torch.equal(weights[name], p) for name, p in expected.items())
     shard.unlink()
     with pytest.raises(ValueError, match=shard.name):
         checkpoint.read(str(folder))
@@ -179,24 +182,20 @@ def test_the_weights_are_those_of_the_files_that_the_index_names(kind, tmp_path)
 
 @pytest.mark.parametrize('config', [
     transformers.GPT2Config(), transformers.LlamaConfig(), transformers.NanoChatConfig()])
-def test_what_a_config_leaves_out_is_transformers_default(config):
-    whole = GPTConfig(**huggingface.from_config(config.to_dict()))
-    named, = [name for name in huggingface.CLASSES.values() if name.startswith(type(config).__name__[:-6])]
-    for short in {'model_type': config.model_type}, {'architectures': [named]}:
-        assert GPTConfig(**huggingface.from_config(short)) == whole
-    older = huggingface.from_config({'model_type': 'gpt2', 'n_ctx': 512})
-    assert older['block_size'] == 512
+def test_fields_missing_in_a_config_have_transformers_defaults(config):
+    short = huggingface.from_config({'model_type': config.model_type}, 'config.json')
+    assert GPTConfig(**short) == GPTConfig(**huggingface.from_config(config.to_dict(), 'config.json'))
 
 
 @pytest.mark.parametrize('change', [
     dict(model_type='qwen3'),
-    dict(model_type=None, architectures=['Qwen3ForCausalLM']),
     dict(rope_parameters={'rope_type': 'yarn', 'factor': 2.0}),
     dict(rope_scaling={'type': 'linear', 'factor': 2.0}, rope_parameters=None),
     dict(partial_rotary_factor=0.5),
     dict(hidden_act='relu'),
+    dict(hidden_size='wide'),
 ])
-def test_a_config_that_model_py_has_not_is_refused(change, tmp_path):
+def test_a_config_of_another_network_is_refused(change, tmp_path):
     write(random_model(SHAPES['llama']), tmp_path)
     path = tmp_path / 'config.json'
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -204,7 +203,7 @@ def test_a_config_that_model_py_has_not_is_refused(change, tmp_path):
         checkpoint.read(str(tmp_path))
 
 
-def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path):
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     make_other('llama3', tmp_path / 'hf')
     evil = b"cposix\nsystem\n(S'touch %s/made'\ntR." % bytes(tmp_path)
     (tmp_path / 'hf' / 'pytorch_model.bin').write_bytes(evil)
@@ -218,7 +217,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path):
 
 
 def auto_tokenizer(folder, tokenizer, **options):
-    """transformers' tokenizer of the folder that is written."""
+    """Write a folder, and return transformers' tokenizer of it."""
     write(GPT(GPTConfig(block_size=8, vocab_size=tokenizer.n_vocab, n_layer=1, n_head=1, n_embd=4)),
           folder, tokenizer, **options)
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -247,17 +246,15 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(kind, tmp_path, monkeypat
     assert theirs.eos_token_id == ours.end_of_text
     # and read back, by the package tokenizers
     back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path / 'hf')))
-    assert back.encode(TRICKY).tolist() == ids
-    assert back.decode(ids) == TRICKY
+    assert back.encode(TRICKY).tolist() == ids and back.decode(ids) == TRICKY
     assert back.end_of_text == ours.end_of_text
-    assert back.token_bytes().tolist() == ours.token_bytes().tolist()
     assert same_tokenizer(back.state(), ours.state())
 
 
 @pytest.mark.parametrize('kind', ['char', 'hf'])
 def test_a_chat_is_exported_with_a_template_that_gives_our_ids(kind, tmp_path):
     state = {'kind': 'char', 'chars': '\n !?abcdehilo'}
-    if kind == 'hf':  # its end-of-sequence token stands before each document
+    if kind == 'hf':  # its end-of-sequence token is before each document
         auto_tokenizer(tmp_path / 'first', BYTES)
         state = huggingface.read_tokenizer(str(tmp_path / 'first'))
     tokenizer = make_tokenizer(with_chat_tokens(state))
@@ -270,34 +267,32 @@ def test_a_chat_is_exported_with_a_template_that_gives_our_ids(kind, tmp_path):
         assert ids == chat.render(messages, answer)[0].tolist()
     generation = json.loads((tmp_path / 'generation_config.json').read_text())
     assert generation['eos_token_id'] == chat.stop_ids
-    # and read back, it is a chat model still
+    # when read back, it is still a chat model
     back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path)))
     assert chat_format(back).render(messages)[0].tolist() == chat.render(messages)[0].tolist()
 
 
-def test_a_special_token_without_a_row_in_the_embedding_is_absent(tmp_path, works):
+def test_special_tokens_without_a_row_in_the_embedding_are_removed(tmp_path, works):
     folder = tmp_path / 'hf'
     auto_tokenizer(folder, BYTES)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     theirs.add_special_tokens({'pad_token': '[PAD]'})  # without resize_token_embeddings()
     theirs.save_pretrained(folder)
     assert '[PAD]' in (folder / 'tokenizer.json').read_text()
-    (tmp_path / 'text.txt').write_text('the [PAD] cat\n' * 200)
-    (tmp_path / 'chat.json').write_text(json.dumps([{'instruction': 'Hi', 'output': 'Ho'}] * 60))
-    for name, flags in ('text.txt', []), ('chat.json', ['--chat']):
-        works('prepare.py', 'mine', f'--input={tmp_path / name}', f'--tokenizer=hf:{folder}', '--overwrite',
-              f'--data_dir={tmp_path}', *flags)
-        works('train.py', *TINY, '--dataset=mine', f'--data_dir={tmp_path}', f'--init_from={folder}',
-              '--block_size=8', '--max_iters=1', f"--out_dir={tmp_path / 'out'}", '--overwrite')
-        n_ids = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']['vocab_size']
-        assert n_ids == (320 if flags else 257), 'the roles of a chat are new rows'
+    (tmp_path / 'chat.json').write_text(json.dumps([{'instruction': 'Hi', 'output': '[PAD]'}] * 60))
+    works('prepare.py', 'mine', f"--input={tmp_path / 'chat.json'}", f'--tokenizer=hf:{folder}', '--chat',
+          f'--data_dir={tmp_path}')
+    works('train.py', *TINY, '--dataset=mine', f'--data_dir={tmp_path}', f'--init_from={folder}',
+          '--block_size=8', '--max_iters=1', f"--out_dir={tmp_path / 'out'}")
+    n_ids = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']['vocab_size']
+    assert n_ids == 320, '257, and new rows for the roles of a chat'
 
 
 # -----------------------------------------------------------------------------
-# the Hub: models that huggingface_hub has in its cache, as the tests are offline
+# the Hub: models in huggingface_hub's cache, as the tests are offline
 
 
-def test_models_of_the_hub_are_found_by_their_names(tmp_path, monkeypatch):
+def test_models_of_the_hub_are_found_by_name_and_paths_are_never_looked_up(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path))
     for name in ['gpt2', 'someone/tiny-llama@main']:
         repo = huggingface.GPT2_REPOS.get(name, name).partition('@')[0]
@@ -308,15 +303,14 @@ def test_models_of_the_hub_are_found_by_their_names(tmp_path, monkeypatch):
         snapshot = folder / 'snapshots' / ('0' * 40)
         write(net, snapshot)
         assert torch.equal(GPT.from_pretrained(name).lm_head.weight, net.lm_head.weight)
-    # OpenAI's tokenizer goes with OpenAI's names
+    # OpenAI's names have OpenAI's tokenizer
     assert huggingface.read_tokenizer('gpt2') == {'kind': 'tiktoken', 'name': 'gpt2'}
     assert same_tokenizer(huggingface.read_tokenizer(name), BYTES.state())
-    # what would be downloaded are these files
+    # these patterns match all files that a download needs
     for file in set(os.listdir(snapshot)) - {'README.md'}:
         assert any(fnmatch.fnmatch(file, pattern) for pattern in huggingface.MODEL_FILES)
-
-
-def test_a_path_is_never_asked_for_on_the_hub(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match='Hub'):
+        huggingface.read('someone/other')
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'runs').mkdir()
     assert not huggingface.is_hub_name('runs/first') and huggingface.is_hub_name('someone/first')
@@ -326,20 +320,21 @@ def test_a_path_is_never_asked_for_on_the_hub(tmp_path, monkeypatch):
 # export.py
 
 
-def test_export_writes_all_or_nothing_and_what_it_wrote_is_trained_on(data_dir, tmp_path, script, works):
+def test_an_exported_folder_is_complete_and_trained_on(data_dir, tmp_path, script, works):
     out = f"--out_dir={tmp_path / 'out'}"
     to = tmp_path / 'hf'
     flags = [*TINY, '--dataset=toy', f'--data_dir={data_dir}', '--arch=modern', '--n_kv_head=1']
     works('train.py', *flags, out)
-    works('export.py', out, f'--to={to}', '--dtype=bfloat16')
+    assert 'the same logits' in works('export.py', out, f'--to={to}', '--dtype=bfloat16').out
     assert transformers.AutoModelForCausalLM.from_pretrained(to).dtype == torch.bfloat16
-    # finetune what was exported, on the same data, whose tokenizer is recognized
+    # its tokenizer is recognized as that of the data
     works('train.py', *flags, f'--init_from={to}', f"--out_dir={tmp_path / 'again'}")
     assert script('export.py', out, f'--to={to}').status == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ['again', 'hf', 'out']
 
 
-def test_an_edit_of_the_network_shows_in_the_logits(data_dir, tmp_path, script, works, monkeypatch):
+def test_an_edit_of_the_network_shows_in_the_logits_and_no_folder_remains(data_dir, tmp_path, script, works,
+                                                                          monkeypatch):
     out = f"--out_dir={tmp_path / 'out'}"
     works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', out, '--max_iters=1')
     monkeypatch.setattr(model.MLP, 'forward', lambda self, x: 1.5 * self.c_proj(self.c_fc(x)))
