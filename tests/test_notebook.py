@@ -1,41 +1,70 @@
 """The cells of docs/colab.ipynb, run one after the other with tiny sizes, leave a picture and a sample."""
 
 import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
 
 import pytest
-from conftest import REPO, TINY
+import torch
+from conftest import REPO, TINY, char_dataset
 
-CODE = [cell for cell in json.loads((REPO / 'docs' / 'colab.ipynb').read_text())['cells']
-        if cell['cell_type'] == 'code']
+NOTEBOOK = json.loads((REPO / 'docs' / 'colab.ipynb').read_text())
+CELLS = [''.join(cell['source']) for cell in NOTEBOOK['cells'] if cell['cell_type'] == 'code']
+EXTRA = shlex.join([*TINY, '--sample_interval=0', '--log_interval=5'])
+
+
+def run_cells(folder):
+    """Run the cells as a notebook would, with this checkout for the clone and no network."""
+    names = {}
+
+    def shell(command):
+        command = re.sub(r'\{(\w+)\}', lambda match: str(names[match[1]]), command)
+        words = shlex.split(command)
+        if words[:2] == ['git', 'clone']:  # this checkout, with edits that are not committed
+            copy = folder / words[-1]
+            shutil.copytree(REPO / 'config', copy / 'config')
+            for path in REPO.glob('*.py'):
+                shutil.copy(path, copy)
+        elif words[0] == 'python' and words[1:] == ['prepare.py', 'shakespeare_char']:
+            char_dataset('data', 'shakespeare_char')
+        elif words[0] == 'python':
+            subprocess.run([sys.executable, *words[1:]], check=True)
+        else:
+            assert words[:2] == ['pip', 'install']
+
+    names['shell'] = shell
+    names['chdir'] = os.chdir
+    for source in CELLS:
+        source = re.sub(r'^!(.*)$', lambda match: f'shell({match[1]!r})', source, flags=re.M)
+        source = re.sub(r'^%cd (.*)$', lambda match: f'chdir({match[1]!r})', source, flags=re.M)
+        source = source.replace("EXTRA = ''", f'EXTRA = {EXTRA!r}').replace('MINUTES = 5', 'MINUTES = 0.02')
+        exec(source, names)
 
 
 @pytest.mark.slow
-def test_the_cells_train_draw_and_sample(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize('has_gpu', [False, True])
+def test_the_cells_train_draw_and_sample(tmp_path, monkeypatch, capfd, has_gpu):
     pytest.importorskip('matplotlib')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('FLATGPT_REPOSITORY', str(REPO))
-    monkeypatch.setenv('FLATGPT_FLAGS', shlex.join([*TINY, '--sample_interval=0']))
-    monkeypatch.setitem(sys.modules, 'IPython', types.ModuleType('IPython'))
     display = types.ModuleType('IPython.display')
     display.Image = open  # which needs the file, too
+    monkeypatch.setitem(sys.modules, 'IPython', types.ModuleType('IPython'))
     monkeypatch.setitem(sys.modules, 'IPython.display', display)
-    names = {}
-    for cell in CODE:
-        for line in cell['source']:
-            if not line.startswith('!'):
-                exec(line, names)
-                continue
-            command = line[1:].strip()
-            for name in ['REPOSITORY', 'FLAGS']:
-                command = command.replace('{' + name + '}', names[name])
-            if command.startswith('pip'):
-                continue  # what the tests run in is installed
-            if 'clone' in command:  # this checkout, also what is not committed
-                command = f'git clone --quiet {REPO} flatgpt && cp {REPO}/*.py flatgpt/'
-            subprocess.run(command.replace('python ', f'{sys.executable} ', 1), shell=True, check=True)
-    assert (tmp_path / 'flatgpt' / 'out-quickstart' / 'curves.png').stat().st_size > 1000
-    assert 'class ' in capfd.readouterr().out
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: has_gpu)  # the scripts still train on the CPU
+    run_cells(tmp_path)
+    out_dir = tmp_path / 'flatgpt' / 'out-colab'
+    assert (out_dir / 'loss.png').stat().st_size > 1000
+    out = capfd.readouterr().out
+    sample = out.partition('to sample from it: ')[2].partition('\n')[2]
+    assert sample.count('\n---------------\n') == 3
+
+
+def test_the_notebook_has_no_outputs():
+    assert NOTEBOOK['nbformat'] == 4
+    for cell in NOTEBOOK['cells']:
+        assert cell['cell_type'] == 'markdown' or (cell['outputs'] == [] and cell['execution_count'] is None)
