@@ -191,9 +191,12 @@ def to_config(config, dtype):
 
 def from_config(theirs, path):
     """Return the arguments of GPTConfig for a config.json, a dict. path: its name, for messages."""
-    arch = inverse(MODEL_TYPES).get(theirs.get('model_type'))
+    kind = theirs.get('model_type') or (theirs.get('architectures') or [None])[0]
+    arch = inverse(MODEL_TYPES).get(kind) or inverse(CLASSES).get(kind)
     if arch is None:
-        raise unsupported(path, 'model_type', theirs.get('model_type'))
+        raise unsupported(path, 'model_type', kind)
+    if 'n_ctx' in theirs:  # an older name of n_positions
+        theirs = {'n_positions': theirs['n_ctx'], **theirs}
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     theirs = {**theirs, **rope}

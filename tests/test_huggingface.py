@@ -341,3 +341,8 @@ def test_an_edit_of_the_network_shows_in_the_logits_and_no_folder_remains(data_d
     refused = script('export.py', out, f"--to={tmp_path / 'hf'}")
     assert refused.status == 2 and 'logits' in refused.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ['out']
+
+
+def test_a_config_with_only_n_ctx_and_the_class_of_the_model_is_read():
+    args = huggingface.from_config({'architectures': ['GPT2LMHeadModel'], 'n_ctx': 512}, 'config.json')
+    assert (args['arch'], args['block_size']) == ('gpt2', 512)
