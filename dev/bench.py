@@ -1,18 +1,18 @@
 """
-How fast it is on this machine, beside nanoGPT or another version of itself.
+Measure the speed on this machine, compared with nanoGPT or with another version of this project.
 
     $ python dev/bench.py --peer=NANOGPT                # training steps of two small networks
     $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?
     $ python dev/bench.py --sizes=124M --batch_size=32  # on a GPU
-    $ python dev/bench.py --what=sample --peer=NANOGPT  # tokens per second
+    $ python dev/bench.py --what=sample --peer=NANOGPT  # generated tokens per second
     $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare to a loss of 1.88
     $ python dev/bench.py --what=race --peer=NANOGPT    # on a GPU: 124M on the dataset gutenberg, 90 s each
 
-NANOGPT and CHECKOUT are folders. A contestant is a train.py as it is, in a process of its own, on the same
-data; the times are those that it prints. In `train` the processes take turns of a few seconds in which the
-others are stopped, so that a slow minute of the machine is slow for all. A ratio is the median of the ratios
-of the turns; its 95% interval is by drawing turns anew (bootstrap). On a CPU nanoGPT computes in
-float32, ours in bfloat16 where the CPU has it: --dtype=float32 compares like with like.
+NANOGPT and CHECKOUT are folders. With `train`, each contestant is an unchanged train.py in its own process,
+on the same data; the times are those that it prints. The processes take turns of a few seconds while the
+others are stopped, so that a slow minute of the machine slows all of them. A ratio is the median of the
+ratios of the turns, with a bootstrap 95% interval. On a CPU nanoGPT computes in float32, ours in bfloat16 if
+the CPU supports it: use --dtype=float32 to compare the same arithmetic.
 """
 
 import os
@@ -20,7 +20,7 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from configurator import InputError, configure
+from configurator import InputError, check_choice, configure
 
 # -----------------------------------------------------------------------------
 what = 'train'  # 'sample', 'race', 'race_cpu'
@@ -28,24 +28,24 @@ peer: str = None  # a checkout of nanoGPT to compare with
 ours: str = None  # for 'train': another checkout of this project to compare with
 sizes: str = None  # names from SIZES, or from SAMPLED for 'sample'. None: the first two
 archs = 'gpt2,modern'  # modern trains with Muon, the others with AdamW
-batch_size: int = None  # sequences per micro-batch. None: the size's own
-rounds = 8  # turns of each contestant
-turn = 2.0  # seconds of each, at least
-warm_up = 5  # iterations before
-tokens = 250  # of 'sample': how many to write
-seconds = 90.0  # of 'race': training of each contestant
-max_iters: int = None  # of the races. None: as many as fit into the seconds; race_cpu: the config's
-text: str = None  # of 'race_cpu': the file of tinyshakespeare. None: prepare.py downloads it
-dataset = 'gutenberg'  # of 'race': GPT-2's tokens
-data_dir: str = None  # where that dataset is. None: data/
-out_dir = 'out-bench'  # the races write their curves here, as JSON and as a picture
+batch_size: int = None  # sequences per micro-batch. None: that of the size
+rounds = 8  # turns per contestant
+turn = 2.0  # seconds per turn, at least
+warm_up = 5  # iterations before the first turn
+tokens = 250  # for 'sample': tokens per text
+seconds = 90.0  # for 'race': training per contestant
+max_iters: int = None  # for the races. None: what the seconds allow; for race_cpu, the config's
+text: str = None  # for 'race_cpu': the file of tinyshakespeare. None: prepare.py downloads it
+dataset = 'gutenberg'  # for 'race': GPT-2's tokens
+data_dir: str = None  # the folder of that dataset. None: data/
+out_dir = 'out-bench'  # for the curves of the races, as JSON and as a picture
 device = 'auto'
 dtype = 'auto'
 compile: bool | str = 'auto'
 # -----------------------------------------------------------------------------
 config, given = configure(globals())
 
-import importlib.util
+import importlib
 import json
 import pickle
 import queue
@@ -60,10 +60,8 @@ import time
 import numpy as np
 import torch
 
-from model import GPT, GPTConfig
 from plot import draw
 from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
-from sampling import Sampler
 
 TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)
 BABY = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65, learning_rate=1e-3)
@@ -75,14 +73,14 @@ SIZES = {  # toy and baby are nanoGPT's for Shakespeare, on a CPU and a GPU
     '124M': dict(GPT2, batch_size=1),  # seconds an iteration on a CPU. On a GPU: --batch_size=32
     '350M': dict(GPT2, n_layer=24, n_head=16, n_embd=1024, batch_size=1),
 }
-SAMPLED = {  # the network, and how many texts at once
+SAMPLED = {  # the network, and the number of texts in a batch
     'baby': (BABY, 1),
     'baby8': (BABY, 8),
     'baby32': (BABY, 32),
     '124M': (GPT2, 1),
     '124M32': (GPT2, 32),
 }
-# knobs that nanoGPT has as well
+# the settings that nanoGPT has as well
 NANOGPT_KNOBS = ['n_layer', 'n_head', 'n_embd', 'block_size', 'batch_size', 'gradient_accumulation_steps',
                  'dropout', 'learning_rate', 'beta2', 'warmup_iters', 'max_iters', 'lr_decay_iters', 'min_lr',
                  'eval_interval', 'eval_iters', 'log_interval', 'device', 'compile', 'dataset', 'out_dir',
@@ -105,8 +103,8 @@ def our_command(checkout, knobs, *config_files):
 
 
 def nanogpt_command(work, knobs):
-    """nanoGPT reads configurator.py and data/ in the folder where it is started: that is `work`, so that
-    nothing is written into its checkout."""
+    """Return nanoGPT's command. It reads configurator.py and data/ from the working directory, which is
+    `work`, so that nothing is written into its checkout."""
     link = os.path.join(work, 'configurator.py')
     if not os.path.exists(link):
         os.symlink(os.path.join(os.path.abspath(peer), 'configurator.py'), link)
@@ -116,7 +114,7 @@ def nanogpt_command(work, knobs):
 
 
 def knobs_of(size):
-    """The knobs of train.py for a size, without those that name its data."""
+    """Return the settings of train.py for a size, except those that name the data."""
     knobs = {**SIZES[size], 'gradient_accumulation_steps': 1, 'device': device, 'compile': compiling,
              'log_interval': 1, 'eval_iters': 1, 'decay_lr': False, 'max_iters': 10**6}
     if batch_size:
@@ -144,8 +142,10 @@ def contestants_of(size, work):
 
 
 def make_tokens(folder, vocab_size, n=2**21):
-    """Write a dataset of made-up tokens that every version of ours and nanoGPT read; returns its name. The
-    tokens are a walk over the vocabulary whose next step is one of four: no loss stays below ln 4."""
+    """Write a dataset of synthetic tokens that nanoGPT and all versions of ours read, and return its name.
+
+    The tokens are a random walk over the vocabulary with four equally likely steps: the lowest loss is ln 4.
+    """
     name = f'made_up_{vocab_size}'
     path = os.path.join(folder, name)
     os.makedirs(path, exist_ok=True)
@@ -166,7 +166,7 @@ def make_tokens(folder, vocab_size, n=2**21):
 
 
 class Contestant:
-    """A script that prints its iterations, in a process that runs only in its turns."""
+    """A train.py in a process that runs only during its turns."""
 
     def __init__(self, command, cwd):
         self.command = command
@@ -177,30 +177,30 @@ class Contestant:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
-        """Put (when, seconds per iteration) of each line into the queue; None at the end."""
+        """Put (time, seconds per iteration) of each printed iteration into the queue, and None at the end."""
         for line in self.process.stdout:
-            found = ITERATION.match(line)
-            if found:
-                self.iterations.put((time.monotonic(), float(found[3]) / 1000))
+            match = ITERATION.match(line)
+            if match:
+                self.iterations.put((time.monotonic(), float(match[3]) / 1000))
         self.iterations.put(None)
 
     def next(self):
-        found = self.iterations.get()
-        if found is None:
+        item = self.iterations.get()
+        if item is None:
             status = self.process.wait()
             self.errors.seek(0)
             sys.exit(f"{' '.join(self.command)}\nended with status {status}\n{self.errors.read()}")
-        return found
+        return item
 
     def run(self, seconds, lines):
-        """Go on for so many seconds and lines, and stop. Returns the seconds per iteration of each line."""
+        """Continue for at least that many seconds and iterations, then stop. Return the seconds of each."""
         since = time.monotonic()
         times = []
         self.send(signal.SIGCONT)
         previous = 0.0
         while len(times) < lines or time.monotonic() < since + seconds:
             when, took = self.next()
-            if previous >= since:  # else the time in which it was stopped is part of this line
+            if previous >= since:  # otherwise this iteration includes the time while it was stopped
                 times.append(took)
             previous = when
         self.send(signal.SIGSTOP)
@@ -216,7 +216,7 @@ class Contestant:
 
 
 def take_turns(contestants):
-    """{name: the median seconds per iteration of each turn}"""
+    """Return {name: the median seconds per iteration of each turn}."""
     running = {}
     medians = {name: [] for name in contestants}
     try:
@@ -235,13 +235,17 @@ def take_turns(contestants):
     return medians
 
 
-def compare(medians, name, rival):
-    """The time of `name` as a multiple of its rival's, with its 95% interval, as words."""
+def compare(medians, name):
+    """Return the time of `name` as a multiple of its rival's, with a 95% interval, as a text.
+
+    The rival is the other checkout if there is one, otherwise nanoGPT.
+    """
+    rival = name.replace('ours', 'other') if ours else 'nanoGPT'
     if rival not in medians or rival == name:
         return ''
     ratios = np.array(medians[name]) / np.array(medians[rival])
-    drawn = np.random.default_rng(1).choice(ratios, size=(10_000, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    resampled = np.random.default_rng(1).choice(ratios, size=(10_000, len(ratios)))
+    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
     return f'{np.median(ratios):.3f} ({low:.3f} to {high:.3f})'
 
 
@@ -254,16 +258,13 @@ def train():
             medians = take_turns(contestants_of(size, work))
         for name, times in medians.items():
             seconds_per_iter = statistics.median(times)
-            cells = [size, f"{knobs['batch_size']} x {knobs['block_size']}", name,
-                     f'{tokens_per_iter / seconds_per_iter:,.0f}', milliseconds(times)]
-            if name.startswith('ours') and ours:
-                cells.append(compare(medians, name, name.replace('ours', 'other')))
-            else:
-                cells.append(compare(medians, name, 'nanoGPT'))
-            rows.append(cells)
-    rival = 'the other checkout' if ours else 'nanoGPT'
-    print_table(['size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration (range)',
-                 f'times the time of {rival} (95% interval)'], rows)
+            rows.append([size, f"{knobs['batch_size']} x {knobs['block_size']}", name,
+                         f'{tokens_per_iter / seconds_per_iter:,.0f}', milliseconds(times),
+                         compare(medians, name)])
+    print_table(['size', 'micro-batch', 'contestant', 'tokens/s', 'ms per iteration (range)', RATIO], rows)
+
+
+RATIO = f"time / time of {'the other checkout' if ours else 'nanoGPT'} (95% interval)"
 
 
 def milliseconds(times):
@@ -279,7 +280,7 @@ def print_table(head, rows):
 
 
 # -----------------------------------------------------------------------------
-# sampling: in turns in one process, as the values of the weights change no time
+# sampling, in turns in one process. The weights are random, which does not change the times
 
 
 def sample():
@@ -287,68 +288,85 @@ def sample():
     for size in (sizes or 'baby,baby8').split(','):
         network, B = SAMPLED[size]
         args = {name: network[name] for name in ['n_layer', 'n_head', 'n_embd', 'block_size', 'vocab_size']}
-        ways = samplers(args)
-        times = {name: [] for name in ways}
+        contestants = samplers(args, B)
+        times = {name: [] for name in contestants}
         idx = torch.zeros(B, 1, dtype=torch.long, device=device)
-        for i in range(-1, rounds):  # the first one warms up
-            for name, generate in ways.items():
+        for i in range(-1, rounds):  # the first one is for warming up
+            order = list(contestants)
+            if i % 2:
+                order.reverse()
+            for name in order:
                 synchronize(device)
                 t0 = time.perf_counter()
-                generate(idx, tokens)
+                contestants[name](idx)
                 synchronize(device)
                 if i >= 0:
                     times[name].append(time.perf_counter() - t0)
-        first = statistics.median(next(iter(times.values())))
-        for name, found in times.items():
-            speeds = [B * tokens / t for t in found]
+        for name, its_times in times.items():
+            speeds = [B * tokens / t for t in its_times]
             rows.append([size, name, f'{statistics.median(speeds):,.0f}',
-                         f'{min(speeds):,.0f} to {max(speeds):,.0f}',
-                         f'{first / statistics.median(found):.1f}'])
-    print_table(['size', 'contestant', 'tokens/s', 'range', 'times the first'], rows)
+                         f'{min(speeds):,.0f} to {max(speeds):,.0f}', compare(times, name)])
+    print_table(['size', 'contestant', 'tokens/s', 'range', RATIO], rows)
 
 
-def samplers(args):
-    """{name: generate(idx, number of tokens)} of networks with random weights."""
-    ways = {}
+def samplers(args, B):
+    """Return {name: a function that continues idx (B, 1)}."""
     all_threads = torch.get_num_threads()
+    contestants = {}
     if peer:
-        spec = importlib.util.spec_from_file_location('nanogpt_model', os.path.join(peer, 'model.py'))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules['nanogpt_model'] = module
-        spec.loader.exec_module(module)
+        module = import_from(peer, 'model')
         theirs = module.GPT(module.GPTConfig(**args, dropout=0.0, bias=False)).eval().to(device)
 
-        def nanogpt(idx, n):
+        def nanogpt(idx):
             torch.set_num_threads(all_threads)
             # as in its sample.py: bfloat16 by autocast on a GPU, float32 on a CPU
             with torch.autocast('cuda', torch.bfloat16, enabled=device.startswith('cuda')):
-                theirs.generate(idx, n, temperature=0.8, top_k=200)
-        ways['nanoGPT'] = nanogpt
+                theirs.generate(idx, tokens, temperature=0.8, top_k=200)
 
-    def add(name, in_dtype, compile=False):
-        model = GPT(GPTConfig(**args, bias=False)).eval().to(device)
+        contestants['nanoGPT'] = nanogpt
+
+    def add(name, folder, weight_dtype, compile=False):
+        module = import_from(folder, 'model')
+        model = module.GPT(module.GPTConfig(**args, bias=False)).eval().to(device)
         for p in model.parameters():
-            p.data = p.data.to(getattr(torch, in_dtype))
+            p.data = p.data.to(getattr(torch, weight_dtype))
         few_threads = device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6
+        if os.path.exists(os.path.join(folder, 'sampling.py')):
+            Sampler = import_from(folder, 'sampling').Sampler
+            sampler = Sampler(model, B, 1 + tokens, temperature=0.8, top_k=200, compile=compile)
 
-        sampler = None
-
-        def generate(idx, n):
-            nonlocal sampler
-            torch.set_num_threads(1 if few_threads else all_threads)  # as sample.py does
-            if sampler is None:
-                sampler = Sampler(model, len(idx), idx.size(1) + n, temperature=0.8, top_k=200,
-                                  compile=compile)
+        def generate(idx):
+            torch.set_num_threads(1 if few_threads else all_threads)  # as in sample.py
             with torch.inference_mode():
-                sampler.generate(idx, n)
-        ways[name] = generate
+                if os.path.exists(os.path.join(folder, 'sampling.py')):
+                    sampler.generate(idx, tokens)
+                else:  # commit 67db31c and older
+                    model.generate(idx, tokens, temperature=0.8, top_k=200, compile=compile)
 
-    add('ours, float32', 'float32')
-    if dtype_name != 'float32':
-        add(f'ours, {dtype_name}', dtype_name)
-        if device.startswith('cuda'):
-            add(f'ours, {dtype_name}, compiled', dtype_name, compile=True)
-    return ways
+        contestants[name] = generate
+
+    folders = {'ours': REPO}
+    if ours:
+        folders['other'] = ours
+    for weight_dtype in dict.fromkeys(['float32', dtype_name]):
+        for name, folder in folders.items():
+            add(f'{name}, {weight_dtype}', folder, weight_dtype)
+            if weight_dtype != 'float32' and device.startswith('cuda'):
+                add(f'{name}, {weight_dtype}, compiled', folder, weight_dtype, compile=True)
+    return contestants
+
+
+def import_from(folder, name):
+    """Import the module `name` of a checkout, and what it imports there."""
+    loaded = dict(sys.modules)
+    for own in [path.removesuffix('.py') for path in os.listdir(REPO)]:
+        sys.modules.pop(own, None)
+    sys.path.insert(0, os.path.abspath(folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+        sys.modules.update(loaded)
 
 
 # -----------------------------------------------------------------------------
@@ -373,25 +391,25 @@ def run_race(title, contestants, line=None):
         iteration, last, loss = curve[-1]
         reached = ''
         if line:
-            there = [seconds for _, seconds, loss in curve if loss <= line]
-            reached = f'{there[0]:.1f}' if there else 'never'
-        rows.append([name, f'{iteration:,}', f'{last:.1f}', f'{loss:.4f}', f'{min(c[2] for c in curve):.4f}',
-                     reached])
+            times = [seconds for _, seconds, loss in curve if loss <= line]
+            reached = f'{times[0]:.1f}' if times else 'never'
+        lowest = min(loss for _, _, loss in curve)
+        rows.append([name, f'{iteration:,}', f'{last:.1f}', f'{loss:.4f}', f'{lowest:.4f}', reached])
     print(f'\n{title}')
     print_table(['contestant', 'iterations', 'seconds', 'validation loss', 'lowest',
                  f'seconds to {line}' if line else ''], rows)
 
 
 def curve_of(command, cwd):
-    """[(iteration, seconds of training, validation loss)] of a train.py that prints every iteration."""
+    """Return [(iteration, seconds of training, validation loss)] of a train.py that prints each iteration."""
     output = run(command, cwd)
     times = iteration_times(output)
     losses = {}
     for output_line in output.splitlines():
-        found = EVALUATION.match(output_line)
-        if found:
-            losses[int(found[1])] = float(found[2])
-    # nanoGPT's time of an iteration that evaluates has the evaluation in it, and the first one the compiling
+        match = EVALUATION.match(output_line)
+        if match:
+            losses[int(match[1])] = float(match[2])
+    # in nanoGPT, an iteration with an evaluation includes its time, and the first one that of the compiler
     typical = statistics.median(times.values())
     curve = []
     seconds_so_far = 0.0
@@ -403,17 +421,17 @@ def curve_of(command, cwd):
 
 
 def iteration_times(output):
-    """{iteration: seconds} of what a train.py has printed."""
+    """Return {iteration: seconds} from the output of a train.py."""
     times = {}
     for output_line in output.splitlines():
-        found = ITERATION.match(output_line)
-        if found:
-            times[int(found[1])] = float(found[3]) / 1000
+        match = ITERATION.match(output_line)
+        if match:
+            times[int(match[1])] = float(match[3]) / 1000
     return times
 
 
 def run(command, cwd):
-    """What a script prints."""
+    """Return the output of a script."""
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if result.returncode:
         sys.exit(f"{' '.join(command)}\nended with status {result.returncode}\n{result.stderr[-3000:]}")
@@ -421,7 +439,7 @@ def run(command, cwd):
 
 
 def race_cpu():
-    """Shakespeare by characters: our config for a CPU against the line for a CPU in nanoGPT's README."""
+    """Shakespeare by characters: our config for a CPU, and the command for a CPU in nanoGPT's README."""
     with tempfile.TemporaryDirectory() as work:
         flags = [f'--input={os.path.abspath(text)}'] if text else []
         data = os.path.join(work, 'data')
@@ -448,22 +466,22 @@ def race_cpu():
 
 
 def race():
-    """124M on the same tokens, each with a schedule over as many iterations as fit into the seconds."""
+    """124M on the same tokens, each with a schedule over as many iterations as the seconds allow."""
     with tempfile.TemporaryDirectory() as work:
         data = os.path.abspath(data_dir or os.path.join(REPO, 'data'))
         os.symlink(data, os.path.join(work, 'data'))
         common = {'dataset': dataset, 'device': device, 'compile': compiling, 'block_size': 1024,
                   'batch_size': 64, 'gradient_accumulation_steps': 1, 'eval_interval': 50, 'log_interval': 1}
-        if device == 'cpu':  # only to see that it runs
+        if device == 'cpu':  # to test this function
             common.update(n_layer=1, n_head=2, n_embd=64, block_size=64, batch_size=4)
         adamw = {**common, 'learning_rate': 6e-4, 'min_lr': 6e-5, 'warmup_iters': 50}
-        # nanoGPT draws its windows: 13 batches are about as many tokens as all of val, which ours reads
+        # nanoGPT draws its sequences: 13 batches are about as many tokens as all of val, which ours reads
         theirs = {**adamw, 'batch_size': common['batch_size'] // 2, 'gradient_accumulation_steps': 2,
                   'eval_iters': 13, 'always_save_checkpoint': False, 'out_dir': 'out-nanogpt'}
         ours_only = {'data_dir': data, 'eval_iters': 0, 'save_interval': 0, 'overwrite': True, 'dtype': dtype}
         gpt2 = {**adamw, **ours_only, 'out_dir': os.path.join(work, 'out-gpt2')}
         modern = {**common, **ours_only, 'out_dir': os.path.join(work, 'out-modern')}
-        commands = {}  # functions of what says how long
+        commands = {}  # functions of the settings for the length
         if peer:
             commands['nanoGPT'] = lambda length: nanogpt_command(work, {**theirs, **length})
         commands['ours, gpt2'] = lambda length: our_command(REPO, {**gpt2, **length})
@@ -472,7 +490,7 @@ def race():
         contestants = {}
         for name, command_for in commands.items():
             n = max_iters
-            if n is None:  # by the pace of a short run, which also fills the compiler's cache
+            if n is None:  # from the speed of a short run, which also fills the compiler's cache
                 short = {'max_iters': 30, 'lr_decay_iters': 30, 'eval_interval': 10**6, 'eval_iters': 1}
                 pace = statistics.median(list(iteration_times(run(*command_for(short))).values())[5:])
                 n = max(1, int(seconds / pace) // 50) * 50
@@ -482,14 +500,14 @@ def race():
 
 
 PARTS = {'train': train, 'sample': sample, 'race': race, 'race_cpu': race_cpu}
-if what not in PARTS:
-    raise InputError(f"what must be one of {', '.join(PARTS)}: {what}.")
-for knob, folder in [('peer', peer), ('ours', ours)]:
-    if folder and not os.path.isfile(os.path.join(folder, 'train.py')):
-        raise InputError(f"{knob} must be a checkout, with a train.py: {folder}.")
+check_choice(config, 'what', list(PARTS))
+for name in ['peer', 'ours']:
+    if config[name] and not os.path.isfile(os.path.join(config[name], 'train.py')):
+        raise InputError(f"{name} must be a checkout, with a train.py: {config[name]}.")
+known_sizes = SAMPLED if what == 'sample' else SIZES
 for name in (sizes or '').split(','):
-    if name and name not in (SAMPLED if what == 'sample' else SIZES):
-        raise InputError(f"unknown size: {name}. Use {', '.join(SAMPLED if what == 'sample' else SIZES)}.")
+    if name and name not in known_sizes:
+        raise InputError(f"unknown size: {name}. Use {', '.join(known_sizes)}.")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
 device = choose_device(device)
 compiling = choose_compile(compile, device)

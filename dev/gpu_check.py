@@ -1,13 +1,13 @@
 """
-What a GPU has to show, in at most eight minutes: first whether the numbers are right, then how fast it is.
+Check on a GPU, in at most eight minutes, whether the results are right, and how fast they are computed.
 
-    $ bash runs/gpu_check.sh --peer=NANOGPT                    # all of it, as far as the minutes go
-    $ bash runs/gpu_check.sh --only=race --peer=NANOGPT        # one part; a race takes most of eight minutes
-    $ bash runs/gpu_check.sh --tiny=True                       # tiny networks on a CPU, to see that this runs
+    $ bash runs/gpu_check.sh --peer=NANOGPT                # everything, as far as the minutes allow
+    $ bash runs/gpu_check.sh --only=race --peer=NANOGPT    # one check; a race takes most of eight minutes
+    $ bash runs/gpu_check.sh --tiny=True                   # tiny networks on a CPU, to test this script
 
-It needs the datasets shakespeare_char and gutenberg (GPT-2's tokens), made anywhere and brought along:
+It needs the datasets shakespeare_char and gutenberg (GPT-2's tokens), which can be made on another machine:
     $ python prepare.py shakespeare_char; python prepare.py gutenberg --input=BOOKS.jsonl.gz --tokenizer=gpt2
-Results go to the console, a table last; to the folder that OUT names as well, if it is set.
+The results are printed, with a table at the end, and written to the folder $OUT if it is set.
 """
 
 import os
@@ -18,18 +18,18 @@ sys.path.insert(0, REPO)
 from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
-only = ''  # names of parts, as 'losses,sampling_speed'. Empty: all, in the order of PARTS
-minutes = 8.0  # parts that would begin after that are left out
+only = ''  # names of checks, as 'losses,sampling_speed'. Empty: all of CHECKS
+minutes = 8.0  # checks that would not end by then are skipped
 peer: str = None  # a checkout of nanoGPT to compare with
-data_dir: str = None  # where the datasets are. None: data/
-tiny = False
+data_dir: str = None  # the folder of the datasets. None: data/
+tiny = False  # tiny networks on a CPU
 # -----------------------------------------------------------------------------
 config, given = configure(globals())
 
 import csv
+import functools
 import gc
 import importlib.util
-import functools
 import json
 import statistics
 import subprocess
@@ -49,13 +49,13 @@ START = time.perf_counter()
 DEVICE = 'cpu' if tiny else 'cuda'
 OUT = os.environ.get('OUT')
 data_dir = os.path.abspath(data_dir or os.path.join(REPO, 'data'))
-rows = []  # [part, what, result]
+rows = []  # [check, what, result]
 
 
-def report(part, what, result):
-    """A line of the table, printed at once and kept."""
-    rows.append([part, what, result])
-    line = f'[{time.perf_counter() - START:4.0f}s] {part}: {what}: {result}'
+def report(check, what, result):
+    """Print a row of the table at once, and keep it."""
+    rows.append([check, what, result])
+    line = f'[{time.perf_counter() - START:4.0f}s] {check}: {what}: {result}'
     print(line, flush=True)
     if OUT:
         with open(os.path.join(OUT, 'gpu_check.txt'), 'a') as f:
@@ -63,7 +63,7 @@ def report(part, what, result):
 
 
 def network(n_layer, n_head, n_embd, block_size, vocab_size):
-    """Arguments of GPTConfig; a tiny network instead if one was asked for."""
+    """Return arguments of GPTConfig; with --tiny, those of a tiny network."""
     if tiny:
         n_layer, n_head, n_embd, block_size, vocab_size = 2, 2, 32, 32, min(vocab_size, 96)
     return {'n_layer': n_layer, 'n_head': n_head, 'n_embd': n_embd, 'block_size': block_size,
@@ -76,7 +76,7 @@ GPT2 = network(12, 12, 768, 1024, 50304)
 
 
 def start(folder, *flags):
-    """A train.py that has begun, on Shakespeare."""
+    """Start a train.py on Shakespeare, and return the process."""
     command = [sys.executable, os.path.join(REPO, 'train.py'), '--dataset=shakespeare_char',
                f'--data_dir={data_dir}', f'--out_dir={folder}', '--log_interval=1', *flags]
     if tiny:
@@ -107,11 +107,11 @@ def shape_flags(args):
 
 
 # -----------------------------------------------------------------------------
-# is it right?
+# are the results right?
 
 
 def losses(work):
-    """Twenty losses of each preset, beside those of a CPU in float32."""
+    """Compare twenty losses of each preset with those of a CPU in float32."""
     shape = [*shape_flags(SMALL), '--batch_size=8', '--gradient_accumulation_steps=2', '--max_iters=20',
              '--warmup_iters=5', '--eval_interval=0', '--eval_iters=2', '--save_interval=0']
     ways = {'cpu': ['--device=cpu', '--dtype=float32', '--compile=False'],
@@ -138,7 +138,7 @@ def losses(work):
 
 
 def random_model(arch, args, std=0.08, **others):
-    """A network with weights that are far from their initialization, so that its logits differ clearly."""
+    """Return a network with larger weights than initially, so that its logits differ clearly."""
     torch.manual_seed(1)
     model = GPT(GPTConfig(arch=arch, **args, **others))
     for p in model.parameters():
@@ -148,18 +148,24 @@ def random_model(arch, args, std=0.08, **others):
 
 
 def sampling(work):
-    """Greedy texts by the captured step are those of model.generate(); draws have the right distribution."""
-    torch.set_float32_matmul_precision('highest')  # TF32 turns a near tie over
+    """Compare greedy texts of the captured step with slow ones; test the distribution of the draws."""
+    torch.set_float32_matmul_precision('highest')  # TF32 would decide some near ties differently
     for arch in ('gpt2', 'llama', 'modern'):
         model = random_model(arch, SMALL)
         idx = torch.randint(SMALL['vocab_size'], (3, 5), device=DEVICE)
-        n = SMALL['block_size'] - idx.size(1)
-        fast = Sampler(model, len(idx), SMALL['block_size'], temperature=0).generate(idx, n)
-        slow = model.generate(idx, n, top_k=1)
-        same = (fast == slow).all(dim=1).sum().item()
-        report('sampling', f'{arch}: greedy texts that are the same', f'{same} of {len(idx)}')
-    # modern as it is initialized knows only the newest token: its blocks add nothing. So the next one's
-    # probabilities can be had from a single forward pass over all tokens
+        n = SMALL['block_size'] - 5
+        reference = model.generate(idx, n, top_k=1)
+        fast = Sampler(model, len(idx), 5 + n, temperature=0).generate(idx, n)
+        same = (fast == reference).all(dim=1).sum().item()
+        report('sampling', f'{arch}: greedy texts equal to those without a cache', f'{same} of {len(idx)}')
+        n = 2 * SMALL['block_size'] + 44  # more than the context
+        plain = Sampler(model, len(idx), 5 + n, temperature=0, capture=False).generate(idx, n)
+        fast = Sampler(model, len(idx), 5 + n, temperature=0).generate(idx, n)
+        same = (fast == plain).all(dim=1).sum().item()
+        report('sampling', f'{arch}: long greedy texts equal to those without capturing',
+               f'{same} of {len(idx)}')
+    # the initial weights of modern's blocks add nothing, so the next token depends on the newest one alone:
+    # one forward pass over all tokens gives all probabilities
     torch.manual_seed(1)
     model = GPT(GPTConfig(arch='modern', **SMALL)).to(DEVICE).eval()
     torch.nn.init.normal_(model.lm_head.weight, std=0.1)
@@ -177,38 +183,38 @@ def sampling(work):
         counts.index_put_((text[:, :-1].flatten(), text[:, 1:].flatten()), torch.ones((), device=DEVICE),
                           accumulate=True)
         expected = counts.sum(dim=1, keepdim=True) * probs
-        often = expected >= 10
+        is_frequent = expected >= 10
         variance = (expected * (1 - probs)).clamp(min=1e-9)
-        z_squared = ((counts - expected) ** 2 / variance)[often]
+        z_squared = ((counts - expected) ** 2 / variance)[is_frequent]
         outside = counts[probs == 0].sum().item()
-        report('sampling', f'draws, top_k={top_k}: mean square deviation (about 1); drawn outside (0)',
+        report('sampling', f'draws, top_k={top_k}: mean squared z (about 1); ids of probability 0 (0)',
                f'{z_squared.mean().item():.3f}; {outside:.0f}')
 
 
 def resume(work):
-    """With CUDA graphs: half a run and a resume, beside whole runs, of which two differ by rounding."""
+    """Compare half a run and its resume with a full run, and two full runs, which differ by rounding."""
     n = 6 if tiny else 40
     shape = [*shape_flags(BABY), '--batch_size=64', '--gradient_accumulation_steps=1', '--dropout=0.2',
              '--warmup_iters=5', f'--lr_decay_iters={n}', '--eval_interval=0', '--eval_iters=2']
-    folders = [os.path.join(work, name) for name in ('whole', 'again', 'half')]
+    folders = [os.path.join(work, name) for name in ('full', 'again', 'half')]
     running = [start(folder, *shape, f'--max_iters={n if "half" not in folder else n // 2}')
                for folder in folders]
     for process in running:
         wait(process)
     wait(start(folders[2], *shape, f'--max_iters={n}', '--init_from=resume'))
-    whole, again, resumed = [losses_of(folder) for folder in folders]
-    report('resume', f'largest difference over {n} iterations: a resume; a second whole run',
-           f'{largest_difference(resumed, whole):.6f}; {largest_difference(again, whole):.6f}')
+    full, again, resumed = [losses_of(folder) for folder in folders]
+    report('resume', f'largest difference over {n} iterations: a resume; a second full run',
+           f'{largest_difference(resumed, full):.6f}; {largest_difference(again, full):.6f}')
 
 
 def bare_losses(args, mode, n, **others):
-    """The losses of n steps with dropout, of a loop around model.py."""
+    """Return the losses of n steps with dropout."""
     torch.manual_seed(1)
     model = GPT(GPTConfig(**args, dropout=0.2, bias=False)).to(DEVICE)
     optimizer = adamw(model)
     if not tiny:
         model.compile(mode=mode)
-    found = []
+    losses = []
     for it in range(n):
         generator = torch.Generator().manual_seed(it % 8)
         x = torch.randint(args['vocab_size'], (16, args['block_size']), generator=generator).to(DEVICE)
@@ -219,12 +225,12 @@ def bare_losses(args, mode, n, **others):
         clip_grad_norm(model, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def graphs(work):
-    """mode='reduce-overhead' beside without: as close as two runs without are to each other."""
+    """Compare mode='reduce-overhead' with a run without, and two runs without with each other."""
     n = 10 if tiny else 100
     plain = bare_losses(BABY, None, n)
     again = bare_losses(BABY, None, n)
@@ -234,7 +240,7 @@ def graphs(work):
 
 
 def gradients(model, x, y, doc_ids=None):
-    """(loss, gradients)"""
+    """Return the loss and a list of the gradients."""
     model.zero_grad()
     with torch.autocast(DEVICE, torch.bfloat16, enabled=False):
         _, loss = model(x, y, doc_ids, return_logits=False)
@@ -243,12 +249,12 @@ def gradients(model, x, y, doc_ids=None):
 
 
 def relative_difference(a, b):
-    """The largest over the tensors of |a - b| / |a|."""
+    """Return the maximum of |a - b| / |a| over the tensors."""
     return max(((x - y).norm() / x.norm().clamp(min=1e-12)).item() for x, y in zip(a, b))
 
 
 def masks(work):
-    """Documents by FlexAttention (compiled) beside the dense mask; the loss by chunks beside whole logits."""
+    """Compare compiled FlexAttention with the dense mask, and the loss by chunks with the plain one."""
     args = network(4, 8, 512, 512, 4096)
     torch.set_float32_matmul_precision('highest')
     model = random_model('llama', args, std=0.02, n_kv_head=2).train()
@@ -263,14 +269,14 @@ def masks(work):
     if not tiny:
         model.compile()
     flex = gradients(model, x, y, doc_ids)
-    report('masks', 'FlexAttention beside the dense mask: loss; gradients, relative',
+    report('masks', 'FlexAttention and the dense mask: difference of loss; of gradients, relative',
            f'{abs(flex[0] - dense[0]):.2e}; {relative_difference(dense[1], flex[1]):.2e}')
-    report('chunks', 'the loss by chunks beside whole logits: loss; gradients, relative',
+    report('chunks', 'the loss by chunks and the plain one: difference of loss; of gradients, relative',
            f'{abs(by_chunks[0] - dense[0]):.2e}; {relative_difference(dense[1], by_chunks[1]):.2e}')
 
 
 # -----------------------------------------------------------------------------
-# how fast is it?
+# how fast are they computed?
 
 
 def adamw(model):
@@ -283,7 +289,7 @@ def muon(model):
 
 
 def reset():
-    """Free the GPU's memory, and forget its peak."""
+    """Free the GPU's memory, and reset its peak."""
     torch.compiler.reset()
     gc.collect()
     if not tiny:
@@ -291,12 +297,12 @@ def reset():
         torch.cuda.reset_peak_memory_stats()
 
 
-def measure_step(part, name, model, optimizer, B, doc_ids=None, mode=None):
-    """Report milliseconds, tokens/s and peak memory of a training step, compiled; the milliseconds."""
+def measure_step(check, name, model, optimizer, B, doc_ids=None, mode=None):
+    """Report milliseconds, tokens/s and peak memory of a compiled training step. Return the milliseconds."""
     T = model.config.block_size
     x = torch.randint(model.config.vocab_size, (B, T), device=DEVICE)
     y = torch.randint(model.config.vocab_size, (B, T), device=DEVICE)
-    others = {}  # what nanoGPT's forward() does not know
+    others = {}  # arguments that nanoGPT's forward() lacks
     if isinstance(model, GPT):
         others = {'doc_ids': doc_ids, 'return_logits': False}
     if not tiny:
@@ -320,7 +326,7 @@ def measure_step(part, name, model, optimizer, B, doc_ids=None, mode=None):
     synchronize(DEVICE)
     ms = 1000 * (time.perf_counter() - t0) / n
     peak = 0 if tiny else torch.cuda.max_memory_allocated() / 1e9
-    report(part, name, f'{ms:.2f} ms, {B * T / ms * 1000:,.0f} tokens/s, {peak:.1f} GB')
+    report(check, name, f'{ms:.2f} ms, {B * T / ms * 1000:,.0f} tokens/s, {peak:.1f} GB')
     return ms
 
 
@@ -332,71 +338,70 @@ def nanogpt_model(args):
     return module.GPT(module.GPTConfig(**args, dropout=0.0, bias=False)).to(DEVICE)
 
 
+def tokens_per_second(generate, idx, n):
+    generate(idx, n)  # compiles
+    synchronize(DEVICE)
+    t0 = time.perf_counter()
+    generate(idx, n)
+    synchronize(DEVICE)
+    return f'{len(idx) * n / (time.perf_counter() - t0):,.0f}'
+
+
 def sampling_speed(work):
-    """Tokens per second, bfloat16 weights; the cache holds the text's length rounded up to 128."""
+    """Report tokens per second with bfloat16 weights, after the step is captured."""
     n = 20 if tiny else 250
     for name, args in (('baby', BABY), ('124M', GPT2)):
         for B in (1, 32):
             idx = torch.zeros(B, 1, dtype=torch.long, device=DEVICE)
-
-            def speed(generate):
-                generate(idx, n)
-                synchronize(DEVICE)
-                t0 = time.perf_counter()
-                generate(idx, n)
-                synchronize(DEVICE)
-                return f'{B * n / (time.perf_counter() - t0):,.0f}'
-
-            def sampler(**options):
-                return Sampler(model, B, 1 + n, **options).generate
-
-            found = []
+            results = []
             reset()
             if peer:
+                generate = functools.partial(nanogpt_model(args).eval().generate, top_k=200)
                 with torch.autocast(DEVICE, torch.bfloat16, enabled=not tiny):
-                    generate = functools.partial(nanogpt_model(args).eval().generate, top_k=200)
-                    found.append(f'nanoGPT, top_k=200 {speed(generate)}')
+                    results.append(f'nanoGPT, top_k=200: {tokens_per_second(generate, idx, n)}')
             model = GPT(GPTConfig(**args, bias=False)).to(DEVICE).eval()
             for p in model.parameters():
                 p.data = p.data.bfloat16()
-            found.append(f'captured {speed(sampler())}')
-            found.append(f'captured, top_k=200 {speed(sampler(top_k=200))}')
-            if not tiny:
-                found.append(f'compiled {speed(sampler(compile=True))}')
-                found.append(f'compiled, top_k=200 {speed(sampler(top_k=200, compile=True))}')
-            report('sampling_speed', f'{name}, {B} texts, tokens/s', '; '.join(found))
+            for compile in (False, True):
+                if tiny and compile:
+                    continue
+                for top_k in (None, 200):
+                    sampler = Sampler(model, B, 1 + n, top_k=top_k, compile=compile)
+                    speed = tokens_per_second(sampler.generate, idx, n)
+                    results.append(f'compile={compile}, top_k={top_k}: {speed}')
+            report('sampling_speed', f'{name}, {B} texts, tokens/s', '; '.join(results))
 
 
 def shakespeare(work):
-    """config/train_shakespeare_char.py as it is, then ten samples of 500 tokens."""
+    """Train config/train_shakespeare_char.py, then write ten samples of 500 tokens."""
     folder = os.path.join(work, 'out-shakespeare')
     flags = ['--max_iters=6', '--eval_iters=2', '--batch_size=4'] if tiny else ['--log_interval=10']
     t0 = time.perf_counter()
     wait(start(folder, os.path.join(REPO, 'config/train_shakespeare_char.py'), *flags))
-    whole = time.perf_counter() - t0
+    seconds = time.perf_counter() - t0
     with open(os.path.join(folder, 'log.csv'), newline='') as f:
         log = list(csv.DictReader(f))
     evaluations = [(float(row['val_loss']), float(row['seconds'])) for row in log if row.get('val_loss')]
     best, best_seconds = min(evaluations)
-    reached = [seconds for loss, seconds in evaluations if loss <= 1.4697]
+    reached = [at for loss, at in evaluations if loss <= 1.4697]
     ms = statistics.median(float(row['ms']) for row in log if row.get('ms'))
-    report('shakespeare', 'ms per iteration; seconds of training; seconds in all',
-           f'{ms:.2f}; {evaluations[-1][1]:.1f}; {whole:.1f}')
+    report('shakespeare', 'ms per iteration; seconds of training; seconds in total',
+           f'{ms:.2f}; {evaluations[-1][1]:.1f}; {seconds:.1f}')
     report('shakespeare', 'best loss; at second; 1.4697 at second',
            f'{best:.4f}; {best_seconds:.1f}; {reached[0] if reached else "never"}')
     command = [sys.executable, os.path.join(REPO, 'sample.py'), f'--out_dir={folder}', '--num_samples=10',
                f'--max_new_tokens={10 if tiny else 500}', f'--device={DEVICE}']
     t0 = time.perf_counter()
     wait(subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    whole = time.perf_counter() - t0
+    seconds = time.perf_counter() - t0
     t0 = time.perf_counter()
     subprocess.run([sys.executable, '-c', 'import torch, numpy'], check=True)
-    report('shakespeare', 'sample.py, ten samples of 500 tokens: seconds in all; of which importing torch',
-           f'{whole:.1f}; {time.perf_counter() - t0:.1f}')
+    report('shakespeare', 'sample.py, ten samples of 500 tokens: seconds in total; of which importing torch',
+           f'{seconds:.1f}; {time.perf_counter() - t0:.1f}')
 
 
 def baby_speed(work):
-    """A small network's step without and with CUDA graphs."""
+    """Time a small network's step without and with CUDA graphs."""
     B = 4 if tiny else 64
     for mode in (None, 'reduce-overhead'):
         reset()
@@ -405,7 +410,7 @@ def baby_speed(work):
 
 
 def gpt2_speed(work):
-    """GPT-2 124M, compiled, at micro-batches of 32 and 64; modern with Muon; larger ones."""
+    """Time GPT-2 124M and modern with Muon at micro-batches of 32 and 64, and larger networks."""
     for B in (32, 64):
         B = 2 if tiny else B
         reset()
@@ -427,7 +432,7 @@ def gpt2_speed(work):
 
 
 def mask_speed(work):
-    """Attention forward and backward with masks, and a whole step with documents."""
+    """Time attention, forward and backward, with masks, and a training step with documents."""
     B, H, K, T, D = 8, 16, 4, 1024, 64
     if tiny:
         B, H, K, T, D = 2, 4, 2, 64, 16
@@ -466,19 +471,19 @@ def mask_speed(work):
            f'{times[1] / times[0]:.3f}')
 
 
-def bench(part, *flags):
-    """dev/bench.py's table, line by line."""
+def bench(check, *flags):
+    """Report the table of dev/bench.py."""
     command = [sys.executable, os.path.join(REPO, 'dev', 'bench.py'), *flags, f'--device={DEVICE}']
     if OUT:
         command.append(f'--out_dir={OUT}')
     process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in wait(process).splitlines():
         if line.startswith('|') and not line.startswith('|---'):
-            report(part, 'bench.py', line)
+            report(check, 'bench.py', line)
 
 
 def race(work):
-    """124M on books: nanoGPT, ours, modern with Muon, ninety seconds each."""
+    """Train 124M on books for ninety seconds each: nanoGPT, ours, modern with Muon."""
     flags = [f'--data_dir={data_dir}']
     if peer:
         flags.append(f'--peer={peer}')
@@ -487,39 +492,41 @@ def race(work):
     bench('race', '--what=race', *flags)
 
 
-# seconds that a part takes on an H100, roughly: it is left out where fewer are left
-PARTS = {losses: 60, sampling: 20, resume: 60, graphs: 60, masks: 40, sampling_speed: 90, baby_speed: 50,
-         shakespeare: 110, gpt2_speed: 60, mask_speed: 60, race: 420}
+# each with the seconds that it takes on an H100, roughly
+CHECKS = {losses: 60, sampling: 20, resume: 60, graphs: 60, masks: 40, sampling_speed: 90, baby_speed: 50,
+          shakespeare: 110, gpt2_speed: 60, mask_speed: 60, race: 420}
 
 
 def main():
-    names = {part.__name__: part for part in PARTS}
-    for name in only.split(',') if only else []:
+    names = [check.__name__ for check in CHECKS]
+    chosen = only.split(',') if only else names
+    for name in chosen:
         if name not in names:
-            raise InputError(f"unknown part: {name}. Use {', '.join(names)}.")
+            raise InputError(f"unknown check: {name}. Use {', '.join(names)}.")
     if not tiny and not torch.cuda.is_available():
-        raise InputError("torch finds no GPU. To try this on a CPU, use --tiny=True.")
+        raise InputError("torch finds no GPU. Use --tiny=True to test this script on a CPU.")
     if not os.path.exists(os.path.join(data_dir, 'shakespeare_char', 'train.bin')):
-        raise InputError(f"{data_dir} has no dataset shakespeare_char. Run python prepare.py shakespeare_char.")
+        raise InputError(f"no dataset shakespeare_char in {data_dir}. Run: python prepare.py "
+                         "shakespeare_char")
     here = environment('cpu' if tiny else 'cuda:0')
     report('machine', 'commit, torch, device, cuDNN',
            f"{here['commit']}, {here['torch']}, {here['device']}, {here.get('cudnn')}")
-    for part, estimate in PARTS.items():
-        name = part.__name__
-        if only and name not in only.split(','):
+    for check, estimate in CHECKS.items():
+        name = check.__name__
+        if name not in chosen:
             continue
         if time.perf_counter() - START + estimate > 60 * minutes + 30:
-            report(name, 'left out', 'no time')
+            report(name, 'skipped', 'no time')
             continue
         reset()
         torch.set_float32_matmul_precision('high')
         try:
             with tempfile.TemporaryDirectory() as work:
-                part(work)
+                check(work)
         except Exception as e:
             traceback.print_exc()
             report(name, 'FAILED', f'{type(e).__name__}: {str(e)[:500]}')
-    print('\n| part | what | result |\n|---|---|---|')
+    print('\n| check | what | result |\n|---|---|---|')
     for row in rows:
         print('| ' + ' | '.join(row).replace('\n', ' ') + ' |')
     if OUT:

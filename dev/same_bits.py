@@ -1,12 +1,12 @@
 """
-Whether two versions of this project train alike, on small made-up data, in a few minutes.
+Check whether two versions of this project train alike, on small synthetic data, in a few minutes.
 
-    $ python dev/same_bits.py --old=CHECKOUT           # a folder, beside the one that this file is in
+    $ python dev/same_bits.py --old=CHECKOUT           # a folder, compared with the one that has this file
     $ python dev/same_bits.py --old=67db31c --only=llama,modern  # or a commit of this repository
 
-Each case is a run of train.py of both versions, as they are, with flags that both know. gpt2 with AdamW in
-float32 in one process is to be the same to the bit in every weight; the others within 1e-4, as sums may go in
-another order. Prints a table; ends with status 1 if a case differs by more than that.
+Each case is a run of both versions' train.py with the same flags. gpt2 with AdamW in float32 in one process
+must give the same bits in every weight; the others may differ by 1e-4, as sums may have another order. Prints
+a table; the exit status is 1 if a case differs by more.
 """
 
 import os
@@ -19,7 +19,7 @@ from configurator import InputError, configure
 # -----------------------------------------------------------------------------
 old = ''  # a checkout or a commit
 new = REPO  # likewise
-only = ''  # names of cases, as 'gpt2,llama'. Empty: all
+only = ''  # names of cases, such as 'gpt2,llama'. Empty: all
 # -----------------------------------------------------------------------------
 config, given = configure(globals())
 
@@ -39,7 +39,7 @@ COMMON = ['--device=cpu', '--dtype=float32', '--compile=False', '--block_size=32
           f'--lr_decay_iters={ITERATIONS}', f'--max_iters={ITERATIONS}', '--learning_rate=1e-2',
           '--eval_interval=3', '--eval_iters=2', '--log_interval=1']
 MUON = ['--arch=modern', '--matrix_optimizer=muon']
-CASES = {  # name: flags, number of processes, largest difference of a weight or a loss
+CASES = {  # name: flags, number of processes, allowed difference of a weight or a loss
     'gpt2': ([], 1, 0.0),
     'bias, dropout': (['--bias=True', '--dropout=0.2'], 1, 0.0),
     'accumulation': (['--gradient_accumulation_steps=6', '--batch_size=2'], 1, 0.0),
@@ -64,7 +64,7 @@ def main():
         make_documents(data_dir)
         make_conversations(trees['old'], data_dir)
         print(f"{'case':16} {'losses':>10} {'weights':>10}   largest difference")
-        all_well = True
+        all_equal = True
         for name, (flags, processes, allowed) in CASES.items():
             if only and name not in only.split(','):
                 continue
@@ -74,27 +74,31 @@ def main():
             else:
                 runs = run_both(trees, folder, data_dir, flags, processes)
             losses, weights = differences(runs['old'], runs['new'])
-            well = max(losses, weights) <= allowed
-            verdict = 'the same bits' if max(losses, weights) == 0 else 'well' if well else 'DIFFERS'
+            difference = max(losses, weights)
+            verdict = 'within the limit'
+            if difference == 0:
+                verdict = 'the same bits'
+            if difference > allowed:
+                verdict = 'DIFFERS'
+                all_equal = False
             print(f'{name:16} {losses:10.2g} {weights:10.2g}   {verdict}', flush=True)
-            all_well = all_well and well
-    sys.exit(not all_well)
+    sys.exit(not all_equal)
 
 
-def checkout(place, folder):
-    """The folder of a checkout; a commit is unpacked into `folder`."""
-    if os.path.isdir(place):
-        return os.path.abspath(place)
-    archive = subprocess.run(['git', '-C', REPO, 'archive', place], stdout=subprocess.PIPE)
+def checkout(version, folder):
+    """Return the folder of a checkout; a commit is unpacked into `folder`."""
+    if os.path.isdir(version):
+        return os.path.abspath(version)
+    archive = subprocess.run(['git', '-C', REPO, 'archive', version], stdout=subprocess.PIPE)
     if archive.returncode:
-        raise InputError(f"neither a folder nor a commit: {place}. Use --old=CHECKOUT.")
+        raise InputError(f"neither a folder nor a commit: {version}. Name one: --old=CHECKOUT.")
     os.mkdir(folder)
     subprocess.run(['tar', '-x', '-C', folder], input=archive.stdout, check=True)
     return folder
 
 
 def start(tree, out, data_dir, flags, processes=1):
-    """A train.py that has begun."""
+    """Start a train.py, and return the process."""
     command = [sys.executable, 'train.py']
     if processes > 1:
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
@@ -112,7 +116,7 @@ def wait(process):
 
 
 def run_both(trees, folder, data_dir, flags, processes):
-    """{'old': out_dir, 'new': out_dir} of a run by each."""
+    """Run both versions. Return {'old': out_dir, 'new': out_dir}."""
     runs = {name: os.path.join(folder, name) for name in trees}
     started = [start(trees[name], runs[name], data_dir, flags, processes) for name in trees]
     for process in started:
@@ -121,7 +125,7 @@ def run_both(trees, folder, data_dir, flags, processes):
 
 
 def run_resumed(trees, folder, data_dir, flags):
-    """The old version's first half, which both go on from."""
+    """Run the first half with the old version, and resume it with both."""
     half = os.path.join(folder, 'half')
     wait(start(trees['old'], half, data_dir, [*flags, f'--max_iters={ITERATIONS // 2}']))
     for name in trees:
@@ -130,7 +134,7 @@ def run_resumed(trees, folder, data_dir, flags):
 
 
 def differences(a, b):
-    """(largest difference of the losses in log.csv, of the weights in ckpt.pt) of two runs."""
+    """Return the largest differences of two runs: of the losses in log.csv, of the weights in ckpt.pt."""
     losses = [losses_of(folder) for folder in (a, b)]
     weights = [torch.load(os.path.join(folder, 'ckpt.pt'), map_location='cpu', weights_only=True)['model']
                for folder in (a, b)]
@@ -142,14 +146,14 @@ def differences(a, b):
 
 
 def losses_of(folder):
-    """{(iteration, column): loss} of log.csv, to seven digits."""
-    found = {}
+    """Return {(iteration, column): loss} of log.csv, to seven digits."""
+    losses = {}
     with open(os.path.join(folder, 'log.csv'), newline='') as f:
         for row in csv.DictReader(f):
             for column in ('loss', 'train_loss', 'val_loss'):
                 if row.get(column):
-                    found[int(row['iter']), column] = float(f'{float(row[column]):.7g}')
-    return found
+                    losses[int(row['iter']), column] = float(f'{float(row[column]):.7g}')
+    return losses
 
 
 def random_words():
@@ -158,7 +162,7 @@ def random_words():
 
 
 def make_documents(data_dir):
-    """The dataset `bytes`: documents of a few words."""
+    """Write the dataset `bytes`: documents of a few words."""
     draw, words = random_words()
     folder = os.path.join(data_dir, 'bytes')
     os.makedirs(folder)
@@ -176,7 +180,7 @@ def make_documents(data_dir):
 
 
 def make_conversations(tree, data_dir):
-    """The dataset `talks`, by the old version's prepare.py."""
+    """Write the dataset `talks` with the old version's prepare.py."""
     draw, words = random_words()
     path = os.path.join(data_dir, 'talks.jsonl')
     with open(path, 'w') as f:
@@ -192,5 +196,5 @@ def make_conversations(tree, data_dir):
 
 
 if not old:
-    raise InputError("there is nothing to compare with. Use --old=CHECKOUT or a commit.")
+    raise InputError("nothing to compare with. Name a checkout or a commit: --old=67db31c.")
 main()

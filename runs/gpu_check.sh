@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a GPU has to show, in at most eight minutes: is it right, and how fast? See dev/gpu_check.py. Nothing
-# is installed: torch and numpy have to be there. With --tiny=True it runs on a CPU, to see that it does.
-#   bash runs/gpu_check.sh [--peer=NANOGPT] [--data_dir=FOLDER] [--only=PARTS] [--minutes=8] [--tiny=True]
+# Check results and speed on a GPU, in at most eight minutes (dev/gpu_check.py). It needs torch and numpy, and
+# installs nothing. --tiny=True tests the script itself on a CPU.
+#   bash runs/gpu_check.sh [--peer=NANOGPT] [--data_dir=FOLDER] [--only=CHECKS] [--minutes=8] [--tiny=True]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=python3
