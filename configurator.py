@@ -84,8 +84,8 @@ ELSEWHERE = {
 PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
 # texts, in which ~ is a character like any other; in all other knobs it is the home folder
 TEXT_KNOBS = ['start', 'stop']
-# the beginning of a flag, also with a single hyphen or with the dash into which editors turn two hyphens
-FLAG = re.compile('--|[-\u2010-\u2015\u2212]+[a-zA-Z_]')
+# a single hyphen before a name, or the dash into which some editors turn two hyphens
+WRONG_DASH = re.compile('[-\u2010-\u2015\u2212][a-zA-Z_]')
 
 
 class InputError(ValueError):
@@ -150,7 +150,24 @@ def configure(script, positional=None, takes_configs=True):
         if not name.startswith('_') and isinstance(value, PLAIN_TYPES):
             knobs[name] = value
     kinds = kinds_of(script, knobs)
-    flags, config_files = read_arguments(sys.argv[1:], knobs, kinds, positional, takes_configs)
+    texts, words = read_arguments(sys.argv[1:], kinds)
+    config_files = []
+    for word in words:
+        if word.endswith('.py') and takes_configs:
+            config_files.append(word)
+        elif positional is None or WRONG_DASH.match(word):
+            raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME=VALUE, with two "
+                             "hyphens; --help lists all names.")
+        elif positional in texts and list not in kinds[positional]:
+            lists = [f'--{name}' for name in knobs if list in kinds[name]]
+            several = f" Several files follow {' or '.join(lists)}." if lists else ''
+            raise InputError(f"{positional} is given twice: {texts[positional][0]}, {word}. "
+                             f"Remove one.{several}")
+        else:
+            texts.setdefault(positional, []).append(word)
+    check_known([name for name in texts if name not in knobs], knobs)
+    flags = {name: read_value(name, texts[name], knobs[name], kinds[name]) for name in texts}
+
     changed = dict(flags)
     knobs.update(flags)  # before the config files, which may compute with them; run_config() keeps them
     for path in config_files:
@@ -204,68 +221,49 @@ def kinds_of(script, knobs):
     return kinds
 
 
-def read_arguments(argv, knobs, kinds, positional, takes_configs):
-    """Return ({knob: value} of flags and words, [config files])."""
-    flags = {}
-    config_files = []
-    unknown = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        texts = []  # the values that this flag or word gives
-        if word.startswith('--'):
+def read_arguments(argv, kinds):
+    """Return the values of the flags, {name: list of texts}, and the list of words that belong to no flag."""
+    texts = {}
+    words = []
+    name = None  # the flag that takes the next word
+    for word in argv:
+        if word.startswith('--'):  # --batch_size=32 or --batch_size 32
             name, equals, text = word[2:].partition('=')
-            if equals:
-                texts.append(text)
-            if name not in knobs:
-                unknown.append(name)
-                if not equals and words and not FLAG.match(words[0]):
-                    words.pop(0)  # its value
+            texts.setdefault(name, [])
+            if not equals:
                 continue
-            if list in kinds[name]:  # --input a b: all words up to the next flag
-                while words and not FLAG.match(words[0]):
-                    texts.append(words.pop(0))
-            elif not equals and bool in kinds[name]:
-                if words and words[0].lower() in ('true', 'false', 'auto'):
-                    texts.append(words.pop(0))
-                else:
-                    texts.append('True')  # --compile
-            elif not equals and words and not words[0].startswith('--'):
-                texts.append(words.pop(0))  # --batch_size 32
-            if not texts:
-                raise InputError(f"--{name} has no value. Write --{name}=VALUE.")
-        elif FLAG.match(word):
-            text = re.sub(r'^\W+', '', word)
-            raise InputError(f"{word} is not a flag. Flags begin with two hyphens: --{text}")
-        elif word.endswith('.py') and takes_configs:
-            config_files.append(word)
+        elif name is None or (bool in kinds.get(name, []) and word.lower() not in ('true', 'false', 'auto')):
+            words.append(word)  # also after a switch: --compile config/x.py
+            name = None
             continue
-        elif positional and (positional not in flags or list in kinds[positional]):
-            name = positional
-            texts.append(word)
-        elif positional:
-            lists = [f'--{name}' for name in knobs if list in kinds[name]]
-            several = f" Several files follow {' or '.join(lists)}." if lists else ''
-            raise InputError(f"{positional} is given twice: {flags[positional]}, {word}. "
-                             f"Remove one.{several}")
         else:
-            raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME={word}; --help "
-                             "lists all names.")
-        for text in texts:
-            if list in kinds[name]:  # it collects: --input=a --input=b
-                items = [type(item) for item in knobs[name] or ['']]
-                value = check_value(parse_value(text, items), name, items, text)
-                flags[name] = [*flags.get(name, []), value]
-            else:
-                value = parse_value(text, kinds[name])
-                flags[name] = check_value(value, name, kinds[name], f'--{name}={text}')
-    if unknown:
-        hints = []
-        for name in unknown:
-            answer = suggestion(name, knobs)
-            hints.append(f'--{name} ({answer})' if answer else f'--{name}')
+            text = word
+        texts[name].append(text)
+        if list not in kinds.get(name, []):  # a list takes all words up to the next flag
+            name = None
+    return texts, words
+
+
+def check_known(unknown, knobs):
+    """Raise InputError if there are unknown flags, with a hint for each."""
+    hints = []
+    for name in unknown:
+        answer = suggestion(name, knobs)
+        hints.append(f'--{name} ({answer})' if answer else f'--{name}')
+    if hints:
         raise InputError(f"unknown settings: {', '.join(hints)}. --help lists all.")
-    return flags, config_files
+
+
+def read_value(name, texts, default, kinds):
+    """Return the value of a knob from the texts of its flag, the last of them unless the knob is a list."""
+    if not texts and bool in kinds:
+        return True
+    if not texts:
+        raise InputError(f"--{name} has no value. Write --{name}=VALUE.")
+    if list not in kinds:
+        return check_value(parse_value(texts[-1], kinds), name, kinds, f'--{name}={texts[-1]}')
+    items = [type(item) for item in default or ['']]
+    return [check_value(parse_value(text, items), name, items, text) for text in texts]
 
 
 def expand_home(name, value):

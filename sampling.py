@@ -284,42 +284,46 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
 
 
 def read_text(path):
-    """The text of a UTF-8 file, with or without a byte order mark."""
+    """Return the text of a UTF-8 file, without a byte order mark."""
     try:
         with open(path, encoding='utf-8-sig') as f:
             return f.read()
     except (OSError, UnicodeError) as e:
-        raise InputError(f"no prompt can be read from {path} ({e}). name a file of UTF-8 text")
+        raise InputError(f"no prompt can be read from {path}: {e}. Name a file of UTF-8 text.")
 
 
 def read_prompts(path):
-    """The prompts in a file: its lines but the empty ones. \\n in a line is a new line inside the prompt."""
+    """Return the prompts in a file, one per line. Empty lines are skipped; \\n in a line is a new line
+    inside the prompt."""
     prompts = []
     for line in read_text(path).split('\n'):
         if line.strip():
             prompts.append(line.replace('\\n', '\n'))
     if not prompts:
-        raise InputError(f"no prompt in the file ({path}): it is empty. write one per line")
+        raise InputError(f"the file has no prompt: {path}. Write one per line.")
     return prompts
 
 
 def prompts_for_samples(path, tokenizer):
-    """The prompts for samples while training: those of the file `path`, or three short ones (None); without
-    those that the tokenizer cannot encode."""
+    """Return the prompts for samples during training: those in the file `path`, or three short ones if that
+    is None. Prompts that the tokenizer cannot encode are skipped."""
     prompts = read_prompts(path) if path else ['', 'The ', 'Hello, I am']
     encodable = []
     for prompt in prompts:
         try:
             tokenizer.encode_prompt(prompt)
             encodable.append(prompt)
-        except ValueError as e:
-            print0(f"note: no samples of the prompt {prompt!r} ({e})")
+        except InputError as e:
+            print0(f"note: no samples of the prompt {prompt!r}: {e}")
     return encodable
 
 
 def next_sample_step(it, interval, growth=1.0):
-    """The first iteration from `it` on after which samples are due. Each gap is `growth` times the one
-    before: 100 and 1.5 give 100, 250, 475, ... It follows from `it` alone, so a resume agrees."""
+    """Return the first iteration from `it` on after which samples are due.
+
+    Each gap is `growth` times the one before: 100 and 1.5 give 100, 250, 475, ... The result depends on `it`
+    alone, so that a resumed run samples at the same iterations.
+    """
     if growth <= 1:
         return math.ceil(it / interval) * interval
     gap = interval

@@ -133,7 +133,6 @@ from processes import (
     Stopwatch, all_finite, all_reduce_any, autocast, broadcast, check_same, choose_compile, choose_device,
     choose_dtype, clip_grad_norm, environment, full_state_dict, init_processes, loss_chunk_size,
     mean_over_processes, name_of, peak_flops_of, peak_memory, shard_model, warm_up)
-from sampling import Sampler, generate_text, next_sample_step, prompts_for_samples
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -230,7 +229,10 @@ task_list = {}
 if tasks:
     from benchmarks import evaluate_tasks, load_tasks
     task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer)
-prompts = prompts_for_samples(sample_prompts, data.tokenizer) if sample_interval else []
+prompts = []
+if sample_interval:
+    from sampling import Sampler, generate_text, next_sample_step, prompts_for_samples
+    prompts = prompts_for_samples(sample_prompts, data.tokenizer)
 
 
 def micro_batch_index(it, micro_step):
