@@ -7,7 +7,7 @@
 # The optimizer: Muon for the matrices inside the blocks, high learning rates for embedding and head, no
 # warm-up, and a learning rate that falls to zero over most of the run. The rates are those of
 # modded-nanogpt's track 3, result 36, tuned for 124M parameters and 3,250 iterations of 524,288 tokens: a
-# loss of 3.28 on FineWeb after 1.7 billion tokens instead of 10 (its README and logs). Different here:
+# loss of 3.28 on FineWeb after 1.7 instead of 10 billion tokens (its README and logs). Different here:
 # attention is scaled by 1/sqrt(head size), not 0.12; the loss is a mean, not a sum; Muon does 5 iterations,
 # not 12; norms have no gains.
 #
@@ -27,7 +27,7 @@
 # Expected loss: docs/reading_logs.md, "modern on FineWeb" and "modern with Muon on the same batches"
 
 arch = 'modern'
-bias = False  # it has no biases
+bias = False
 mlp_width = None  # 4 n_embd
 if n_embd % 128 == 0:
     n_head = n_embd // 128  # heads of 128 channels

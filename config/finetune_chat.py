@@ -5,8 +5,8 @@
 #   launch   python train.py config/finetune_chat.py --dataset=chats --init_from=out
 #            or --init_from=gpt2, --init_from=HuggingFaceTB/SmolLM2-135M
 #   talk     python sample.py --out_dir=out-chat --chat
-#   batch    16 sequences of complete conversations: with 1,024 tokens each, at most 16,384 tokens per
-#            iteration, of which the assistant's count
+#   batch    16 sequences of packed conversations: with 1,024 tokens each, at most 16,384 tokens per
+#            iteration; only the assistant's tokens are in the loss
 #   cost     two epochs. A small model needs more of them and higher rates: docs/chat.md
 #   loss     depends on the data: compare with the validation loss of the first step
 

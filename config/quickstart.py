@@ -1,11 +1,11 @@
-# The quick start: a small model of Python code, trained in two to six minutes on two CPU cores.
+# The quick start: a small model of Python code, trained in about five minutes on two CPU cores.
 #
 #   data     python prepare.py   (pystdlib: the source of Python's standard library, as bytes)
 #   launch   python train.py config/quickstart.py
 #   batch    8 sequences x 256 bytes = 2,048 bytes per iteration; 1,400 iterations = 2.9 million bytes, a
 #            quarter of the text
-#   cost     4m33s of training on two CPU cores with bfloat16 (dev/results.md); without it, 1.0 s per
-#            iteration
+#   cost     4m33s of training on two CPU cores with bfloat16 (dev/results.md); without bfloat16, 1.0 s per
+#            iteration, 23 minutes in all
 #   loss     validation 1.0544 nats per byte; 1.0476 over all of val.bin, 1.511 bits per byte. By iteration
 #            and seed: docs/reading_logs.md, "quick start"
 
@@ -23,7 +23,7 @@ gradient_accumulation_steps = 1
 # as in config/arch_modern.py, with rates tuned by hand for this small batch
 matrix_optimizer = 'muon'
 matrix_lr = 0.03
-momentum = 0.85  # 0.95 averages over twenty iterations, too many for a run of a thousand
+momentum = 0.85  # 0.95 averages over 20 iterations, too many for a run of about a thousand
 embedding_lr = 0.1
 learning_rate = 0.01
 weight_decay = 0.0

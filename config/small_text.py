@@ -1,6 +1,6 @@
 # A text of your own, 0.1 to 10 MB, on a laptop or a GPU.
 #
-#   data     python prepare.py book.txt   (makes data/book; below 1 MB, of characters). A longer text needs a
+#   data     python prepare.py book.txt   (makes data/book; below 1 MB, by characters). A longer text needs a
 #            small vocabulary: pip install tokenizers, then --tokenizer=bpe:2048. With GPT-2's 50,257 ids, the
 #            embedding would be most of this network
 #   launch   python train.py config/small_text.py --dataset=book --out_dir=out-book
@@ -8,7 +8,7 @@
 #   batch    8 sequences x 256 tokens = 2,048 tokens per iteration
 #   budget   eight epochs, at most 5,000 iterations. The checkpoint with the lowest validation loss is kept,
 #            as the model may overfit
-#   cost     as config/quickstart.py per iteration: about four minutes for 0.3 MB on two CPU cores
+#   cost     per iteration that of config/quickstart.py: about four minutes for 0.3 MB on two CPU cores
 #   loss     validation 1.3262 nats per character for a book of 0.33 MB, training 1.0141:
 #            docs/reading_logs.md, "a book". eval.py prints bits per byte, which can be compared between
 #            tokenizers

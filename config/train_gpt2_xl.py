@@ -4,7 +4,7 @@
 #   launch   torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_xl.py
 #   batch    4 sequences x 1,024 tokens x 16 micro-batches x 8 GPUs = 524,288 tokens per iteration
 #   budget   600,000 iterations = 315 billion tokens
-#   cost     one H100 trains 41,000 tokens/s with micro-batches of 8 (docs/gpus.md); AdamW takes 7% of that
+#   cost     one H100 trains 41,000 tokens/s with micro-batches of 8 (docs/gpus.md); AdamW is 7% of a step
 #            without accumulation
 #   loss     should be below the 2.85 of 124M (docs/reading_logs.md, "GPT-2 on OpenWebText"). OpenAI's GPT-2
 #            of this size, trained on other text, has 2.54

@@ -29,7 +29,7 @@ dropout = 0.2  # a small dataset: 82 epochs
 learning_rate = 1e-3  # small networks can use a higher one
 max_iters = 5000
 min_lr = 1e-4
-beta2 = 0.99  # a little higher, as an iteration has few tokens
+beta2 = 0.99  # a little higher, as there are few tokens per iteration
 warmup_iters = 100
 
 eval_interval = 250  # often, because it overfits

@@ -5,12 +5,12 @@ Measure the speed on this machine, compared with nanoGPT or with another version
     $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?
     $ python dev/bench.py --sizes=124M --batch_size=32  # on a GPU
     $ python dev/bench.py --what=sample --peer=NANOGPT  # generated tokens per second
-    $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare to a loss of 1.88
+    $ python dev/bench.py --what=race_cpu --peer=NANOGPT --text=input.txt  # Shakespeare: loss over seconds
     $ python dev/bench.py --what=race --peer=NANOGPT    # on a GPU: 124M on the dataset gutenberg, 90 s each
 
 NANOGPT and CHECKOUT are folders. With `train`, each contestant is an unchanged train.py in its own process,
 on the same data; the times are those that it prints. The processes take turns of a few seconds while the
-others are stopped, so that a slow minute of the machine slows all of them. A ratio is the median of the
+others are stopped, so that a slow minute of the machine affects all of them. A ratio is the median of the
 ratios of the turns, with a bootstrap 95% interval. On a CPU nanoGPT computes in float32, ours in bfloat16 if
 the CPU supports it: use --dtype=float32 to compare the same arithmetic.
 """
@@ -70,7 +70,7 @@ SIZES = {  # toy and baby are nanoGPT's for Shakespeare, on a CPU and a GPU
     'toy': TOY,
     'baby': BABY,
     'baby64': dict(BABY, batch_size=64),
-    '124M': dict(GPT2, batch_size=1),  # seconds an iteration on a CPU. On a GPU: --batch_size=32
+    '124M': dict(GPT2, batch_size=1),  # on a CPU, seconds per iteration. On a GPU: --batch_size=32
     '350M': dict(GPT2, n_layer=24, n_head=16, n_embd=1024, batch_size=1),
 }
 SAMPLED = {  # the network, and the number of texts in a batch
@@ -236,7 +236,7 @@ def take_turns(contestants):
 
 
 def compare(medians, name):
-    """Return the time of `name` as a multiple of its rival's, with a 95% interval, as a text.
+    """Return the time of `name` as a multiple of its rival's, with a 95% interval, as a string.
 
     The rival is the other checkout if there is one, otherwise nanoGPT.
     """

@@ -1,9 +1,9 @@
 """
-Print docs/gpus.md's table of depths: what config/depth.py trains, and its cost on one H100.
+Print the table of depths in docs/gpus.md: what config/depth.py trains, and its cost on one H100.
 
     $ python dev/depths.py
 
-Tokens/s are arithmetic: the FLOPs of a token (model.py) at the share of the card's 989 TFLOP/s that was
+Tokens/s are arithmetic: the FLOPs of a token (model.py) at the MFU, relative to 989 TFLOP/s, that was
 measured for `modern` with Muon at 124M (38.6%), and for a network of 10.7M (17.6%) below 10 layers. Memory is
 arithmetic, too: parameters with their optimizer's state (12 bytes with Muon, 16 with AdamW), 4 bytes per
 logit, and 32 per token, layer and channel, which fits the 18.5 GB that were measured for 124M.

@@ -1,7 +1,7 @@
 """
-Check on a GPU, in at most eight minutes, whether the results are right, and how fast they are computed.
+Check the results and measure the speed on a GPU, in at most eight minutes.
 
-    $ bash runs/gpu_check.sh --peer=NANOGPT                # everything, as far as the minutes allow
+    $ bash runs/gpu_check.sh --peer=NANOGPT                # all checks that fit into the minutes
     $ bash runs/gpu_check.sh --only=race --peer=NANOGPT    # one check; a race takes most of eight minutes
     $ bash runs/gpu_check.sh --tiny=True                   # tiny networks on a CPU, to test this script
 
@@ -432,7 +432,7 @@ def gpt2_speed(work):
 
 
 def mask_speed(work):
-    """Time attention, forward and backward, with masks, and a training step with documents."""
+    """Time attention with masks, forward and backward, and a training step with documents."""
     B, H, K, T, D = 8, 16, 4, 1024, 64
     if tiny:
         B, H, K, T, D = 2, 4, 2, 64, 16

@@ -5,7 +5,7 @@ Check whether two versions of this project train alike, on small synthetic data,
     $ python dev/same_bits.py --old=67db31c --only=llama,modern  # or a commit of this repository
 
 Each case is a run of both versions' train.py with the same flags. gpt2 with AdamW in float32 in one process
-must give the same bits in every weight; the others may differ by 1e-4, as sums may have another order. Prints
+must give the same bits in every weight; the others may differ by 1e-4, as sums may be reordered. Prints
 a table; the exit status is 1 if a case differs by more.
 """
 

@@ -2,7 +2,7 @@
 # Installs what the tests need into .venv (or into the virtual environment that is active) and runs them.
 # Some tests want real texts: FLATGPT_TEST_DATA names their folder; without it they are skipped.
 #   bash runs/test.sh [pytest's flags]
-#   bash runs/test.sh --quick [pytest's flags]     about a minute: for a person who edits
+#   bash runs/test.sh --quick [pytest's flags]     about a minute: after an edit
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then source runs/venv.sh; fi

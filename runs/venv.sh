@@ -1,4 +1,4 @@
-# For the other scripts here, which source it: makes .venv, of a Python that is new enough, and activates it.
+# Sourced by the other scripts here: creates .venv with Python 3.11 or newer, and activates it.
 bin=.venv/bin
 if [ "${OS:-}" = Windows_NT ]; then bin=.venv/Scripts; fi
 new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
@@ -8,10 +8,10 @@ if ! $bin/python -c "$new_enough" &>/dev/null; then
     if [ -z "$found" ] && "$python" -c "$new_enough" &>/dev/null; then found=$python; fi
   done
   if [ -z "$found" ]; then
-    echo "error: no Python is new enough. install 3.11 or newer, or name one: PYTHON=/path/to/python3.12" >&2
+    echo "error: no Python 3.11 or newer found. Install one, or name it: PYTHON=/path/to/python3.12" >&2
     exit 2
   fi
-  if [ -d .venv ]; then echo "note: .venv has no usable Python and is made again"; fi
+  if [ -d .venv ]; then echo "note: .venv has no usable Python, recreating it"; fi
   "$found" -m venv --clear .venv
 fi
 source $bin/activate
