@@ -251,18 +251,10 @@ def is_compatible(ckpt, state, n_ids, n_added=0):
     nanoGPT's checkpoints only have its size, which may be padded. n_added: the number of special tokens that
     may be new.
     """
-    known = ckpt['tokenizer']
     vocab_size = ckpt['model_args']['vocab_size']
-    if known is None:
+    if ckpt['tokenizer'] is None:
         return n_ids - n_added <= vocab_size <= padded_vocab_size(n_ids, state)
-    if n_added:
-        known = without_special_tokens(known)
-        state = without_special_tokens(state)
-    return n_ids - n_added <= vocab_size and same_tokenizer(known, state)
-
-
-def without_special_tokens(state):
-    return {key: value for key, value in state.items() if key not in ('added', 'special_tokens')}
+    return n_ids - n_added <= vocab_size and same_tokenizer(ckpt['tokenizer'], state)
 
 
 def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
