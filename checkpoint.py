@@ -58,8 +58,8 @@ def exists(out_dir):
 
 
 def find(source):
-    """Return the path of the checkpoint `source`: a file, or the ckpt.pt in a run's folder, or the newest
-    checkpoint there. Hugging Face folders and names are returned as they are."""
+    """Return the path of the checkpoint `source`: a file, or a run's folder, in which ckpt.pt is used if it
+    exists, else the newest one. Hugging Face folders and names are returned as they are."""
     source = os.fspath(source)
     for path in [source, os.path.join(source, 'ckpt.pt'), newest(source)]:
         if path and os.path.isfile(path):
@@ -94,8 +94,8 @@ def unpack(path, verify=True):
 
 
 def iteration_of(path):
-    """Return the iteration of a file in a run's folder, from its name; of a link, from its content. Return 0
-    for other files."""
+    """Return the iteration of a file in a run's folder, from its name or, for a link, from its content; 0 for
+    other files."""
     name = os.path.basename(path)
     match = re.fullmatch(r'(ckpt|eval)_(\d{8})\.(pt|json)', name)
     if match:
@@ -105,7 +105,7 @@ def iteration_of(path):
     try:
         return int(unpack(path, verify=False)['iter_num'])
     except Exception:  # a file may contain anything
-        return math.inf  # damaged
+        return math.inf  # damaged, or missing
 
 
 def read(path, verify=True):
@@ -212,7 +212,7 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
     block_size: a shorter context, with rope also a longer one. vocab_size: a larger vocabulary.
     """
     config = GPTConfig(**{**ckpt['model_args'], 'dropout': dropout})
-    n_new = (vocab_size or config.vocab_size) - config.vocab_size
+    n_new = max(0, (vocab_size or 0) - config.vocab_size)
     config.vocab_size += n_new
     if block_size and config.positions == 'rope':
         config.block_size = block_size
@@ -220,9 +220,8 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
     weights = {}
     for name, p in model.state_dict().items():
         weights[name] = ckpt['model'][name].to(p.dtype, copy=True)  # a copy, as it is mapped from a file
-    if n_new:
-        for name in ['lm_head.weight', 'transformer.wte.weight']:
-            weights[name] = add_rows(weights[name], n_new)
+    for name in ['lm_head.weight', 'transformer.wte.weight']:
+        weights[name] = add_rows(weights[name], n_new)
     model.load_state_dict(weights, assign=True)
     if config.tie:
         model.transformer.wte.weight = model.lm_head.weight
@@ -258,7 +257,7 @@ def is_compatible(ckpt, state, n_ids, n_added=0):
 
 
 def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
-    """Return the state of a checkpoint's tokenizer; of a dataset's if it is named, or if the checkpoint has
+    """Return the state of a checkpoint's tokenizer, or that of a dataset if it is named or the checkpoint has
     none, as nanoGPT's."""
     if dataset is None and ckpt['tokenizer'] is not None:
         return ckpt['tokenizer']
@@ -411,8 +410,8 @@ def best_so_far(ckpt, config, out_dir):
     """
     Return the lowest validation loss of a resumed run and its iteration; (inf, None) if that starts again.
 
-    It does if ckpt_best.pt is not of that iteration, or if evaluations read other sequences than before. All
-    processes call it, after prepare_folder().
+    It starts again if ckpt_best.pt is not of that iteration, or if evaluations read other sequences than
+    before. All processes call it, after prepare_folder().
     """
     before = ckpt['best_val_loss']
     has_best = broadcast(iteration_of(os.path.join(out_dir, 'ckpt_best.pt'))) == ckpt['best_iter']
@@ -434,14 +433,14 @@ def load_moments(optimizer, state):
     and FSDP's shards. Return the number of parameters that start without moments: those that were frozen or
     had another optimizer.
     """
-    names, n_params = names_of(optimizer.param_groups)
-    saved_names, n_saved = names_of(state['param_groups'])
-    if not saved_names or not names:  # nanoGPT and commit 67db31c store no names, but have the same order
-        if n_saved != n_params:
-            raise InputError(f"the optimizer state has another number of parameters: {n_saved}, not "
-                             f"{n_params}. Train the same ones, or start a new run from the weights.")
-        saved_names = names = range(n_params)
-    index_of = {name: i for i, name in enumerate(saved_names)}  # the key in state['state']
+    names = names_of(optimizer.param_groups)
+    saved_names = names_of(state['param_groups'])
+    if None in names or None in saved_names:  # nanoGPT and commit 67db31c: no names, but the same order
+        if len(saved_names) != len(names):
+            raise InputError(f"the optimizer state has another number of parameters: {len(saved_names)}, not "
+                             f"{len(names)}. Train the same ones, or start a new run from the weights.")
+        saved_names = names = range(len(names))
+    moments_of = {name: state['state'].get(i) for i, name in enumerate(saved_names)}
     names = iter(names)
     n_without = 0
     for group in optimizer.param_groups:
@@ -451,7 +450,7 @@ def load_moments(optimizer, state):
         elif 'betas' in group:
             needed = 'exp_avg'
         for p, name in zip(group['params'], names):
-            moments = state['state'].get(index_of.get(name), {})
+            moments = moments_of.get(name)
             if moments and (needed is None or needed in moments):
                 optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
             else:
@@ -460,13 +459,11 @@ def load_moments(optimizer, state):
 
 
 def names_of(groups):
-    """Return the names of the parameters in all groups, [] if they have none, and their number."""
+    """Return the names of the parameters in all groups, None for those that have no name."""
     names = []
-    n_params = 0
     for group in groups:
-        names += group.get('param_names', [])
-        n_params += len(group['params'])
-    return names, n_params
+        names += group.get('param_names', [None] * len(group['params']))
+    return names
 
 
 def moment_of(p, name, value):
@@ -539,7 +536,7 @@ def save(out_dir, state, best, only_best, keep):
             link(path, os.path.join(out_dir, 'ckpt.pt'))
     except (OSError, RuntimeError) as e:  # RuntimeError: torch's, raised in place of the system's
         print0(f"warning: {path} or a link to it could not be written ({first_line(innermost(e))}), training "
-               "continues. The files before are unchanged")
+               "continues. Older checkpoints are kept")
     return os.path.exists(path)
 
 
