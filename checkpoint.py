@@ -172,8 +172,7 @@ def complete_args(args, weights):
     """Return the arguments of GPTConfig with those that a file leaves out. A tied head is added to `weights`
     if it is missing."""
     if args.get('arch', 'gpt2') == 'gpt2':
-        bias = 'transformer.ln_f.bias' in weights  # nanoGPT's first versions lack this field
-        args = {**NANOGPT, 'bias': bias, **args}  # not the preset, which may have been edited
+        args = {**NANOGPT, **args}  # not the preset, which may have been edited
     embedding = weights['transformer.wte.weight']
     if args.get('tie', True):
         weights.setdefault('lm_head.weight', embedding)

@@ -208,8 +208,8 @@ def test_another_context_or_a_larger_vocabulary_leaves_the_logits_alone(shape, c
 
 def test_a_model_outlives_its_file(ckpt, path, tmp_path):
     net, tokenizer = checkpoint.load(tmp_path)
-    path.write_bytes(b'')
-    assert torch.equal(net.lm_head.weight, network().lm_head.weight)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(net.transformer.ln_f.weight, network().transformer.ln_f.weight)
     assert tokenizer.decode(tokenizer.encode_prompt('3 tim')) == '3 tim'
 
 
@@ -329,6 +329,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_resumed(run, capsys
     for damage in [flipped, flipped[:-1000], b'']:
         path.write_bytes(damage)
         assert resumed(run) == 4 and str(path) in capsys.readouterr().out
+    checkpoint.prepare_folder(str(run), 4, delete=False)  # ckpt.pt is the damaged one, too
+    assert iter_of(checkpoint.find(run)) == 4
 
 
 def test_without_an_optimizer_a_checkpoint_is_not_resumed(path, tmp_path):
