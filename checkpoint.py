@@ -321,8 +321,12 @@ OF_THIS_START = [
     'out_dir', 'init_from', 'auto_resume', 'resume_step', 'overwrite', 'eval_only', 'data_dir',
     'sample_prompts', 'wandb_log', 'device', 'backend', 'ddp_timeout', 'shard', 'max_minutes',
 ]
-# mutually exclusive: giving one now clears the others
-BUDGETS = ['max_iters', 'max_tokens', 'max_epochs', 'train_minutes']
+# mutually exclusive settings: giving one now clears the others
+EXCLUSIVE = [
+    ['max_iters', 'max_tokens', 'max_epochs', 'train_minutes'],
+    ['gradient_accumulation_steps', 'total_batch_size'],
+    ['lr_schedule', 'decay_lr'],
+]
 NETWORK = [field.name for field in dataclasses.fields(GPTConfig) if field.name != 'dropout']
 
 
@@ -340,8 +344,9 @@ def inherit(config, given, ckpt, resuming, kinds):
     if resuming:
         print0(f"resuming from {path}, after {ckpt['iter_num']:,} iterations")
         not_restored = {*OF_THIS_START, *given}
-        if not_restored.intersection(BUDGETS):  # the earliest one would end the run
-            not_restored.update(BUDGETS)
+        for names in EXCLUSIVE:
+            if not_restored.intersection(names):
+                not_restored.update(names)
         for name, value in ckpt['given'].items():
             value = fit_value(value, kinds.get(name, []))  # INVALID also if there is no such setting
             if value is not INVALID and name not in not_restored:
@@ -523,9 +528,11 @@ def save(out_dir, state, best, only_best, keep):
     """
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     best_path = os.path.join(out_dir, 'ckpt_best.pt')
+    is_written = False
     try:
         with replacing(path) as file:
             torch.save(state, file)
+        is_written = True
         if keep:  # before the links, which may be copies that need the space
             for old in numbered(out_dir)[:-keep]:
                 os.remove(old)
@@ -536,7 +543,7 @@ def save(out_dir, state, best, only_best, keep):
     except (OSError, RuntimeError) as e:  # RuntimeError: torch's, raised in place of the system's
         print0(f"warning: {path} or a link to it could not be written ({first_line(innermost(e))}), training "
                "continues. Older checkpoints are kept")
-    return os.path.exists(path)
+    return is_written
 
 
 def link(path, name):

@@ -73,7 +73,7 @@ def choose_dtype(dtype, device):
     if dtype not in usable:
         raise InputError(f"dtype must be one of auto, {', '.join(usable)}: {dtype}.")
     if not usable[dtype]:
-        print0(f"note: {name_of(device)} does not support {dtype}, using {fallback}")
+        print0(f"note: {device_name(device)} does not support {dtype}, using {fallback}")
         return fallback
     return dtype
 
@@ -121,7 +121,7 @@ class Stopwatch:
         return self.seconds
 
 
-def name_of(device):
+def device_name(device):
     """Return the name of the hardware, such as 'NVIDIA H100 80GB HBM3'."""
     if device.startswith('cuda'):
         return torch.cuda.get_device_name(device)
@@ -216,7 +216,7 @@ def environment(device):
         'cudnn': torch.backends.cudnn.version(),  # 91900 is 9.19.0
         'machine': platform.node(),
         'system': platform.platform(),
-        'device': name_of(device),
+        'device': device_name(device),
         'threads': torch.get_num_threads(),
         'processes': process_ranks()[2],
         'commit': commit(),

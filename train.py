@@ -1,6 +1,6 @@
 """
-Train a GPT. Everything that happens is in this file, from top to bottom: settings, processes and device,
-where to start, data, model and optimizer, helpers, the loop.
+Train a GPT. This script runs from top to bottom: settings; processes and device; resume, or start from
+weights; data; model and optimizer; helper functions; the printed plan; the run's folder; the training loop.
 
     $ python train.py config/quickstart.py                                    # a laptop, five minutes
     $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
@@ -23,7 +23,8 @@ auto_resume = False  # if out_dir contains a run, continue it, whatever init_fro
 resume_step = 0  # the checkpoint to resume from, by its iteration; 0: the newest
 overwrite = False  # if out_dir contains a run, delete it
 always_save_checkpoint = True  # False: at evaluations, save only if the validation loss has improved
-# iterations between checkpoints, a multiple of eval_interval. None: at each evaluation; 0: only at the end
+# iterations between checkpoints. None: at each evaluation; 0: only at the end. Use a multiple of
+# eval_interval, so that the best checkpoint is saved, too
 save_interval: int = None
 keep_checkpoints = 2  # the newest ones, in addition to the best; 0: all
 # data
@@ -42,7 +43,8 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 n_kv_head: int = None  # key/value heads (grouped-query attention). None: n_head
-mlp_width: int = None  # hidden size of the MLP. None: 4 n_embd; for swiglu 8/3, up to a multiple of 64
+# hidden size of the MLP. None: 4 * n_embd; for swiglu 8/3 * n_embd, rounded up to a multiple of 64
+mlp_width: int = None
 dropout = 0.0  # 0 for pretraining; for small data and finetuning try 0.1 or more
 bias = False  # in Linear and LayerNorm
 # optimizer
@@ -62,7 +64,8 @@ grad_clip = 1.0  # maximum norm of the gradient; 0: no clipping
 max_iters = 600000  # number of updates; fewer if one of the next two is reached earlier
 max_tokens: float = None
 max_epochs: float = None
-train_minutes: float = None  # in place of these three: as many updates as fit, from the measured pace
+# replaces the three above: train for this long. The first 25 updates are timed to compute how many fit
+train_minutes: float = None
 lr_schedule = 'cosine'  # 'linear', 'constant'; 'wsd': constant, then linear at the end
 decay_fraction = 0.5  # wsd: the share of lr_decay_iters over which the learning rate falls
 decay_lr = True  # False: learning_rate throughout, without warm-up
@@ -78,13 +81,14 @@ tasks_interval = 0  # 0: only at the end
 max_per_task = 0  # examples of each task; 0: all
 sample_interval = 0  # 0: never
 sample_growth = 1.0  # each gap between samples is this factor times the one before
-sample_prompts: str = None  # a file with a prompt per line (twice: two texts). None: three short prompts
+# a file with one prompt per line; a repeated line gives another sample. None: three short prompts
+sample_prompts: str = None
 sample_tokens = 100
 temperature = 0.8  # 0: always the most likely token
 top_k = 200
 top_p = 1.0
 # logging
-log_interval = 1  # iterations between lines on the console and in log.csv; each waits for the device
+log_interval = 1  # iterations between lines on the console and in log.csv; each line waits for the device
 wandb_log = False
 wandb_project = 'owt'
 wandb_run_name = 'gpt2'
@@ -96,7 +100,7 @@ backend = 'auto'  # of torch.distributed: 'nccl', 'gloo'
 ddp_timeout = 600  # seconds that a process waits for the others
 shard = 1  # processes that share one copy of the model. 1: DDP; 0: all of them (FSDP); 8: hybrid
 activation_checkpointing = False  # recompute activations in backward: less memory, a third more compute
-max_minutes: float = None  # save and stop after this time, wherever the schedule is
+max_minutes: float = None  # save and stop after this time, even if the schedule is not finished
 # -----------------------------------------------------------------------------
 config, given = configure(globals())  # two dicts: all settings; those that a config file or a flag has set
 
@@ -131,8 +135,8 @@ from model import GPT, GPTConfig
 from optim import create_optimizer
 from processes import (
     Stopwatch, all_finite, all_reduce_any, autocast, broadcast, check_same, choose_compile, choose_device,
-    choose_dtype, clip_grad_norm, environment, full_state_dict, init_processes, loss_chunk_size,
-    mean_over_processes, name_of, peak_flops_of, peak_memory, shard_model, warm_up)
+    choose_dtype, clip_grad_norm, device_name, environment, full_state_dict, init_processes, loss_chunk_size,
+    mean_over_processes, peak_flops_of, peak_memory, shard_model, warm_up)
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -153,8 +157,9 @@ has_run = broadcast(checkpoint.exists(out_dir))
 resuming = init_from == 'resume' or (auto_resume and has_run)
 deleting = overwrite and not resuming and not is_restart
 if has_run and not (resuming or deleting or eval_only):
-    raise InputError(f"{out_dir} already contains a run. To continue it, use --init_from=resume; to keep it, "
-                     "--out_dir=ANOTHER; to delete it, --overwrite=True.")
+    raise InputError(f"{out_dir} already contains a run. To continue it, use --init_from=resume, or "
+                     "--auto_resume=True if torchrun restarts this command; to keep it, --out_dir=ANOTHER; "
+                     "to delete it, --overwrite=True.")
 ckpt = None
 lock = None
 if resuming:
@@ -164,20 +169,22 @@ if resuming:
 elif init_from != 'scratch':
     ckpt = checkpoint.read(checkpoint.find(init_from))
 if ckpt:
-    before = config
+    old_config = config
     config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds_of(globals(), config))
     for name in config:
-        if config[name] != before[name]:  # only these: a knob of yours may have the name of a variable
+        # assign only what has changed: a setting that you have added may have the name of a variable above
+        if config[name] != old_config[name]:
             globals()[name] = config[name]
 check_range(config, [
     'batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer', 'n_head',
     'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k', 'ddp_timeout'], 1)
 check_range(config, [
-    'max_iters', 'warmup_iters', 'lr_decay_iters', 'learning_rate', 'matrix_lr', 'embedding_lr', 'head_lr',
-    'weight_decay', 'matrix_weight_decay', 'adam_eps', 'grad_clip', 'eval_interval', 'eval_iters',
-    'log_interval', 'save_interval', 'sample_interval', 'sample_growth', 'tasks_interval', 'max_per_task',
+    'max_iters', 'warmup_iters', 'lr_decay_iters', 'matrix_lr', 'embedding_lr', 'head_lr', 'weight_decay',
+    'matrix_weight_decay', 'adam_eps', 'grad_clip', 'eval_interval', 'eval_iters', 'log_interval',
+    'save_interval', 'sample_interval', 'sample_growth', 'tasks_interval', 'max_per_task',
     'keep_checkpoints', 'resume_step', 'shard', 'temperature'], 0)
-check_range(config, ['max_tokens', 'max_epochs', 'train_minutes', 'max_minutes'], 0, exclude=0)
+check_range(config, [
+    'learning_rate', 'max_tokens', 'max_epochs', 'train_minutes', 'max_minutes'], 0, exclude=0)
 check_range(config, ['dropout', 'beta1', 'beta2', 'momentum'], 0, 1, exclude=1)
 check_range(config, ['decay_fraction', 'top_p'], 0, 1, exclude=0)
 check_range(config, ['min_lr'], 0, learning_rate if decay_lr else None)
@@ -192,8 +199,8 @@ data = Dataset(dataset, data_dir, block_size, seed, document_mask)
 check_same(data.fingerprint)
 compute_dtype = choose_dtype(dtype, used_device)  # of matrix products
 use_compile = choose_compile(compile, used_device) and not eval_only  # for one evaluation it does not pay
-sharers = shard or ddp_world_size  # processes that share one copy of the model
-if ddp_world_size % sharers:
+shard_size = shard or ddp_world_size  # processes that share one copy of the model
+if ddp_world_size % shard_size:
     raise InputError(f"shard must divide the number of processes: {shard} and {ddp_world_size}. Use 0 for "
                      "all of them.")
 micro_batches = gradient_accumulation_steps  # per iteration, over all processes
@@ -218,7 +225,7 @@ if train_minutes:
     n_iters = math.inf  # until the loop has measured the pace
     if resuming and ckpt['n_iters'] and ckpt['config'].get('train_minutes') == train_minutes:
         n_iters = ckpt['n_iters']  # measured before
-    decay_iters = None
+    decay_iters = None  # the learning rate falls until the end, lr_decay_iters is ignored
 final_lr = min_lr
 if min_lr is None:
     final_lr = 0.0 if lr_schedule == 'wsd' else learning_rate / 10
@@ -252,17 +259,20 @@ def targets_of_iteration(it):
 
 def get_batch(it, micro_step):
     """
-    Return x, y (batch_size, block_size), document ids or None, and the divisor of the loss.
+    Return x, y (batch_size, block_size), document ids or None, and the number to divide the loss by.
 
-    y is -1 where the loss is masked, as in conversations. The losses of the micro-batches, each divided by
-    its divisor, give the mean over the iteration's targets: summed over them, averaged over processes.
+    Without a loss mask that number is grad_accum_steps, as in nanoGPT. With one, as in conversations, y is -1
+    where no loss is counted, and micro-batches have different numbers of targets. The model returns the mean
+    over the targets of a micro-batch; the divisor weights it so that the gradient, summed over micro-batches
+    and averaged over processes, is that of the mean over all targets of the iteration.
     """
     it = 0 if overfit_batch else it
     first = micro_batch_index(it, micro_step) * batch_size
     x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)
     divisor = grad_accum_steps
     if data.train.masked:
-        divisor = targets_of_iteration(it) / (max(1, (y >= 0).sum()) * ddp_world_size)
+        n_targets = max(1, (y >= 0).sum())  # of this micro-batch
+        divisor = targets_of_iteration(it) / (n_targets * ddp_world_size)
     x = torch.from_numpy(np.ascontiguousarray(x))
     y = torch.from_numpy(np.ascontiguousarray(y))
     if doc_ids is not None:
@@ -295,8 +305,8 @@ model.activation_checkpointing = activation_checkpointing
 model.loss_chunk_size = loss_chunk_size(used_device, batch_size * block_size, model.config.vocab_size,
                                         use_compile)
 n_params = model.get_num_params(non_embedding=False)
-if sharers > 1:
-    shard_model(model, sharers, compute_dtype, used_device)  # before the optimizer, as it replaces parameters
+if shard_size > 1:
+    shard_model(model, shard_size, compute_dtype, used_device)  # replaces parameters: before the optimizer
 model.to(used_device)
 optimizer = create_optimizer(
     model, learning_rate=learning_rate, weight_decay=weight_decay, betas=(beta1, beta2), eps=adam_eps,
@@ -305,13 +315,14 @@ optimizer = create_optimizer(
     dtype='bfloat16' if compute_dtype == 'bfloat16' else 'float32')
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == 'float16')
 if resuming:
-    n_fresh = checkpoint.load_moments(optimizer, ckpt['optimizer'])  # rates, betas and decay are this run's
-    if n_fresh:
-        print0(f"note: {n_fresh} parameters start without moments, as the checkpoint has none for them")
+    # the moments only: learning rates, betas and weight decay are this run's
+    n_without_moments = checkpoint.load_moments(optimizer, ckpt['optimizer'])
+    if n_without_moments:
+        print0(f"note: {n_without_moments} parameters start without moments, as the checkpoint has none")
     if scaler.is_enabled() and ckpt.get('scaler'):
         scaler.load_state_dict(ckpt['scaler'])
 ctx = autocast(used_device, compute_dtype)
-if use_compile and (sharers > 1 or device_type == 'cpu'):
+if use_compile and (shard_size > 1 or device_type == 'cpu'):
     # FSDP gathers a block before it computes; on a CPU, compiling the model as a whole takes minutes
     for block in model.transformer.h:
         block.compile()
@@ -323,8 +334,8 @@ elif use_compile:
 
 
 def wrap_ddp():
-    """Return the model that trains; `model` itself, inside it, is evaluated and saved."""
-    if not ddp or sharers > 1:
+    """Return `model` wrapped in DDP for training, or itself. Evaluation and checkpoints use `model`."""
+    if not ddp or shard_size > 1:
         return model
     warnings.filterwarnings('ignore', message='`broadcast_buffers` is deprecated')
     return DDP(model, device_ids=[ddp_local_rank] if device_type == 'cuda' else None, broadcast_buffers=False,
@@ -333,8 +344,8 @@ def wrap_ddp():
 
 ddp_model = wrap_ddp()
 if (use_compile or ddp or device_type == 'cuda') and not eval_only:
-    # A first step whose gradients are dropped. DDP reorders its buckets after its first backward pass, which
-    # changes the order of its sums: done here, a resumed run sums in the same order
+    # Run one step and drop its gradients. After the first backward pass DDP reorders its buckets, and thereby
+    # the order in which it sums gradients. From then on it is fixed, so that a resumed run sums alike
     with_doc_ids = document_mask or data.train.masked
     optional = use_compile and compile == 'auto'  # if the compiler fails, train without it
     if not warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, used_device, optional):
@@ -347,7 +358,8 @@ if (use_compile or ddp or device_type == 'cuda') and not eval_only:
         warm_up(ddp_model, batch_size, block_size, with_doc_ids, ctx, used_device, optional=False)
 
 # -----------------------------------------------------------------------------
-# helpers
+# functions that the loop calls. They read variables of the run, such as best_val_loss and record, which are
+# assigned further down
 
 
 def get_lr(it):
@@ -377,21 +389,24 @@ def get_lr(it):
 
 def estimate_loss():
     """
-    Return the loss and the bits per byte of each split, {'train_loss': 3.1, ...}; None if should_stop().
+    Return the loss and the bits per byte of each split, {'train_loss': 3.1, ...}; None if interrupted.
 
-    They are over eval_iters x batch_size sequences, spread evenly over the split and always the same ones.
+    The same eval_iters x batch_size sequences, spread evenly over the split, are evaluated each time.
     """
-    n_sequences = eval_iters * batch_size or data.n_eval_sequences(block_size)
+    n_sequences = eval_iters * batch_size
+    if eval_iters == 0:
+        n_sequences = data.n_eval_sequences(block_size)
     metrics = {}
     model.eval()
     for split, tokens in data.splits.items():
         result = text_loss(model, tokens, n_sequences, batch_size, ctx, should_stop)
         if result is None:
+            metrics = None
             break
         metrics[f'{split}_loss'] = result['loss']
         metrics[f'{split}_bpb'] = result['bpb']
     model.train()
-    return metrics if len(metrics) == 2 * len(data.splits) else None
+    return metrics
 
 
 def generate_samples(it):
@@ -432,13 +447,13 @@ def report_failure(job):
 def log(it, metrics):
     """Write a row of log.csv and of Weights & Biases. metrics: {column: number}."""
     global wandb_has_failed
+    if not master_process or eval_only:
+        return
     tokens = it * tokens_per_iter
     row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': stopwatch.seconds,
            'wall_seconds': wall_seconds(), **metrics}
-    if not master_process or eval_only:
-        return
     append_row(os.path.join(out_dir, 'log.csv'), row)
-    if wandb_run is not None and it >= wandb_run.starting_step:  # after a resume, it has the earlier ones
+    if wandb_run is not None and it >= wandb_run.starting_step:  # a resumed one has the earlier rows
         names = {'loss': 'iter/loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}
         values = {names.get(name, name): value for name, value in row.items() if value is not None}
         try:
@@ -489,14 +504,14 @@ stop_signal = 0
 def request_stop(number, frame):
     global stop_signal
     if stop_signal and number == signal.SIGINT and not ddp:
-        raise KeyboardInterrupt  # the second Ctrl-C does not wait for the save; torchrun sends two by itself
+        raise KeyboardInterrupt  # the second Ctrl-C stops without saving; torchrun sends two for one
     stop_signal = number
     if master_process:
         message = f"{signal.Signals(number).name}: saving and stopping"
         if not ddp:
             message += ". Ctrl-C stops at once, without saving"
         with suppress(OSError):  # the terminal may be closed
-            os.write(1, f'{message}\n'.encode())  # print() is not allowed to interrupt another print()
+            os.write(1, f'{message}\n'.encode())  # not print(), which must not interrupt another print()
 
 
 for name in ['SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP']:
@@ -545,7 +560,7 @@ print0(f"schedule: {schedule}")
 if decay_lr and warmup_iters >= n_iters:
     print0(f"note: the run ends before its warm-up, at iteration {n_iters:,}")
 optimizer_name = 'fused AdamW' if matrix_optimizer == 'adamw' else 'Muon and fused AdamW'
-print0(f"system: {name_of(used_device)} ({used_device}), {compute_dtype}, compile {use_compile}, "
+print0(f"system: {device_name(used_device)} ({used_device}), {compute_dtype}, compile {use_compile}, "
        f"{optimizer_name}, torch {torch.__version__}")
 print0(f"expected initial loss (uniform guess): ln({model.config.vocab_size}) = "
        f"{math.log(model.config.vocab_size):.2f}")
@@ -555,7 +570,7 @@ print0(f"expected initial loss (uniform guess): ln({model.config.vocab_size}) = 
 wall_seconds_before = ckpt.get('wall_seconds', ckpt['train_seconds']) if resuming else 0.0
 stopwatch = Stopwatch(used_device, ckpt['train_seconds'] if resuming else 0.0)
 tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # tokens the weights were trained on before this run
-if resuming:
+if resuming:  # the checkpoint's number includes the earlier iterations of this run
     tokens_before = max(0, tokens_before - start_iter * tokens_per_iter)
 record = {
     **environment(used_device), 'dtype': compute_dtype, 'compile': use_compile, 'config': config,
@@ -596,6 +611,10 @@ if resuming:
 ckpt = None  # free its memory
 
 
+samples = ''
+start_seconds = stopwatch.seconds  # of training, before this process
+
+
 def write_record(it, outcome=None):
     """Write run.json and report.md."""
     record.update(outcome=outcome, iterations=it, max_iters=n_iters, best_val_loss=best_val_loss,
@@ -610,16 +629,16 @@ def write_record(it, outcome=None):
 
 # -----------------------------------------------------------------------------
 # the loop: n_iters updates. The last pass makes no update; it evaluates and saves the final weights
-samples = ''
 is_saved = True  # False: the newest checkpoint could not be written
 outcome = 'done'
-latest_loss = 0.0  # as it was logged or evaluated last
+loss_is_finite = True  # the loss that was logged or evaluated last
 loss_sum = torch.zeros((), device=used_device)  # of the last iteration
-start_seconds = stopwatch.seconds
 logged_iter = start_iter
 logged_seconds = stopwatch.seconds
-paced_iter = start_iter + 5  # the clock: the pace is measured from here on
-paced_seconds = math.inf
+# for train_minutes: updates 6 to 25 are timed, as the first ones are slower
+timing_start = start_iter + 5
+timing_end = timing_start + 20
+timing_start_seconds = 0.0
 if master_process and not eval_only:
     write_record(start_iter)
 for it in itertools.count(start_iter):
@@ -637,28 +656,29 @@ for it in itertools.count(start_iter):
         losses = {split: metrics[f'{split}_loss'] for split in data.splits}
         print0(f"step {it}: " + ', '.join(f"{split} loss {losses[split]:.4f}" for split in losses))
         log(it, metrics)
-        latest_loss = sum(losses.values())
+        loss_is_finite = loss_is_finite and all(math.isfinite(loss) for loss in losses.values())
         val_loss = losses.get('val', math.inf)
 
-    # save; before it, nothing that can fail, and after it, what training can do without
+    # save, before benchmarks and samples, which may fail
     is_best = it > 0 and val_loss < best_val_loss
     if save_interval is None:
         is_due = is_best or (metrics is not None and always_save_checkpoint)
     else:
         is_due = save_interval > 0 and it % save_interval == 0
-    is_saving = (is_due or is_last or is_stopping) and (it > start_iter or is_best) and not eval_only
-    if not math.isfinite(latest_loss) or (is_saving and not all_finite([loss_sum, *model.parameters()])):
+    is_new = it > start_iter or is_best  # a resumed run does not save again what it has just read
+    is_saving = is_new and (is_due or is_last or is_stopping) and not eval_only
+    if not loss_is_finite or (is_saving and not all_finite([loss_sum, *model.parameters()])):
         outcome = 'diverged'
         break
     if is_saving:
         stopwatch.stop()
-        earlier_best = best_val_loss, best_iter
-        if is_best:
+        previous_best = best_val_loss, best_iter
+        if is_best:  # before save(), which stores both
             best_val_loss = val_loss
             best_iter = it
         is_saved = save(it, is_best)
         if not is_saved:
-            best_val_loss, best_iter = earlier_best
+            best_val_loss, best_iter = previous_best
         elif master_process:
             write_record(it)
 
@@ -697,7 +717,7 @@ for it in itertools.count(start_iter):
             torch.manual_seed(hash_seed(seed, DROPOUT, micro_batch_index(it, micro_step)))
         # synchronize gradients in the last micro-step only; set before forward, as no_sync() would
         is_last_micro_step = micro_step == grad_accum_steps - 1
-        if sharers > 1:
+        if shard_size > 1:
             model.set_requires_gradient_sync(is_last_micro_step)
         elif ddp:
             ddp_model.require_backward_grad_sync = is_last_micro_step
@@ -720,9 +740,10 @@ for it in itertools.count(start_iter):
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
-    # the log: the only place where the host waits for the device
+    # log; reading the loss waits for the device
     if is_logging:
-        latest_loss, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
+        loss_value, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
+        loss_is_finite = math.isfinite(loss_value)
         seconds = stopwatch.stop()
         dt = max(1e-9, seconds - logged_seconds) / (it + 1 - logged_iter)  # a clock may be coarse
         logged_iter = it + 1
@@ -731,25 +752,25 @@ for it in itertools.count(start_iter):
         progress = (it + 1) / n_iters
         eta = (n_iters - it - 1) * dt if n_iters < math.inf else 60 * train_minutes - seconds
         tokens = it * tokens_per_iter
-        row = {'progress': progress, 'epoch': it * tokens_per_iter / tokens_per_epoch, 'loss': latest_loss,
+        row = {'progress': progress, 'epoch': tokens / tokens_per_epoch, 'loss': loss_value,
                'lr': lr, 'grad_norm': norm, 'ms': dt * 1000, 'tokens_per_second': tokens_per_iter / dt,
                'mfu': mfu if mfu > 0 else None,  # nan if the device's peak is unknown
                'memory_gb': peak_memory(used_device), 'data_wait': batches.waited}
         mfu_text = f", mfu {mfu * 100:.2f}%" if mfu > 0 else ''
         total_text = f" ({format_count(tokens_before + tokens)} in total)" if tokens_before else ''
-        print0(f"iter {it}: loss {latest_loss:.4f}, time {row['ms']:.2f}ms{mfu_text}, "
-               f"ppl {math.exp(min(latest_loss, 700.0)):.2f}, lr {lr:.2e}, norm {norm:.2f}, "
+        print0(f"iter {it}: loss {loss_value:.4f}, time {row['ms']:.2f}ms{mfu_text}, "
+               f"ppl {math.exp(min(loss_value, 700.0)):.2f}, lr {lr:.2e}, norm {norm:.2f}, "
                f"{row['tokens_per_second']:,.0f} tok/s, {format_count(tokens)} tokens{total_text}, "
                f"epoch {row['epoch']:.2f}, {progress:.1%}, eta {format_duration(max(0, eta))}")
         log(it, row)
 
-    # the clock: set the number of iterations once, from the pace of twenty
-    if n_iters == math.inf and it + 1 == paced_iter:
-        paced_seconds = stopwatch.stop()
-    if n_iters == math.inf and it + 1 == paced_iter + 20:
+    # train_minutes: set the number of iterations, once, from the measured speed
+    if n_iters == math.inf and it + 1 == timing_start:
+        timing_start_seconds = stopwatch.stop()
+    if n_iters == math.inf and it + 1 == timing_end:
         seconds_left = 60 * train_minutes - stopwatch.stop()
-        pace = max(1e-9, stopwatch.seconds - paced_seconds) / 20
-        n_iters = broadcast(max(it + 1, it + 1 + round(seconds_left / pace)))
+        seconds_per_iter = max(1e-9, stopwatch.seconds - timing_start_seconds) / (timing_end - timing_start)
+        n_iters = broadcast(it + 1 + max(0, round(seconds_left / seconds_per_iter)))
         print_budget()
 
 # -----------------------------------------------------------------------------
