@@ -6,8 +6,7 @@ Write a checkpoint as a Hugging Face folder, for transformers and whatever opens
     $ python export.py --init_from=out/ckpt_best.pt --to=out-hf --dtype=bfloat16
     $ hf upload OWNER/NAME out-hf
 
-The other way needs no export: --init_from=FOLDER_OR_NAME of train.py and sample.py reads such a folder, or a
-model on the Hub.
+train.py, sample.py and eval.py read such a folder, or a model on the Hub, with --init_from=FOLDER_OR_NAME.
 """
 
 from configurator import InputError, check_choice, configure
@@ -17,7 +16,7 @@ init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Fa
 out_dir = 'out'  # the run's folder, if init_from is 'resume'
 to: str = None  # the folder to write, which must not exist
 dtype = 'float32'  # of the weights; 'bfloat16' and 'float16' have half the size
-dataset: str = None  # whose tokenizer to write. None: the checkpoint's; nanoGPT's have none
+dataset: str = None  # the dataset whose tokenizer is written. None: the checkpoint's tokenizer
 data_dir: str = None  # None: data/ next to this file
 # -----------------------------------------------------------------------------
 config, given = configure(globals(), positional='out_dir')
@@ -71,18 +70,17 @@ print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
 def compare(folder):
     """Raise InputError if transformers computes other logits than model.py, which may have been edited.
 
-    Return False if transformers is not installed, or has no such network yet.
+    Return False if transformers is not installed or too old for this network.
     """
     try:
         import transformers
-    except ImportError:
-        return False
-    if not hasattr(transformers, kind):
+        their_class = getattr(transformers, kind)
+    except (ImportError, AttributeError):
         return False
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    # weights of other shapes are ignored here, and then show in the logits
-    theirs = getattr(transformers, kind).from_pretrained(folder, ignore_mismatched_sizes=True).float().eval()
+    # weights of other shapes are skipped here, and then change the logits
+    theirs = their_class.from_pretrained(folder, ignore_mismatched_sizes=True).float().eval()
     ours = checkpoint.build_model(checkpoint.read(folder)).eval()
     idx = torch.arange(min(1024, ours.config.block_size))[None] % ours.config.vocab_size  # (1, T)
     with torch.no_grad():
@@ -90,13 +88,13 @@ def compare(folder):
         logits, _ = ours(idx, idx)
     difference = ((logits - wanted).abs().max() / wanted.abs().max()).item()
     if not difference < 1e-3:
-        raise InputError(f"{kind} of transformers computes something else than model.py: logits differ by "
+        raise InputError(f"{kind} of transformers and model.py compute different logits: they differ by "
                          f"{difference:.1%}. Undo the edits of model.py.")
     return True
 
 
 # -----------------------------------------------------------------------------
-# the folder gets its name when it is complete and compared
+# write a temporary folder, and rename it once it is complete and compared
 os.makedirs(parent, exist_ok=True)
 with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
     folder = os.path.join(temporary, name)

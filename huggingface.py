@@ -3,8 +3,8 @@ Read and write Hugging Face folders, without transformers and without executing 
 
     ckpt = huggingface.read('HuggingFaceTB/SmolLM2-135M')  # a folder, or a name on the Hub
 
-The tables below have our names on the left and those of transformers on the right. The presets are
-architectures of transformers: gpt2 is GPT-2, llama is Llama, modern is NanoChat.
+In the tables below, our names are on the left and those of transformers on the right. The presets gpt2, llama
+and modern are the GPT-2, Llama and NanoChat of transformers.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from tokenizer import (
 # -----------------------------------------------------------------------------
 # names: ours, theirs
 
-GPT2_REPOS = {  # nanoGPT's names, those on the Hub
+GPT2_REPOS = {  # nanoGPT's names and those on the Hub
     'gpt2': 'openai-community/gpt2',
     'gpt2-medium': 'openai-community/gpt2-medium',
     'gpt2-large': 'openai-community/gpt2-large',
@@ -36,7 +36,7 @@ MODEL_TYPES = {'gpt2': 'gpt2', 'llama': 'llama', 'modern': 'nanochat'}
 ACTIVATION_NAMES = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2', 'swiglu': 'silu'}
 ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']
 
-# fields of GPTConfig: fields of config.json, with transformers' defaults, which config.json leaves out
+# fields of GPTConfig: (field of config.json, default of transformers, which config.json may leave out)
 GPT2_FIELDS = {
     'vocab_size': ('vocab_size', 50257),
     'block_size': ('n_positions', 1024),
@@ -107,7 +107,7 @@ NANOCHAT_WEIGHTS = {
 }
 WEIGHTS = {'gpt2': GPT2_WEIGHTS, 'llama': LLAMA_WEIGHTS, 'modern': NANOCHAT_WEIGHTS}
 
-# What transformers computes. It repeats model.py's presets, as those may be edited and these may not
+# The networks of transformers. They repeat the presets of model.py, as those may be edited
 LLAMA_NETWORK = dict(NANOGPT, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu',
                      tie=False)
 NANOCHAT_NETWORK = dict(LLAMA_NETWORK, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True,
@@ -135,14 +135,11 @@ def weight_names(arch, n_layer):
 
 
 def convert(name, p, n_head, arch):
-    """Return the weight `p` in their layout, or a weight of theirs in ours: it is the same change.
-
-    name: our name of it.
-    """
+    """Convert the weight `p` between our layout and theirs; the conversion is its own inverse. name: ours."""
     if arch == 'gpt2' and name.endswith(('c_attn.weight', 'c_proj.weight', 'c_fc.weight')):
         p = p.t()  # OpenAI's "Conv1D" is a Linear with its matrix transposed
     if arch == 'modern' and name.endswith(('c_q.weight', 'c_k.weight')):
-        # NanoChat rotates by the opposite angle, which equals exchanging the two halves of each head
+        # NanoChat rotates by the opposite angle: exchange the two halves of each head
         n_embd = p.size(1)
         halves = p.view(-1, 2, n_embd // n_head // 2, n_embd)  # (heads, 2, D/2, C)
         p = halves.flip(1).reshape(p.shape)
@@ -154,22 +151,22 @@ def convert(name, p, n_head, arch):
 
 
 def check_network(config):
-    """Raise InputError unless transformers' class for `arch` computes the network of a GPTConfig."""
+    """Raise InputError if transformers' class for `arch` does not compute the network of a GPTConfig."""
     arch = config.arch
     free = [*FIELDS[arch], 'arch', 'bias', 'dropout', 'init', 'rope_theta', 'rope_scaling']
     if 'swiglu' in (config.mlp, NETWORKS[arch]['mlp']):
-        free.remove('mlp')  # it has three matrices, the others have two
+        free.remove('mlp')  # swiglu has three matrices, the others have two
     required = {**NETWORKS[arch], 'n_kv_head': config.n_head}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        wanted = required.get(field.name, field.default)  # a field that an edit has added must be off
+        wanted = required.get(field.name, field.default)  # a field that an edit added must be at its default
         if field.name not in free and value != wanted:
             raise InputError(f"{CLASSES[arch]} of transformers has another network: {field.name} is {wanted} "
                              f"there, {value} here. Train a model with an unedited preset.")
 
 
 def to_config(config, dtype):
-    """Return the config.json, a dict, of a GPTConfig."""
+    """Return the config.json of a GPTConfig, a dict."""
     check_network(config)
     arch = config.arch
     theirs = {'architectures': [CLASSES[arch]], 'model_type': MODEL_TYPES[arch], 'dtype': dtype}
@@ -184,13 +181,13 @@ def to_config(config, dtype):
     rope = {'rope_type': 'default', 'rope_theta': config.rope_theta}
     if config.rope_scaling:
         rope = {**rope, **config.rope_scaling, 'rope_type': 'llama3'}
-        theirs['rope_scaling'] = rope  # for transformers 4, as the rope_theta above
+        theirs['rope_scaling'] = rope  # for transformers 4, like the rope_theta above
     theirs['rope_parameters'] = rope
     return theirs
 
 
 def from_config(theirs, path):
-    """Return the arguments of GPTConfig for a config.json, a dict. path: its name, for messages."""
+    """Return the arguments of GPTConfig for a config.json, a dict. path: the file's, for messages."""
     kind = theirs.get('model_type') or (theirs.get('architectures') or [None])[0]
     arch = inverse(MODEL_TYPES).get(kind) or inverse(CLASSES).get(kind)
     if arch is None:
@@ -200,7 +197,7 @@ def from_config(theirs, path):
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     theirs = {**theirs, **rope}
-    # these change what is computed, and leave no trace in the weights
+    # these change the results, but neither names nor shapes of the weights
     required = {
         'scale_attn_weights': True,
         'scale_attn_by_inverse_layer_idx': False,
@@ -213,12 +210,12 @@ def from_config(theirs, path):
     args = {**NETWORKS[arch], 'arch': arch}
     for ours, (name, default) in FIELDS[arch].items():
         args[ours] = theirs.get(name, default)
-    activation = args['mlp'].replace('gelu_pytorch_tanh', 'gelu_new')  # two names of one function
+    activation = args['mlp'].replace('gelu_pytorch_tanh', 'gelu_new')  # two names for one function
     args['mlp'] = inverse(ACTIVATION_NAMES).get(activation)
     if args['mlp'] is None:
         raise unsupported(path, 'activation', activation)
     if args['tie']:
-        args['init'] = 'gpt2'  # modern's starts the head at zero
+        args['init'] = 'gpt2'  # modern's initializes the head to zero
     if arch == 'modern':
         args['softcap'] = args['softcap'] or 0.0
     rope_type = rope.get('rope_type', rope.get('type', 'default'))
@@ -231,21 +228,21 @@ def from_config(theirs, path):
 
 def unsupported(path, name, value):
     """Return the InputError for a value in a config.json."""
-    return InputError(f"{path} is of a network that model.py lacks: {name} is {value!r}. Use a GPT-2, Llama "
-                      "or NanoChat model; docs/huggingface.md lists what can be read.")
+    return InputError(f"{path} describes a network that model.py lacks: {name} is {value!r}. Use a GPT-2, "
+                      "Llama or NanoChat model; docs/huggingface.md lists what can be read.")
 
 
 # -----------------------------------------------------------------------------
 # read
 
-# patterns of the files to download; those of pickles only if there are no safetensors
+# patterns of the files to download; pickles are downloaded only if there are no safetensors
 CONFIG_FILES = ['tokenizer*', 'config.json', 'generation_config.json']
 MODEL_FILES = ['model*.safetensors', 'model.safetensors.index.json', *CONFIG_FILES]
 PICKLE_FILES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
 def is_hub_name(source):
-    """Return whether `source` may be on the Hub: 'gpt2' to 'gpt2-xl', OWNER/NAME or OWNER/NAME@REVISION."""
+    """Return whether `source` may be on the Hub: a name of GPT2_REPOS, OWNER/NAME or OWNER/NAME@REVISION."""
     if source.endswith('.pt') or os.path.exists(source) or os.path.exists(os.path.dirname(source)):
         return False
     is_full_name = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?', source) is not None
@@ -253,8 +250,10 @@ def is_hub_name(source):
 
 
 def find_folder(source, patterns):
-    """Return the folder of a model: `source` itself, or for a name on the Hub the folder in Hugging Face's
-    cache, with those files of the model that match `patterns`."""
+    """Return the folder of a model. A model on the Hub is downloaded into Hugging Face's cache.
+
+    patterns: of the files to download.
+    """
     if not is_hub_name(source):
         return source
     huggingface_hub = import_package('huggingface_hub')
@@ -262,15 +261,17 @@ def find_folder(source, patterns):
     try:
         huggingface_hub.utils.disable_progress_bars()
         return huggingface_hub.snapshot_download(repo, revision=revision or None, allow_patterns=patterns)
-    except Exception as e:  # the ways in which a network fails have no common class
+    except Exception as e:  # the errors of a network have no common class
         raise InputError(f"{source} is not a local path and could not be downloaded from the Hub: "
                          f"{type(e).__name__}, {first_line(e)}. Check the name and the network; if the model "
                          "asks for it, accept its terms and log in (hf auth login).") from e
 
 
 def weight_files(folder):
-    """Return the paths of the files with a model's weights: one, or the shards in an index; [] if there are
-    none. Shards that are not in the index may be those of another model."""
+    """Return the paths of a model's weights: one file, or the shards in an index; [] if there are none.
+
+    Shards that are not in the index may be those of another model.
+    """
     for name in ['model.safetensors', 'pytorch_model.bin']:
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -283,10 +284,7 @@ def weight_files(folder):
 
 
 def load_weights(path):
-    """Return {name: tensor} of a file of weights, whose names and layout are theirs."""
-    if not os.path.exists(path):
-        raise InputError(f"{path} is missing, but the index of the weights lists it. Download the model "
-                         "again.")
+    """Return {their name: tensor in their layout} of a file of weights."""
     check_not_lfs_pointer(path)
     if path.endswith('.safetensors'):
         import_package('safetensors')
@@ -296,10 +294,7 @@ def load_weights(path):
 
 
 def read(source):
-    """Return a model, a folder or a name on the Hub, as the dict of a checkpoint (see checkpoint.read).
-
-    The weights keep their dtypes.
-    """
+    """Return the model in a folder or on the Hub as the dict of a checkpoint, see checkpoint.read()."""
     folder = find_folder(source, MODEL_FILES)
     try:
         with open(os.path.join(folder, 'config.json'), encoding='utf-8-sig') as f:
@@ -312,8 +307,7 @@ def read(source):
             weights.update(load_weights(path))
 
         arch = args['arch']
-        # a damaged config.json may have any number of layers
-        our_names = inverse(weight_names(arch, n_layer=len(weights)))
+        our_names = inverse(weight_names(arch, args['n_layer']))
         model = {}
         for name, p in weights.items():
             if arch == 'gpt2' and not name.startswith(('transformer.', 'lm_head.')):
@@ -331,7 +325,7 @@ def read(source):
 
 
 def read_tokenizer(source, optional=False):
-    """Return the state of a model's tokenizer, for make_tokenizer(). optional: return None if it has none."""
+    """Return the state of a model's tokenizer. optional: return None if the model has none."""
     if source in GPT2_REPOS and is_hub_name(source):
         return GPT2_STATE
     folder = find_folder(source, CONFIG_FILES)
@@ -349,15 +343,15 @@ def read_tokenizer(source, optional=False):
 def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None, card=''):
     """Write a model and its tokenizer into `folder`, the weights in files of up to 5 GB.
 
-    weights, config: a GPT's state_dict() and its GPTConfig. dtype: the name of that of the weights. chat:
-    conversations.chat_format(tokenizer). card: the text of README.md.
+    weights, config: a GPT's state_dict() and GPTConfig. dtype: of the written weights, a name. chat: the
+    tokenizer's chat_format() of conversations.py. card: the text of README.md.
     """
     from huggingface_hub import save_torch_state_dict
     theirs = to_config(config, dtype)
     generation = {
         'bos_token_id': tokenizer.end_of_text,
         'eos_token_id': list((chat or tokenizer).stop_ids) or None,
-        'pad_token_id': None,  # NanoChat's default is 1, and row 1 of its embedding would not be trained
+        'pad_token_id': None,  # NanoChat's default is 1; token 1 would not be trained in transformers
     }
     theirs.update(generation)
     tokenizer_json, tokenizer_config = to_tokenizer_json(tokenizer, chat)
@@ -381,12 +375,9 @@ def their_weights(weights, config, dtype):
     names = weight_names(arch, config.n_layer)
     converted = {}
     for ours, p in weights.items():
-        if ours not in names:
-            raise InputError(f"{CLASSES[arch]} of transformers has no weight {ours}. Train a model without "
-                             "it.")
         if ours == 'lm_head.weight' and config.tie:
             continue
-        theirs = names[ours]
+        theirs = names[ours]  # a KeyError if model.py was edited and has more weights
         converted[theirs] = convert(ours, p, config.n_head, arch).to(dtype)
         if arch == 'gpt2' and not config.bias and ('.h.' in ours or '.ln_f.' in ours):
             # transformers' GPT-2 always has biases, one per output
@@ -415,26 +406,26 @@ def to_tokenizer_json(tokenizer, chat):
 
 
 def our_tokenizer(tokenizer):
-    """Return a tokenizer of characters, bytes or tiktoken's as one of the package `tokenizers`."""
+    """Convert a tokenizer of characters, bytes or tiktoken to one of the `tokenizers` package."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     special = tokenizer.special
     if tokenizer.state()['kind'] == 'char':
-        # without an unknown token: an unknown character is an error
+        # it has no unknown token, so an unknown character is an error
         theirs = Tokenizer(models.WordLevel({**tokenizer.id_of, **special}))
         theirs.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
         theirs.decoder = decoders.Fuse()
     else:
         letters = bytes_to_unicode()
-        ids = {}  # of the tokens, written with a character for each byte
+        ids = {}  # of the tokens, with a character for each byte
         for id, piece in tokenizer.text_pieces.items():
             ids[''.join(letters[byte] for byte in piece)] = id
-        # tiktoken merges any two tokens that make a third one, the one with the lowest id first
+        # tiktoken merges any two tokens whose concatenation is a token; the lowest id of that goes first
         merges = []
         for token in sorted(ids, key=ids.get):
             for i in range(1, len(token)):
                 if token[:i] in ids and token[i:] in ids:
                     merges.append((token[:i], token[i:]))
-        # ignore_merges: a word that is a token becomes that token, whatever its merges give, as in tiktoken
+        # ignore_merges: as in tiktoken, a word that is a token is encoded as that, whatever its merges give
         theirs = Tokenizer(models.BPE({**ids, **special}, merges, ignore_merges=True))
         theirs.pre_tokenizer = pre_tokenizer_of(tokenizer.state().get('pat_str', PATTERN))
         theirs.decoder = decoders.ByteLevel()

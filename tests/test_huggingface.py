@@ -8,11 +8,12 @@ import os
 import pytest
 import torch
 from conftest import TINY, data_file
+from test_evaluation import save_model
 
 import checkpoint
 import huggingface
 import model
-from conversations import chat_format, with_chat_tokens
+from conversations import ROLE_TOKENS, chat_format, with_chat_tokens
 from model import GPT, GPTConfig
 from tokenizer import learn_bpe, make_tokenizer, same_tokenizer
 
@@ -92,15 +93,11 @@ def test_a_network_that_transformers_lacks_is_refused(args):
         huggingface.check_network(Edited(**args))
 
 
-def test_an_edited_preset_is_refused_and_does_not_change_what_a_folder_means(monkeypatch):
+def test_an_edited_preset_does_not_change_what_a_folder_means(monkeypatch):
     folder = {'model_type': 'llama'}
     original = GPTConfig(**huggingface.from_config(folder, 'config.json'))
-    monkeypatch.setitem(model.LLAMA, 'norm', 'rmsnorm_plain')
     monkeypatch.setitem(model.LLAMA, 'qk_norm', True)
     assert GPTConfig(**huggingface.from_config(folder, 'config.json')) == original
-    huggingface.check_network(original)
-    with pytest.raises(ValueError):
-        huggingface.check_network(GPTConfig(arch='llama'))
 
 
 # -----------------------------------------------------------------------------
@@ -111,10 +108,8 @@ def save_openai(theirs, folder):
     """Save like OpenAI's gpt2 on the Hub: with short names, and with masks among the weights."""
     from safetensors.torch import save_file
     theirs.config.save_pretrained(folder)
-    weights = {}
-    for name, p in theirs.state_dict().items():
-        if name != 'lm_head.weight':
-            weights[name.removeprefix('transformer.')] = p
+    weights = {name.removeprefix('transformer.'): p for name, p in theirs.state_dict().items()}
+    weights.pop('lm_head.weight')
     weights['h.0.attn.bias'] = torch.ones(1, 1, 64, 64)
     save_file(weights, folder / 'model.safetensors')
 
@@ -137,12 +132,12 @@ def save_pickles(theirs, folder):
 LLAMA = dict(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
 GPT2 = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=64)
+SCALED = {'rope_type': 'llama3', 'rope_theta': 5e5, **LLAMA3}
 OTHERS = {
     'gpt2': (GPT2, save_openai),
     'llama': (transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, rms_norm_eps=1e-5), save_shards),
     'nanochat': (transformers.NanoChatConfig(**LLAMA), save_shards),
-    'llama3': (transformers.LlamaConfig(**LLAMA, rope_parameters={
-        'rope_type': 'llama3', 'rope_theta': 5e5, **LLAMA3}), save_pickles),
+    'llama3': (transformers.LlamaConfig(**LLAMA, rope_parameters=SCALED), save_pickles),
 }
 
 
@@ -154,30 +149,28 @@ def make_other(kind, folder):
     with torch.no_grad():
         for p in theirs.parameters():
             p.add_(torch.randn_like(p) * 0.2)
-    folder.mkdir(parents=True)
     save(theirs, folder)
     return theirs
 
 
 @pytest.mark.parametrize('kind', OTHERS)
 def test_a_folder_of_transformers_has_the_same_logits_here(kind, tmp_path):
-    theirs = make_other(kind, tmp_path / 'hf')
-    net = checkpoint.build_model(checkpoint.read(str(tmp_path / 'hf'))).eval()
+    theirs = make_other(kind, tmp_path)
+    net = checkpoint.build_model(checkpoint.read(str(tmp_path))).eval()
     assert_same_logits(net, theirs, torch.randint(net.config.vocab_size, (2, 48)))
 
 
 def test_the_weights_are_those_of_the_shards_in_the_index(tmp_path):
-    folder = tmp_path / 'hf'
-    make_other('llama3', folder)
-    expected = checkpoint.read(str(folder))['model']
-    shard = folder / 'pytorch_model-1.bin'
+    make_other('llama3', tmp_path)
+    expected = checkpoint.read(str(tmp_path))['model']
+    shard = tmp_path / 'pytorch_model-1.bin'
     # a shard of an older save, whose name sorts after the others
-    torch.save({name: 2 * p for name, p in torch.load(shard).items()}, folder / 'pytorch_model-old.bin')
-    weights = checkpoint.read(str(folder))['model']
+    torch.save({name: 2 * p for name, p in torch.load(shard).items()}, tmp_path / 'pytorch_model-old.bin')
+    weights = checkpoint.read(str(tmp_path))['model']
     assert all(torch.equal(weights[name], p) for name, p in expected.items())
     shard.unlink()
     with pytest.raises(ValueError, match=shard.name):
-        checkpoint.read(str(folder))
+        checkpoint.read(str(tmp_path))
 
 
 @pytest.mark.parametrize('config', [
@@ -187,14 +180,15 @@ def test_fields_missing_in_a_config_have_transformers_defaults(config):
     assert GPTConfig(**short) == GPTConfig(**huggingface.from_config(config.to_dict(), 'config.json'))
 
 
+def test_a_config_with_only_n_ctx_and_the_class_of_the_model_is_read():
+    args = huggingface.from_config({'architectures': ['GPT2LMHeadModel'], 'n_ctx': 512}, 'config.json')
+    assert (args['arch'], args['block_size']) == ('gpt2', 512)
+
+
 @pytest.mark.parametrize('change', [
-    dict(model_type='qwen3'),
-    dict(rope_parameters={'rope_type': 'yarn', 'factor': 2.0}),
+    dict(model_type='qwen3'), dict(rope_parameters={'rope_type': 'yarn', 'factor': 2.0}),
     dict(rope_scaling={'type': 'linear', 'factor': 2.0}, rope_parameters=None),
-    dict(partial_rotary_factor=0.5),
-    dict(hidden_act='relu'),
-    dict(hidden_size='wide'),
-])
+    dict(partial_rotary_factor=0.5), dict(hidden_act='relu'), dict(hidden_size='wide')])
 def test_a_config_of_another_network_is_refused(change, tmp_path):
     write(random_model(SHAPES['llama']), tmp_path)
     path = tmp_path / 'config.json'
@@ -204,11 +198,11 @@ def test_a_config_of_another_network_is_refused(change, tmp_path):
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
-    make_other('llama3', tmp_path / 'hf')
+    make_other('llama3', tmp_path)
     evil = b"cposix\nsystem\n(S'touch %s/made'\ntR." % bytes(tmp_path)
-    (tmp_path / 'hf' / 'pytorch_model.bin').write_bytes(evil)
+    (tmp_path / 'pytorch_model.bin').write_bytes(evil)
     with pytest.raises(ValueError):
-        checkpoint.read(str(tmp_path / 'hf'))
+        checkpoint.read(str(tmp_path))
     assert not (tmp_path / 'made').exists()
 
 
@@ -239,16 +233,13 @@ def test_the_exported_tokenizer_gives_our_ids_and_text(kind, tmp_path, monkeypat
         ours = BYTES
     else:
         ours = make_tokenizer({'kind': 'char', 'chars': ''.join(sorted(set(TRICKY)))})
-    theirs = auto_tokenizer(tmp_path / 'hf', ours)
+    theirs = auto_tokenizer(tmp_path, ours)
     ids = ours.encode(TRICKY).tolist()
-    assert theirs(TRICKY)['input_ids'] == ids
-    assert theirs.decode(ids) == TRICKY
+    assert theirs(TRICKY)['input_ids'] == ids and theirs.decode(ids) == TRICKY
     assert theirs.eos_token_id == ours.end_of_text
-    # and read back, by the package tokenizers
-    back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path / 'hf')))
+    back = make_tokenizer(huggingface.read_tokenizer(str(tmp_path)))
     assert back.encode(TRICKY).tolist() == ids and back.decode(ids) == TRICKY
-    assert back.end_of_text == ours.end_of_text
-    assert same_tokenizer(back.state(), ours.state())
+    assert back.end_of_text == ours.end_of_text and same_tokenizer(back.state(), ours.state())
 
 
 @pytest.mark.parametrize('kind', ['char', 'hf'])
@@ -272,20 +263,14 @@ def test_a_chat_is_exported_with_a_template_that_gives_our_ids(kind, tmp_path):
     assert chat_format(back).render(messages)[0].tolist() == chat.render(messages)[0].tolist()
 
 
-def test_special_tokens_without_a_row_in_the_embedding_are_removed(tmp_path, works):
-    folder = tmp_path / 'hf'
-    auto_tokenizer(folder, BYTES)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+def test_special_tokens_without_a_row_in_the_embedding_are_removed(tmp_path):
+    theirs = auto_tokenizer(tmp_path, BYTES)
     theirs.add_special_tokens({'pad_token': '[PAD]'})  # without resize_token_embeddings()
-    theirs.save_pretrained(folder)
-    assert '[PAD]' in (folder / 'tokenizer.json').read_text()
-    (tmp_path / 'chat.json').write_text(json.dumps([{'instruction': 'Hi', 'output': '[PAD]'}] * 60))
-    works('prepare.py', 'mine', f"--input={tmp_path / 'chat.json'}", f'--tokenizer=hf:{folder}', '--chat',
-          f'--data_dir={tmp_path}')
-    works('train.py', *TINY, '--dataset=mine', f'--data_dir={tmp_path}', f'--init_from={folder}',
-          '--block_size=8', '--max_iters=1', f"--out_dir={tmp_path / 'out'}")
-    n_ids = checkpoint.read(str(tmp_path / 'out' / 'ckpt.pt'))['model_args']['vocab_size']
-    assert n_ids == 320, '257, and new rows for the roles of a chat'
+    theirs.save_pretrained(tmp_path)
+    assert '[PAD]' in (tmp_path / 'tokenizer.json').read_text()
+    state = huggingface.read_tokenizer(str(tmp_path))
+    assert make_tokenizer(state).n_vocab == 257
+    assert make_tokenizer(with_chat_tokens(state)).n_vocab == 257 + len(ROLE_TOKENS)
 
 
 # -----------------------------------------------------------------------------
@@ -294,12 +279,12 @@ def test_special_tokens_without_a_row_in_the_embedding_are_removed(tmp_path, wor
 
 def test_models_of_the_hub_are_found_by_name_and_paths_are_never_looked_up(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path))
+    net = random_model(dict(vocab_size=257))
     for name in ['gpt2', 'someone/tiny-llama@main']:
         repo = huggingface.GPT2_REPOS.get(name, name).partition('@')[0]
         folder = tmp_path / ('models--' + repo.replace('/', '--'))
         (folder / 'refs').mkdir(parents=True)
         (folder / 'refs' / 'main').write_text('0' * 40)
-        net = random_model(dict(vocab_size=257))
         snapshot = folder / 'snapshots' / ('0' * 40)
         write(net, snapshot)
         assert torch.equal(GPT.from_pretrained(name).lm_head.weight, net.lm_head.weight)
@@ -323,7 +308,7 @@ def test_models_of_the_hub_are_found_by_name_and_paths_are_never_looked_up(tmp_p
 def test_an_exported_folder_is_complete_and_trained_on(data_dir, tmp_path, script, works):
     out = f"--out_dir={tmp_path / 'out'}"
     to = tmp_path / 'hf'
-    flags = [*TINY, '--dataset=toy', f'--data_dir={data_dir}', '--arch=modern', '--n_kv_head=1']
+    flags = [*TINY, '--dataset=toy', f'--data_dir={data_dir}', '--arch=modern', '--max_iters=1']
     works('train.py', *flags, out)
     assert 'the same logits' in works('export.py', out, f'--to={to}', '--dtype=bfloat16').out
     assert transformers.AutoModelForCausalLM.from_pretrained(to).dtype == torch.bfloat16
@@ -333,16 +318,9 @@ def test_an_exported_folder_is_complete_and_trained_on(data_dir, tmp_path, scrip
     assert sorted(path.name for path in tmp_path.iterdir()) == ['again', 'hf', 'out']
 
 
-def test_an_edit_of_the_network_shows_in_the_logits_and_no_folder_remains(data_dir, tmp_path, script, works,
-                                                                          monkeypatch):
-    out = f"--out_dir={tmp_path / 'out'}"
-    works('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', out, '--max_iters=1')
+def test_an_edit_of_the_network_shows_in_the_logits_and_no_folder_remains(tmp_path, script, monkeypatch):
+    out = save_model(tmp_path / 'out', random_model(dict(vocab_size=257)), BYTES.state())
     monkeypatch.setattr(model.MLP, 'forward', lambda self, x: 1.5 * self.c_proj(self.c_fc(x)))
     refused = script('export.py', out, f"--to={tmp_path / 'hf'}")
     assert refused.status == 2 and 'logits' in refused.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ['out']
-
-
-def test_a_config_with_only_n_ctx_and_the_class_of_the_model_is_read():
-    args = huggingface.from_config({'architectures': ['GPT2LMHeadModel'], 'n_ctx': 512}, 'config.json')
-    assert (args['arch'], args['block_size']) == ('gpt2', 512)
