@@ -5,27 +5,26 @@ Accuracy on HellaSwag, CORE and tasks of your own. Names of benchmarks:
     arc_easy, ...     a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml lists them,
                       eval_data/ has the examples, eval_meta_data.csv the accuracy of guessing. The bundle's
                       own hellaswag is called hellaswag_10shot here
-    core              all tasks of core.yaml. CORE is the mean of their centered accuracies: 0 for guessing,
-                      1 for all correct (https://arxiv.org/abs/2406.11794)
+    core              all tasks of core.yaml. CORE is the mean of their centered accuracies, which are 0 for
+                      guessing and 1 if all answers are correct (https://arxiv.org/abs/2406.11794)
     FILE.jsonl        your own examples, one JSON object per line
 
 The fields of an example determine how it is scored:
 
     ctx, endings, label                      HellaSwag: the ending with the lowest loss per token is chosen
-    query, choices, gold                     multiple choice: the alternatives begin alike, and the one whose
-                                             end has the lowest loss per token is chosen
-    context_options, continuation, gold      schema: the alternatives end alike, and the one that gives this
-                                             end the lowest loss is chosen
+    query, choices, gold                     multiple choice: the alternatives have the same beginning, and
+                                             the one whose end has the lowest loss per token is chosen
+    context_options, continuation, gold      schema: the alternatives have the same end, and the one in which
+                                             this end has the lowest loss is chosen
     context, continuation                    language modeling: correct if each token of the continuation is
                                              the most likely one
 
-A prompt is the end-of-text token, if the tokenizer has one, a number of solved examples (shots), and an
-alternative. Prompts and scores are those of https://github.com/karpathy/nanochat, so that numbers compare.
+A prompt consists of the end-of-text token, if the tokenizer has one, a number of solved examples (shots), and
+an alternative. Prompts and scores are those of https://github.com/karpathy/nanochat, so they can be compared.
 """
 
 import csv
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -48,16 +47,16 @@ from sampling import without_cudnn_attention
 @dataclasses.dataclass
 class Example:
     kind: str  # 'hellaswag', 'choice', 'schema', 'language_modeling'
-    context: str  # what comes before the answer; '' if the texts show where it starts
-    texts: list  # the example as text, once for each alternative
-    gold: int  # index of the right alternative
+    context: str  # the text before the answer; '' if the alternatives show where the answer starts
+    texts: list  # the alternatives, each with its context
+    gold: int  # index of the correct alternative
 
 
 @dataclasses.dataclass
 class Task:
     name: str
     examples: list  # of Example
-    n_shots: int  # solved examples in a prompt
+    n_shots: int  # number of solved examples in a prompt
     chance: float  # accuracy of guessing
 
 
@@ -65,8 +64,8 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
     """
     Return {name: [Task, ...]} for names such as 'hellaswag,core', from the files in data_dir; None: data/.
 
-    max_per_task: the number of examples of each task, always the same ones; 0: all. Raise InputError for what
-    cannot be read, or has a character that the tokenizer cannot encode.
+    max_per_task: the number of examples of each task, always the same ones; 0: all. Raise InputError if a
+    file cannot be read, or if the tokenizer lacks a character.
     """
     folder = data_dir or DATA_DIR
     tasks = {}
@@ -85,7 +84,10 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
                 raise InputError(f"there is no such task: {name}. Use hellaswag, core, a task in core.yaml "
                                  "or FILE.jsonl.")
         for task in tasks[name]:
-            check_characters(task, tokenizer)
+            characters = {'\n'}
+            for example in task.examples:
+                characters.update(*example.texts)
+            tokenizer.encode(' '.join(sorted(characters)))  # fail now rather than after an hour
     return tasks
 
 
@@ -115,12 +117,16 @@ def read_bundle(folder):
 
 
 def read_task(name, path, limit, n_shots=0, chance=None, delimiter=' '):
-    """Return the Task whose examples are in a file. limit: at most this many, 0: all. chance: by default that
-    of the number of alternatives. delimiter: what stands between a context and its answer."""
+    """
+    Return the Task of a file of examples.
+
+    limit: the maximum number of examples; 0: all. chance: the accuracy of guessing; None: computed from the
+    numbers of alternatives. delimiter: the text between a context and its answer.
+    """
     try:
         with open(path, encoding='utf-8-sig') as f:
             lines = [line for line in f if line.strip()]
-        random.Random(1337).shuffle(lines)  # with nanochat's seed: the same examples
+        random.Random(1337).shuffle(lines)  # nanochat's seed, for the same examples
         if limit > 0:
             lines = lines[:limit]
         if not lines:
@@ -128,8 +134,8 @@ def read_task(name, path, limit, n_shots=0, chance=None, delimiter=' '):
         examples = [parse_example(json.loads(line), delimiter) for line in lines]
     except Exception as e:  # the file may contain anything
         raise InputError(f"the examples of {name} cannot be read: {path} ({type(e).__name__}: "
-                         f"{first_line(e)}). Download them by python prepare.py hellaswag or core; for the "
-                         "format of your own, see docs/evaluation.md.") from e
+                         f"{first_line(e)}). Run python prepare.py hellaswag or core; see docs/evaluation.md "
+                         "for the format of your own.") from e
     if chance is None:
         chances = [1 / len(example.texts) for example in examples if len(example.texts) > 1]
         chance = sum(chances) / len(examples)
@@ -161,23 +167,12 @@ def parse_example(fields, delimiter):
     return Example(kind, context, texts, int(gold))
 
 
-def check_characters(task, tokenizer):
-    """Raise InputError if the tokenizer cannot encode all characters of a task."""
-    characters = set('\n' if task.n_shots else '')
-    for example in task.examples:
-        characters.update(*example.texts)
-    try:
-        tokenizer.encode(' '.join(sorted(characters)))  # apart, so that digits are numbers of one digit
-    except InputError as e:
-        raise InputError(f"the tokenizer cannot encode the task {task.name}: {e}") from e
-
-
 # -----------------------------------------------------------------------------
 # prompts
 
 
 def solved_examples(task, i):
-    """Return the beginning of the prompt of example i: other examples with answers, chosen as in nanochat."""
+    """Return the text before example i: other examples with their answers, chosen as in nanochat."""
     n_others = len(task.examples) - 1
     prompt = ''
     for k in random.Random(1234 + i).sample(range(n_others), min(task.n_shots, n_others)):
@@ -187,33 +182,25 @@ def solved_examples(task, i):
 
 
 def encode_example(task, i, tokenizer):
-    """Return the ids of each alternative of example i and where its answer starts, [(ids, start), ...]."""
+    """Return a pair (ids, index where the answer starts) for each alternative of example i, a list."""
     example = task.examples[i]
-    if example.kind == 'hellaswag':
-        return encode_hellaswag(example, tokenizer)
+    if example.kind == 'hellaswag':  # as in build-nanogpt
+        context = tokenizer.encode(example.context).tolist()
+        endings = [tokenizer.encode(text[len(example.context):]).tolist() for text in example.texts]
+        return [(context + ending, len(context)) for ending in endings]
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     prompt = solved_examples(task, i)
     rows = [first + tokenizer.encode(prompt + text).tolist() for text in example.texts]
     max_length = min(len(row) for row in rows) - 1  # an answer has at least one token
-    if example.kind == 'schema':  # the answer is the common end
+    if example.kind == 'schema':  # the answer is the end that all alternatives have in common
         n_answer = min(common_length([row[::-1] for row in rows]), max_length)
         return [(row, len(row) - n_answer) for row in rows]
-    if example.kind == 'choice':  # the answer follows the common beginning
+    if example.kind == 'choice':  # the answer follows the beginning that all have in common
         start = min(common_length(rows), max_length)
     else:  # without the space before the answer, which belongs to its first token
         context = first + tokenizer.encode((prompt + example.context).strip()).tolist()
         start = min(common_length([rows[0], context]), max_length)
     return [(row, start) for row in rows]
-
-
-def encode_hellaswag(example, tokenizer):
-    """As in build-nanogpt, context and ending are encoded separately, without an end-of-text token."""
-    context = tokenizer.encode(example.context).tolist()
-    rows = []
-    for text in example.texts:
-        ending = text[len(example.context):]
-        rows.append((context + tokenizer.encode(ending).tolist(), len(context)))
-    return rows
 
 
 def common_length(rows):
@@ -232,17 +219,17 @@ def common_length(rows):
 
 def evaluate_tasks(model, tasks, tokenizer, ctx, should_stop=None):
     """
-    Print the results of load_tasks(), and return them as two dicts: a number for each name,
+    Print and return the results of the tasks of load_tasks() as two dicts: a number for each name,
     {'hellaswag': accuracy, 'core': CORE, ...}, and the details of each task, {name: {'accuracy': ..., ...}}.
 
-    All processes call this, after model.eval(); the results do not depend on their number. should_stop: see
-    text_loss(); after it has returned True, names that are not complete are missing.
+    All processes call this, after model.eval(). The results do not depend on the number of processes.
+    should_stop: see text_loss(); after it has returned True, names that are not complete are missing.
     """
     details = {}
     metrics = {}
     for name, its_tasks in tasks.items():
         for task in its_tasks:
-            if task.name not in details:  # it may be named and belong to core
+            if task.name not in details:  # a task may be named and be in core as well
                 score = score_task(model, task, tokenizer, ctx, should_stop)
                 if score is None:
                     return metrics, details
@@ -258,29 +245,20 @@ def evaluate_tasks(model, tasks, tokenizer, ctx, should_stop=None):
 def score_task(model, task, tokenizer, ctx, should_stop=None):
     """Return accuracy, standard error and other details of a task, a dict; None if should_stop() is true."""
     assert not model.training, "call model.eval() first"
-    batches = make_batches(task)
     n_correct = 0
     n_truncated = 0  # examples that are too long for the model
-    for k, counts in shared_among(len(batches), process_ranks()):
+    for i, counts in shared_among(len(task.examples), process_ranks()):
         if should_stop is not None and should_stop():
             return None
-        encoded = [encode_example(task, i, tokenizer) for i in batches[k]]
-        with_greedy = any(len(rows) == 1 for rows in encoded)  # language modeling
-        all_rows = list(itertools.chain.from_iterable(encoded))
-        losses, is_greedy = answer_losses(model, all_rows, ctx, with_greedy)
-        if not counts:
-            continue
-        first = 0
-        for i, rows in zip(batches[k], encoded):
-            end = first + len(rows)
-            n_correct += is_correct(losses[first:end], is_greedy[first:end], task.examples[i].gold)
+        rows = encode_example(task, i, tokenizer)
+        correct = is_correct(model, rows, task.examples[i].gold, ctx)
+        if counts:
+            n_correct += correct
             n_truncated += max(len(ids) for ids, _ in rows) > model.config.block_size
-            first = end
     n_correct, n_truncated = all_reduce_sum(torch.tensor([n_correct, n_truncated])).tolist()
     n = len(task.examples)
     accuracy = n_correct / n
-    # standard deviation of the posterior under a uniform prior, so that a perfect score on few examples still
-    # has an error
+    # standard deviation of the posterior under a uniform prior: a perfect score on few examples has an error
     q = (n_correct + 1) / (n + 2)
     error = math.sqrt(q * (1 - q) / (n + 3))
     print0(f"{task.name}: accuracy {100 * accuracy:.2f} ± {100 * error:.2f}% of {n:,} examples "
@@ -290,28 +268,9 @@ def score_task(model, task, tokenizer, ctx, should_stop=None):
             'truncated': n_truncated}
 
 
-def make_batches(task):
-    """
-    Return the indices of the examples in batches of about 2,048 tokens, with prompts of similar lengths.
-
-    A token is taken for four characters. So all processes know the batches without encoding all prompts.
-    """
-    lengths = []
-    for i, example in enumerate(task.examples):
-        prompt = solved_examples(task, i)
-        lengths.append(sum(len(prompt + text) for text in example.texts))
-    batches = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not batches or (len(batches[-1]) + 1) * lengths[i] > 4 * 2048:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
-
-
 @torch.no_grad()
-def answer_losses(model, rows, ctx, with_greedy):
-    """Return two lists over rows, [(ids, start of the answer), ...]: the loss of each answer in nats per
-    token, and, if with_greedy, whether each of its tokens is the most likely one."""
+def is_correct(model, rows, gold, ctx):
+    """Return whether a model answers an example correctly. rows: see encode_example()."""
     device = next(model.parameters()).device
     block_size = model.config.block_size
     sequences = []
@@ -323,18 +282,12 @@ def answer_losses(model, rows, ctx, with_greedy):
         targets.append(torch.tensor([-1] * (start - 1) + ids[n_cut + start:]))
     x = pad_sequence(sequences, batch_first=True).to(device)  # (B, T)
     y = pad_sequence(targets, batch_first=True, padding_value=-1).to(device)  # (B, T), -1: no target
-    # each batch has another shape, and would be compiled
+    is_language_modeling = len(rows) == 1
+    # force_eager, as each example has another shape and would be compiled
     with torch.compiler.set_stance('force_eager'), without_cudnn_attention(), ctx:
-        # without logits, the loss may be computed by chunks: ten alternatives may have 10,000 tokens
-        logits, nats = model(x, y, reduction='none', return_logits=with_greedy)
-    losses = nats.view(y.shape).sum(1) / (y >= 0).sum(1)
-    if not with_greedy:
-        return losses.tolist(), [None] * len(rows)
-    is_greedy = ((logits.argmax(dim=-1) == y) | (y < 0)).all(dim=1)
-    return losses.tolist(), is_greedy.tolist()
-
-
-def is_correct(losses, is_greedy, gold):
-    if len(losses) == 1:  # language modeling
-        return is_greedy[0]
-    return math.isfinite(losses[gold]) and losses.index(min(losses)) == gold  # nan is never correct
+        # without logits, the loss is computed in chunks: ten alternatives may have 10,000 tokens
+        logits, nats = model(x, y, reduction='none', return_logits=is_language_modeling)
+    if is_language_modeling:
+        return bool(((logits.argmax(dim=-1) == y) | (y < 0)).all())
+    losses = nats.view(y.shape).sum(1) / (y >= 0).sum(1)  # (B,), nats per token of an answer
+    return bool(losses.argmin() == gold and losses[gold].isfinite())  # nan is never correct

@@ -127,14 +127,13 @@ def test_a_signal_is_answered_at_once_and_ends_a_long_evaluation(flags, tmp_path
 
 def test_a_signal_ends_benchmarks_and_the_run_saves(script, flags, tmp_path, monkeypatch):
     (tmp_path / 'a.jsonl').write_text('{"context": "2 times 3 is ", "continuation": "6"}\n' * 3)
-    answer_losses = benchmarks.answer_losses
+    is_correct = benchmarks.is_correct
 
     def signal_first(*args):
         signal.raise_signal(signal.SIGTERM)
-        return answer_losses(*args)
+        return is_correct(*args)
 
-    monkeypatch.setattr(benchmarks, 'answer_losses', signal_first)
-    monkeypatch.setattr(benchmarks, 'make_batches', lambda task: [[0], [1], [2]])
+    monkeypatch.setattr(benchmarks, 'is_correct', signal_first)
     result = script('train.py', *flags, f"--tasks={tmp_path / 'a.jsonl'}", '--tasks_interval=2',
                     '--eval_interval=0')
     assert result.status == 128 + signal.SIGTERM and 'accuracy' not in result.out

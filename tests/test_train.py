@@ -488,7 +488,7 @@ def test_an_error_in_edited_code_keeps_its_traceback(script, tiny, monkeypatch):
 
 
 @pytest.mark.parametrize('module, function, flags', [
-    (benchmarks, 'answer_losses', ['--tasks=TASK', '--tasks_interval=3']),
+    (benchmarks, 'is_correct', ['--tasks=TASK', '--tasks_interval=3']),
     (sampling, 'generate_text', ['--sample_interval=3']),
 ])
 def test_a_benchmark_or_sample_that_fails_is_a_note_and_the_weights_are_saved_before(
