@@ -1,20 +1,21 @@
 """
-Draw the curves of runs from their log.csv, and write the report of a run. Needs matplotlib for pictures.
+Draw the curves of runs from their log.csv, and write the report of a run. Pictures need matplotlib.
 
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
 
-train.py calls write_report(), which writes report.md and loss.png into the folder of a run.
+train.py calls write_report(), which writes report.md and loss.png into the folder of the run.
 """
 
 import math
 import os
+import textwrap
 
 from configurator import InputError, check_range, configure, print0
-from files import format_count, format_duration, read_json, read_rows, replacing, run_flags, write_whole
+from files import format_count, format_duration, read_json, read_rows, run_flags, write_whole
 
 # -----------------------------------------------------------------------------
-runs: list = []  # folders of runs; words without --
+runs = ['out']  # folders of runs; words without --
 x = 'tokens'  # 'iter'; 'seconds' of training, 'wall_seconds' with everything else; or any column of log.csv
 y = 'loss'  # with the validation loss, dashed; 'val_bpb' or any column of log.csv
 smooth = 0.9  # of the column loss: weight of the mean so far against the next logged value; 0: as logged
@@ -23,7 +24,7 @@ to = 'curves.png'  # the picture
 
 
 def read_log(out_dir):
-    """Return the rows of log.csv, dicts {column: number} without what is empty or not finite."""
+    """Return the rows of log.csv, dicts {column: number}, without empty and non-finite values."""
     log = []
     for row in read_rows(os.path.join(out_dir, 'log.csv'))[1]:
         numbers = {}
@@ -45,35 +46,30 @@ def curve(log, x, y, smooth=0.0):
     mean = 0.0
     for i, row in enumerate(rows, start=1):
         mean = smooth * mean + (1 - smooth) * row[y]
-        values.append(mean / (1 - smooth ** i))  # the mean began with 0, which this corrects, as in Adam
+        values.append(mean / (1 - smooth ** i))  # correct the bias to the initial 0, as in Adam
     return [row[x] for row in rows], values
 
 
 def draw(curves, path, x_label, y_label, dashed=None):
     """Draw curves, {name: (x values, y values)}, into a PNG file.
 
-    dashed: more curves, in the colours of those with the same names. Raise InputError without matplotlib, or
-    if the file cannot be written.
+    dashed: more curves, in the colours of those with the same names.
     """
     try:
-        from matplotlib.figure import Figure  # without pyplot, which looks for a screen
+        from matplotlib.figure import Figure  # without pyplot, which needs a display
     except ImportError as e:
-        raise InputError("drawing needs a package: matplotlib. Run pip install matplotlib.") from e
+        raise InputError("the package matplotlib is not installed. Run: pip install matplotlib") from e
     figure = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     axes = figure.subplots()
     for name, (xs, ys) in curves.items():
         line, = axes.plot(xs, ys, marker='.', markersize=3, label=name)
-        if dashed and name in dashed:
+        if dashed:
             axes.plot(*dashed[name], '--', color=line.get_color(), marker='.', markersize=3)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.legend()
     axes.grid(alpha=0.25)
-    try:
-        with replacing(path) as f:
-            figure.savefig(f, format='png')
-    except OSError as e:
-        raise InputError(f"{path} cannot be written: {e.strerror}. Choose another file.") from e
+    figure.savefig(path, format='png')
 
 
 def draw_logs(logs, path, x='tokens', y='loss', smooth=0.9):
@@ -91,45 +87,35 @@ def draw_logs(logs, path, x='tokens', y='loss', smooth=0.9):
 
 
 def write_report(out_dir, samples='', picture=True):
-    """Write report.md and, with `picture`, loss.png, from a run's run.json and log.csv. samples: the latest
-    texts. A full disk or a missing matplotlib is a note."""
+    """Write report.md and, if `picture`, loss.png, from a run's run.json and log.csv.
+
+    samples: the latest texts. If a file cannot be written, or matplotlib is missing, print a note.
+    """
     run = read_json(os.path.join(out_dir, 'run.json'))
     if not run:
-        return  # it could not be written, which train.py has printed
+        return  # it could not be written, which train.py has reported
+    name = os.path.basename(os.path.abspath(out_dir))
     log = read_log(out_dir)
     if picture:
         try:
-            draw_logs({name_of_run(out_dir): log}, os.path.join(out_dir, 'loss.png'))
-        except InputError as e:
+            draw_logs({name: log}, os.path.join(out_dir, 'loss.png'))
+        except (InputError, OSError) as e:
             print0(f"note: loss.png was not drawn: {e}")
-    text = report_text(out_dir, run, log, samples)
+    text = f'# {name}\n\n' + report_text(out_dir, run, log, samples)
     try:
         write_whole(os.path.join(out_dir, 'report.md'), text.encode('utf-8', 'backslashreplace'))
     except OSError as e:
         print0(f"warning: report.md could not be written ({e.strerror})")
 
 
-def name_of_run(out_dir):
-    return os.path.basename(os.path.abspath(out_dir))
-
-
 def report_text(out_dir, run, log, samples):
-    """Return the report in Markdown. run: the contents of run.json."""
+    """Return the report in Markdown without its title. run: the contents of run.json."""
     config = run['config']
-    latest = {}  # of each column
+    latest = {}  # value of each column
     for row in log:
         latest.update(row)
     tokens = run['iterations'] * run['tokens_per_iter']
-    speed = f"- {run['device']}, processes: {run['processes']}"
-    if 'tokens_per_second' in run:
-        speed += f", {run['tokens_per_second']:,.0f} tokens/s"
-    if 'mfu' in latest:
-        speed += f", MFU {latest['mfu']:.1%}"
-    if 'memory_gb' in latest:
-        speed += f", {latest['memory_gb']:.2f} GB"
     lines = [
-        f"# {name_of_run(out_dir)}",
-        "",
         f"{run['outcome'] or 'in progress'}: {run['iterations']:,} iterations, {format_count(tokens)} "
         f"tokens, {format_duration(run['train_seconds'])} of training",
         "",
@@ -137,23 +123,30 @@ def report_text(out_dir, run, log, samples):
         f"{config['n_embd']}, block_size {config['block_size']}: {run['n_params']:,} parameters",
         f"- dataset {config['dataset']}, {run['dataset']['train']['tokens']:,} tokens; tokenizer "
         f"{run['tokenizer']}",
-        speed,
+        f"- {run['device']}, processes: {run['processes']}",
     ]
-    evaluations = [row for row in log if 'val_loss' in row]
-    if evaluations:
-        best = min(evaluations, key=lambda row: row['val_loss'])
-        for name, row in (('best', best), ('last', evaluations[-1])):
-            bpb_text = f", {row['val_bpb']:.4f} bits per byte" if 'val_bpb' in row else ''
-            lines.append(f"- {name} validation loss {row['val_loss']:.4f}{bpb_text}, after "
-                         f"{row['iter']:,.0f}")
+    if 'tokens_per_second' in run:
+        lines.append(f"- {run['tokens_per_second']:,.0f} tokens/s")
+    if 'mfu' in latest:
+        lines.append(f"- MFU {latest['mfu']:.1%}")
+    if 'memory_gb' in latest:
+        lines.append(f"- memory {latest['memory_gb']:.2f} GB")
     for task in config['tasks'].split(','):
         task = task.strip()
         if task in latest:
             lines.append(f"- {task}: {latest[task]:.4f}")
-    if evaluations and evaluations[-1]['val_loss'] > 1.02 * best['val_loss']:
-        lines += ["", "The validation loss rose. If the training loss fell meanwhile, the model overfits: "
-                  "use more text, `--dropout` or a smaller model. Otherwise training became unstable: use a "
-                  "lower learning rate or a longer warm-up."]
+    evaluations = [row for row in log if 'val_loss' in row]
+    if evaluations:
+        best = min(evaluations, key=lambda row: row['val_loss'])
+        last = evaluations[-1]
+        for name, row in (('best', best), ('last', last)):
+            bpb_text = f", {row['val_bpb']:.4f} bits per byte" if 'val_bpb' in row else ''
+            lines.append(f"- {name} validation loss {row['val_loss']:.4f}{bpb_text}, after "
+                         f"{row['iter']:,.0f} iterations")
+        if last['val_loss'] > 1.02 * best['val_loss']:
+            lines += ["", "The validation loss rose. If the training loss fell meanwhile, the model "
+                      "overfits: use more text, `--dropout` or a smaller model. Otherwise training became "
+                      "unstable: use a lower learning rate or a longer warm-up."]
     if os.path.exists(os.path.join(out_dir, 'loss.png')):
         lines += ["", "![loss](loss.png)"]
     flags = run_flags(out_dir, config['data_dir'])
@@ -162,15 +155,12 @@ def report_text(out_dir, run, log, samples):
               f"    python train.py --init_from=resume {flags}",
               f"    python sample.py {flags}"]
     if samples:  # indented, so that Markdown shows them as they are
-        lines += ["", "Latest samples:", ""]
-        lines += ['    ' + line for line in samples.split('\n')]
+        lines += ["", "Latest samples:", "", textwrap.indent(samples, '    ')]
     return '\n'.join(lines) + '\n'
 
 
 if __name__ == '__main__':
     config, given = configure(globals(), positional='runs')
     check_range(config, ['smooth'], 0, 1, exclude=1)
-    if not runs:
-        raise InputError("there are no runs to draw. Name their folders: python plot.py out.")
     draw_logs({run: read_log(run) for run in runs}, to, x, y, smooth)
     print0(f"written: {to}")
