@@ -84,10 +84,11 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
                 raise InputError(f"there is no such task: {name}. Use hellaswag, core, a task in core.yaml "
                                  "or FILE.jsonl.")
         for task in tasks[name]:
+            # raise the error of an unknown character now rather than after an hour
             characters = {'\n'}
             for example in task.examples:
                 characters.update(*example.texts)
-            tokenizer.encode(' '.join(sorted(characters)))  # fail now rather than after an hour
+            tokenizer.encode(' '.join(sorted(characters)))  # with spaces, as ids may be numbers
     return tasks
 
 

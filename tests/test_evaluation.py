@@ -94,13 +94,6 @@ def test_all_processes_have_the_same_number_of_batches_and_share_the_work():
     assert sorted(i for i, counts in sum(shares, []) if counts) == list(range(7))
 
 
-def test_an_evaluation_can_be_stopped_between_its_batches(data):
-    net = small_model(data.vocab_size)
-    answers = [False, False, True]
-    assert evaluation.text_loss(net, data.val, 0, 7, PLAIN, should_stop=lambda: answers.pop(0)) is None
-    assert not answers
-
-
 def test_where_the_compiler_has_failed_the_model_is_evaluated_eagerly(data):
     def broken(graph, inputs):
         raise RuntimeError('no working triton')
