@@ -1,6 +1,6 @@
 """
-Evaluate a model: its loss, perplexity and bits per byte on a text, a sample, and its accuracy on benchmarks.
-The results are written to eval_ITERATION.json in the folder of the run.
+Evaluate a model: loss, perplexity and bits per byte of a text, a sample, and accuracy on benchmarks. The
+results are written to eval_ITERATION.json in the folder of the run.
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
@@ -15,7 +15,7 @@ from configurator import InputError, check_range, configure, launched_by_torchru
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
 out_dir = 'out'  # the folder of the run, if init_from is 'resume'
-dataset: str = None  # the text: data/<dataset>. None: what the model was trained on
+dataset: str = None  # the text: data/<dataset>. None: the dataset that the model was trained on
 data_dir: str = None  # the folder of the datasets and of the files of tasks. None: data/ next to this file
 split = 'val'  # 'train', or 'none': tasks only
 eval_tokens = 0  # number of tokens, in sequences spread evenly over the split; 0: the whole split
@@ -61,7 +61,7 @@ ctx = autocast(used_device, compute_dtype)
 torch.set_float32_matmul_precision('highest' if compute_dtype == 'float32' else 'high')  # high: TF32
 
 # -----------------------------------------------------------------------------
-# the model, the text, the tasks: files are read first, so that mistakes show at once
+# the model, the text, the tasks: all files are read first, so that mistakes show at once
 path = checkpoint.find(out_dir if init_from == 'resume' else init_from)
 ckpt = checkpoint.read(path)
 model = checkpoint.build_model(ckpt).to(used_device).eval()
@@ -75,14 +75,14 @@ if split != 'none':
     if not dataset_name:
         raise InputError(f"{path} does not name the dataset that it was trained on. Use --dataset=NAME, or "
                          "--split=none with --tasks.")
-    # as in training: attention inside documents, conversations packed by the same seed
+    # as in training: attention within documents, conversations packed with the same seed
     data = Dataset(dataset_name, data_dir, seed=ckpt['config'].get('seed', 0),
                    document_mask=ckpt['config'].get('document_mask', False))
     if split not in data.splits:
         raise InputError(f"{data.folder} has no such split: {split}. Use {', '.join(data.splits)} or none.")
     if not checkpoint.is_compatible(ckpt, data.tokenizer_state, data.meta['vocab_size']):
         raise InputError(f"dataset {dataset_name} does not have the tokenizer of {path}. Prepare the text "
-                         f"with that: python prepare.py NAME --input=FILE --tokenizer={path}.")
+                         f"with it: python prepare.py NAME --input=FILE --tokenizer={path}.")
 task_list = {}
 if tasks:
     from benchmarks import evaluate_tasks, load_tasks
@@ -107,7 +107,7 @@ def save():
 if split != 'none':
     t0 = time.perf_counter()
     tokens = data.splits[split]
-    if not tokens.token_bytes.any():  # nanoGPT's datasets only name their tokenizer
+    if not tokens.token_bytes.any():  # unknown, as nanoGPT's datasets do not contain their tokenizer
         tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
     n_sequences = math.ceil(eval_tokens / block_size)
     losses = text_loss(model, tokens, n_sequences, batch_size, ctx)

@@ -1,6 +1,6 @@
 """
-The loss of a text, in nats per token and in bits per byte. The result does not depend on the number of
-processes, and computing it does not change what training does next.
+The loss of a text, in nats per token and in bits per byte. It does not depend on the number of processes, and
+computing it does not affect training.
 """
 
 import math
@@ -20,10 +20,10 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
     over it; 0: all of it. All processes call this, after model.eval().
 
     The result is a dict: loss (nats per token), bpb (bits per byte), loss_error and bpb_error (their standard
-    errors), tokens and bytes (the number that was predicted). Special tokens such as <|endoftext|> count in
-    the loss only, so that bits per byte compare models with different tokenizers. bpb is None if the lengths
-    of the tokens in bytes are unknown. ctx: autocast's context. should_stop: called in all processes before
-    each batch; if it returns True, the result is None.
+    errors), tokens and bytes (the number of predicted ones). Special tokens such as <|endoftext|> count in
+    the loss only, so that bits per byte can be compared between tokenizers. bpb is None if the lengths of the
+    tokens in bytes are unknown. ctx: autocast's context. should_stop: called in all processes before each
+    batch; if it returns True, the result is None.
     """
     assert not model.training, "call model.eval() first: dropout would change the loss"
     device = next(model.parameters()).device
@@ -38,14 +38,14 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
         if should_stop is not None and should_stop():
             return None
         indices = np.arange(i * batch_size, min((i + 1) * batch_size, len(starts)))
-        # the last batch is filled with repetitions, so that a compiled model sees one shape only
+        # the last batch is filled with repetitions, so that all batches of a compiled model have one shape
         x, y, doc_ids = split.eval_batch(np.resize(starts[indices], batch_size), block_size)
         x = torch.from_numpy(x).contiguous().to(device)  # (B, T)
         y = torch.from_numpy(y).contiguous().to(device)  # (B, T), -1: no target
         if doc_ids is not None:
             doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
-        # A CPU takes longer to compile the graph of an evaluation than that saves. Never set 'default' here:
-        # after a compiler has failed in warm_up(), the stance is 'force_eager' for the whole process
+        # On a CPU, compiling the graph of an evaluation takes more time than it saves. Never set 'default'
+        # here: after a compiler has failed in warm_up(), the stance is 'force_eager' for the whole process
         eager = torch.compiler.set_stance('force_eager') if device.type == 'cpu' else nullcontext()
         with eager, ctx:
             _, nats = model(x, y, doc_ids, reduction='none', return_logits=False)

@@ -401,7 +401,7 @@ def token_bytes(state, vocab_size):
     All are 0 if they are unknown: the ids are not text, or the state lacks tiktoken's merges.
     """
     lengths = np.zeros(vocab_size, dtype=np.int64)
-    if state['kind'] != 'ids' and not is_only_named(state):
+    if not is_only_named(state):
         known = make_tokenizer(state).token_bytes()[:vocab_size]
         lengths[:len(known)] = known
     return lengths

@@ -85,8 +85,7 @@ class Edited(GPTConfig):
 
 
 @pytest.mark.parametrize('args', [
-    dict(window=8), dict(positions='rope'), dict(n_kv_head=2), dict(arch='llama', mlp='gelu'),
-    dict(arch='llama', softcap=15.0), dict(arch='modern', qk_norm=False)])
+    dict(window=8), dict(n_kv_head=2), dict(arch='llama', mlp='gelu'), dict(arch='modern', qk_norm=False)])
 def test_a_network_that_transformers_lacks_is_refused(args):
     huggingface.check_network(Edited())
     with pytest.raises(ValueError):
@@ -135,7 +134,6 @@ GPT2 = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=64)
 SCALED = {'rope_type': 'llama3', 'rope_theta': 5e5, **LLAMA3}
 OTHERS = {
     'gpt2': (GPT2, save_openai),
-    'llama': (transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, rms_norm_eps=1e-5), save_shards),
     'nanochat': (transformers.NanoChatConfig(**LLAMA), save_shards),
     'llama3': (transformers.LlamaConfig(**LLAMA, rope_parameters=SCALED), save_pickles),
 }
