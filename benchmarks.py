@@ -35,7 +35,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from configurator import InputError, print0, process_ranks
 from dataset import DATA_DIR
-from evaluation import shared_among
+from evaluation import share_of_range
 from files import first_line
 from processes import all_reduce_sum
 from sampling import without_cudnn_attention
@@ -85,7 +85,7 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
                                  "or FILE.jsonl.")
         for task in tasks[name]:
             # raise the error of an unknown character now rather than after an hour
-            characters = {'\n'}
+            characters = set('\n' if task.n_shots else '')
             for example in task.examples:
                 characters.update(*example.texts)
             tokenizer.encode(' '.join(sorted(characters)))  # with spaces, as ids may be numbers
@@ -248,12 +248,12 @@ def score_task(model, task, tokenizer, ctx, should_stop=None):
     assert not model.training, "call model.eval() first"
     n_correct = 0
     n_truncated = 0  # examples that are too long for the model
-    for i, counts in shared_among(len(task.examples), process_ranks()):
+    for i, is_repeat in share_of_range(len(task.examples), process_ranks()):
         if should_stop is not None and should_stop():
             return None
         rows = encode_example(task, i, tokenizer)
         correct = is_correct(model, rows, task.examples[i].gold, ctx)
-        if counts:
+        if not is_repeat:
             n_correct += correct
             n_truncated += max(len(ids) for ids, _ in rows) > model.config.block_size
     n_correct, n_truncated = all_reduce_sum(torch.tensor([n_correct, n_truncated])).tolist()

@@ -84,6 +84,7 @@ ELSEWHERE = {
 PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
 # texts, in which ~ is a character like any other; in all other knobs it is the home folder
 TEXT_KNOBS = ['start', 'stop']
+SWITCH_VALUES = ['true', 'false', 'auto', '1', '0']  # words that are values after a switch: --compile false
 # a single hyphen before a name, or the dash into which some editors turn two hyphens
 WRONG_DASH = re.compile('[-\u2010-\u2015\u2212][a-zA-Z_]')
 
@@ -102,14 +103,14 @@ def print_exception(kind, exception, trace):
         sys.__excepthook__(kind, exception, trace)
         return
     if process_ranks()[1] > 0:
-        # print an error of all processes once: torchrun ends the others before they get here
+        # if all processes fail alike, the first one prints; torchrun ends the others while they sleep
         time.sleep(3)
     print(f'error: {exception}', file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def launched_by_torchrun():
-    """Return whether this process is one of torchrun's. Some platforms set single variables of these."""
+    """Return whether torchrun has started this process. Some platforms set one of these variables alone."""
     needed = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT']
     return all(name in os.environ for name in needed)
 
@@ -156,8 +157,8 @@ def configure(script, positional=None, takes_configs=True):
         if word.endswith('.py') and takes_configs:
             config_files.append(word)
         elif positional is None or WRONG_DASH.match(word):
-            raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME=VALUE, with two "
-                             "hyphens; --help lists all names.")
+            raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME=VALUE, with "
+                             "two hyphens; --help lists all names.")
         elif positional in texts and list not in kinds[positional]:
             lists = [f'--{name}' for name in knobs if list in kinds[name]]
             several = f" Several files follow {' or '.join(lists)}." if lists else ''
@@ -193,7 +194,8 @@ def check_range(config, names, low, high=None, exclude=None):
         value = config[name]
         if value is None:
             continue
-        if value < low or value == exclude or high is not None and value > high:
+        too_high = high is not None and value > high
+        if value < low or value == exclude or too_high:
             raise InputError(f"{name} is out of range: {value}. Use {limits}.")
 
 
@@ -227,13 +229,13 @@ def read_arguments(argv, kinds):
     words = []
     name = None  # the flag that takes the next word
     for word in argv:
-        if word.startswith('--'):  # --batch_size=32 or --batch_size 32
+        if word.startswith('--'):
             name, equals, text = word[2:].partition('=')
             texts.setdefault(name, [])
             if not equals:
-                continue
-        elif name is None or (bool in kinds.get(name, []) and word.lower() not in ('true', 'false', 'auto')):
-            words.append(word)  # also after a switch: --compile config/x.py
+                continue  # the next word is its value, unless it is a switch such as --compile
+        elif name is None or (bool in kinds.get(name, []) and word.lower() not in SWITCH_VALUES):
+            words.append(word)
             name = None
             continue
         else:
@@ -270,7 +272,9 @@ def expand_home(name, value):
     """Return the value of a knob with ~ replaced by the home folder, which no shell does after `=`."""
     if isinstance(value, list):
         return [expand_home(name, item) for item in value]
-    if not isinstance(value, str) or name in TEXT_KNOBS and not value.startswith('FILE:'):
+    if not isinstance(value, str):
+        return value
+    if name in TEXT_KNOBS and not value.startswith('FILE:'):
         return value
     # also in hellaswag,~/mine.jsonl, hf:~/model and FILE:~/prompt.txt
     return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda match: match[1] + os.path.expanduser('~'), value)
@@ -336,8 +340,8 @@ def run_config(path, script, knobs, kinds, flags):
     if not os.path.isfile(file):
         raise InputError(f"config file not found: {path}. There are some in config/, such as "
                          "config/train_gpt2.py.")
-    # The file sees the knobs as it sees Python's builtins. So `names` gets what it sets, even where that is
-    # the default: a resume has to know that it was set
+    # The knobs are added to the file's builtins, so that it can read them, while `names` contains only what
+    # the file assigns. A value that equals the default counts, too: a resume has to know it
     names = {'__file__': file, '__builtins__': {**vars(builtins), **knobs}}
     statements = []
     try:

@@ -1,6 +1,6 @@
 """
 Evaluate a model: loss, perplexity and bits per byte of a text, a sample, and accuracy on benchmarks. The
-results are written to eval_ITERATION.json in the folder of the run.
+results are written to eval_ITERATION.json in the folder of the run; an earlier file of that name is replaced.
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
@@ -21,7 +21,7 @@ split = 'val'  # 'train', or 'none': tasks only
 eval_tokens = 0  # number of tokens, in sequences spread evenly over the split; 0: the whole split
 tasks = ''  # 'hellaswag,core': HellaSwag, CORE, single tasks of CORE, FILE.jsonl with your own examples
 max_per_task = 0  # examples of each task; 0: all
-sample_tokens = 100  # length of the sample; 0: none
+sample_tokens = 100  # length of the sample; 0, or split='none': no sample
 batch_size = 8  # sequences per batch and process
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # 'float32', 'bfloat16', 'float16'
@@ -61,7 +61,7 @@ ctx = autocast(used_device, compute_dtype)
 torch.set_float32_matmul_precision('highest' if compute_dtype == 'float32' else 'high')  # high: TF32
 
 # -----------------------------------------------------------------------------
-# the model, the text, the tasks: all files are read first, so that mistakes show at once
+# the model, the text, the tasks: all files are read before the evaluation, so that a mistake shows at once
 path = checkpoint.find(out_dir if init_from == 'resume' else init_from)
 ckpt = checkpoint.read(path)
 model = checkpoint.build_model(ckpt).to(used_device).eval()

@@ -34,7 +34,7 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
     # One column per sequence: nats, nats of text, tokens, bytes. Each column is filled by one process, so the
     # sums do not depend on the number of processes
     columns = torch.zeros(4, len(starts), device=device)
-    for i, counts in shared_among(n_batches, process_ranks()):
+    for i, is_repeat in share_of_range(n_batches, process_ranks()):
         if should_stop is not None and should_stop():
             return None
         indices = np.arange(i * batch_size, min((i + 1) * batch_size, len(starts)))
@@ -44,12 +44,12 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
         y = torch.from_numpy(y).contiguous().to(device)  # (B, T), -1: no target
         if doc_ids is not None:
             doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
-        # On a CPU, compiling the graph of an evaluation takes more time than it saves. Never set 'default'
-        # here: after a compiler has failed in warm_up(), the stance is 'force_eager' for the whole process
+        # On a CPU, compiling for evaluation takes longer than it saves. Elsewhere keep the stance, which is
+        # 'force_eager' if the compiler has failed in warm_up()
         eager = torch.compiler.set_stance('force_eager') if device.type == 'cpu' else nullcontext()
         with eager, ctx:
             _, nats = model(x, y, doc_ids, reduction='none', return_logits=False)
-        if counts:
+        if not is_repeat:
             nats = nats.view(y.shape)  # (B, T), 0 where there is no target
             is_target = y >= 0
             n_bytes = token_bytes[y.clamp(min=0)] * is_target
@@ -65,21 +65,21 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
             'tokens': int(n_tokens.sum()), 'bytes': int(n_bytes.sum())}
 
 
-def shared_among(n, ranks):
+def share_of_range(n, ranks):
     """
-    Yield this process's share of range(n) as pairs (i, counts). ranks: process_ranks().
+    Yield this process's share of range(n) as pairs (i, is_repeat). ranks: process_ranks().
 
     All processes get the same number of pairs, as FSDP needs all of them for each batch. A process with fewer
-    indices repeats the last one, with `counts` False.
+    indices repeats the last one, which must not be counted again.
     """
     rank, _, world_size = ranks
     for first in range(0, n, world_size):
         i = first + rank
-        yield min(i, n - 1), i < n
+        yield min(i, n - 1), i >= n
 
 
 def ratio_of_sums(a, b):
-    """Return sum(a) / sum(b) and its standard error, taking the sequences as independent; nan for one."""
+    """Return sum(a) / sum(b) and its standard error, assuming independent sequences; nan if there is one."""
     n = len(a)
     ratio = a.sum() / b.sum()
     if n == 1:

@@ -1,5 +1,5 @@
 """
-Files that are complete at every instant, the rows of log.csv, durations and counts as text.
+Files that are written completely or not at all, the rows of log.csv, text for messages and records.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import subprocess
 from configurator import InputError, print0
 
 # -----------------------------------------------------------------------------
-# files that are complete at every instant
+# files that are written completely or not at all
 
 
 @contextlib.contextmanager
@@ -51,9 +51,9 @@ def write_whole(path, content):
 def write_json(path, value):
     """Write a dict as JSON, completely or not at all; nan and infinity, which JSON lacks, become null.
 
-    A full disk is a warning. Return whether the file was written.
+    If the disk is full, print a warning. Return whether the file was written.
     """
-    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)  # called for NaN and Infinity
     try:
         write_whole(path, json.dumps(plain, indent=1).encode())
     except OSError as e:
@@ -63,7 +63,7 @@ def write_json(path, value):
 
 
 def read_json(path):
-    """Return the dict in a JSON file; {} if there is none, or it cannot be read."""
+    """Return the dict in a JSON file; {} if the file is missing or not valid."""
     try:
         with open(path, encoding='utf-8-sig') as f:
             value = json.load(f)
@@ -127,7 +127,10 @@ def write_rows(path, columns, rows):
 
 
 def append_row(path, row):
-    """Append a row, {column: number}, to a .csv file, with its new columns. A full disk is a warning."""
+    """Append a row, {column: number}, to a .csv file, which is rewritten if there are new columns.
+
+    If the disk is full, print a warning.
+    """
     try:
         columns = []
         if os.path.exists(path):
@@ -149,7 +152,7 @@ def append_row(path, row):
 
 
 # -----------------------------------------------------------------------------
-# what a run prints and records
+# text for messages and records
 
 
 def first_line(exception):

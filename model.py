@@ -1,7 +1,7 @@
 """
-The network: one GPTConfig, one GPT. With arch='gpt2' it has nanoGPT's parameter names, initial weights and
-function. From top to bottom: settings, positions, attention, the block, the GPT with its loss. sampling.py
-generates faster. This file works when it is copied alone, except for from_pretrained().
+The model: GPTConfig and GPT. With arch='gpt2', its parameter names, initial weights and outputs are those of
+nanoGPT. From top to bottom: settings, positions, attention, the block, the GPT with its loss. sampling.py
+generates faster, with a KV cache. This file can be copied alone: only from_pretrained() imports other files.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.
@@ -15,14 +15,15 @@ import math
 
 import torch
 import torch.nn as nn
+import torch.utils.checkpoint
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint
 
 # -----------------------------------------------------------------------------
 # settings
 
-# nanoGPT's network. Do not edit it: checkpoints of a gpt2 leave out what equals it, as nanoGPT's do
+# nanoGPT's network. Do not edit it: checkpoints of a gpt2 leave these values out, as nanoGPT's do, and they
+# are filled in again when one is read
 NANOGPT = dict(
     norm='layernorm',  # or 'rmsnorm'; 'rmsnorm_plain': without gains
     norm_eps=1e-5,
@@ -38,7 +39,7 @@ NANOGPT = dict(
     softcap=0.0,  # bound the logits to (-softcap, softcap); 0: no bound
     init='gpt2',  # or 'modern', see init_weights
 )
-# The presets of `arch`, to be edited. As they are, transformers has the same networks: GPT-2, Llama, NanoChat
+# The presets of `arch`, for you to edit. Unedited, they are the GPT-2, Llama and NanoChat of transformers
 GPT2 = dict(NANOGPT)
 LLAMA = dict(NANOGPT, norm='rmsnorm', bias=False, positions='rope', fused_qkv=False, mlp='swiglu', tie=False)
 MODERN = dict(LLAMA, norm='rmsnorm_plain', norm_eps=1e-6, embd_norm=True, qk_norm=True, mlp='relu2',
@@ -107,16 +108,17 @@ class GPTConfig:
     def model_args(self):
         """Return the fields as a dict, for a checkpoint.
 
-        A gpt2 has nanoGPT's seven fields, so that nanoGPT's sample.py can read it, and those that differ from
-        nanoGPT's network.
+        For a gpt2, these are nanoGPT's seven fields, all that nanoGPT's sample.py accepts, and those fields
+        whose value is not nanoGPT's.
         """
         args = dataclasses.asdict(self)
-        if self.arch == 'gpt2':
-            nanogpts = {**NANOGPT, 'arch': 'gpt2', 'n_kv_head': self.n_head, 'mlp_width': 4 * self.n_embd}
-            for name, value in dataclasses.asdict(self).items():
-                off = False  # the value of a field that an edit has added, such as window=0
-                if name not in NANOGPT_FIELDS and value == nanogpts.get(name, off):
-                    del args[name]
+        if self.arch != 'gpt2':
+            return args
+        defaults = {**NANOGPT, 'arch': 'gpt2', 'n_kv_head': self.n_head, 'mlp_width': 4 * self.n_embd}
+        for name in list(args):
+            default = defaults.get(name, 0)  # a field that you have added, such as window=0, is off
+            if name not in NANOGPT_FIELDS and args[name] == default:
+                del args[name]
         return args
 
 
@@ -133,7 +135,7 @@ def rope_table(config):
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device='cpu') / D
     inv_freq = 1.0 / config.rope_theta ** exponents  # (D/2)
     if config.rope_scaling is not None:
-        # Llama 3.1: squeeze the positions of the low frequencies, with a smooth transition to the high ones
+        # Llama 3.1: divide the low frequencies by `factor`, keep the high ones, interpolate in between
         # (transformers, modeling_rope_utils.py: _compute_llama3_parameters)
         factor = config.rope_scaling['factor']
         low = config.rope_scaling['low_freq_factor']
@@ -159,10 +161,11 @@ def positions_in_document(doc_ids):
 
     Documents 4 4 4 9 9 give the positions 0 1 2 0 1.
     """
-    t = torch.arange(doc_ids.size(1), device=doc_ids.device)  # (T)
-    is_first = doc_ids[:, 1:] != doc_ids[:, :-1]  # (B, T - 1)
+    t = torch.arange(doc_ids.size(1), device=doc_ids.device)  # (T): 0 1 2 3 4
+    is_first = doc_ids[:, 1:] != doc_ids[:, :-1]  # (B, T - 1): whether a document begins
     starts = F.pad(t[1:] * is_first, (1, 0))  # (B, T): 0 0 0 3 0
-    return t - starts.cummax(dim=1).values  # less 0 0 0 3 3
+    starts = starts.cummax(dim=1).values  # (B, T): 0 0 0 3 3
+    return t - starts  # (B, T): 0 1 2 0 1
 
 
 # -----------------------------------------------------------------------------
@@ -218,7 +221,8 @@ def attention(q, k, v, mask=None, is_causal=False, dropout_p=0.0):
         return flex_attention(q, k, v, block_mask=mask, enable_gqa=K < H)
     by_formula = q.device.type == 'cpu' and q.dtype == torch.bfloat16 and is_causal and T <= 512
     if K < H and (by_formula or (mask is not None and q.device.type == 'cuda')):
-        # before torch 2.14, no fused kernel on CUDA took enable_gqa with a mask: three times as slow
+        # the formula below needs as many key as query heads; and on CUDA, before torch 2.14, no fused kernel
+        # takes enable_gqa with a mask, which makes it three times as slow
         k = k.repeat_interleave(H // K, dim=1)  # (B, H, S, D)
         v = v.repeat_interleave(H // K, dim=1)  # (B, H, S, D)
     if by_formula:
@@ -268,6 +272,7 @@ class CausalSelfAttention(nn.Module):
             q, k = self.qk_norm(q).to(v.dtype), self.qk_norm(k).to(v.dtype)
         if cache is not None:
             k, v = cache.update(self.layer_idx, k, v)  # (B, K, S, D)
+        # as many keys as queries: a sequence from its start. More keys: one new token, which attends to all
         is_causal = bool(mask is None and T == k.size(2))  # bool(): when compiled, T may be symbolic
         dropout_p = self.dropout if self.training else 0.0
         y = attention(q, k, v, mask, is_causal, dropout_p)  # (B, H, T, D)
@@ -373,12 +378,14 @@ class GPT(nn.Module):
         modern = self.config.init == 'modern'
         for module in self.modules():
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=1.0 if modern else 0.02)
+                std = 1.0 if modern else 0.02
+                nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=(3 * module.in_features) ** -0.5 if modern else 0.02)
+                std = (3 * module.in_features) ** -0.5 if modern else 0.02
+                nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # drawn a second time, as in nanoGPT: the same seed gives the same weights
+        # these are drawn twice, as in nanoGPT, so that a seed gives nanoGPT's weights
         for name, p in self.named_parameters():
             if modern and name.endswith(('c_proj.weight', 'lm_head.weight')):
                 nn.init.zeros_(p)
@@ -389,11 +396,11 @@ class GPT(nn.Module):
         """
         Return logits (B, T, V) and the loss in nats for token ids idx (B, T) and targets (B, T).
 
-        targets: the ids that follow; -1 is not counted. Without targets, the logits are those of the last
-        position, (B, 1, V), and the loss is None. reduction: 'mean' over the targets, or 'none' for a loss
-        (B * T) each. doc_ids (B, T): the document of each position, if attention is to stay inside documents.
-        cache: a sampling.KVCache, which idx continues. return_logits=False returns None for the logits, which
-        saves memory.
+        targets: the next token of each position; -1 is ignored. Without targets, the logits are those of the
+        last position, (B, 1, V), and the loss is None. reduction: 'mean' over the targets, or 'none' for one
+        loss per position, (B * T). doc_ids (B, T): the document of each token; attention then stays inside
+        documents. cache: a sampling.KVCache with the tokens before idx. return_logits=False: return None for
+        the logits, which saves memory.
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f"{T} positions are more than block_size={self.config.block_size}"
@@ -415,26 +422,26 @@ class GPT(nn.Module):
             x = x.bfloat16()  # the residual stream: less memory traffic, the same loss (dev/LOG.md)
         for block in self.transformer.h:
             if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, rope, mask, use_reentrant=False)
+                x = torch.utils.checkpoint.checkpoint(block, x, rope, mask, use_reentrant=False)
             else:
                 x = block(x, rope, mask, cache)
         x = self.transformer.ln_f(x)
 
         if targets is None:
-            return self.logits(x[:, -1:]), None  # not [:, [-1]], whose index a CUDA graph cannot copy
+            return self.compute_logits(x[:, -1:]), None  # not [:, [-1]]: a CUDA graph cannot copy its index
         targets = targets.flatten()  # (B * T)
         if self.loss_chunk_size and not return_logits:
-            return None, self.loss_by_chunks(x, targets, reduction)
-        logits = self.logits(x)  # (B, T, V)
-        loss = self.loss(logits, targets, reduction)
+            return None, self.compute_loss_by_chunks(x, targets, reduction)
+        logits = self.compute_logits(x)  # (B, T, V)
+        loss = self.compute_loss(logits, targets, reduction)
         if not return_logits:
-            logits = None  # otherwise torch.compile computes a gradient of zeros for them
+            logits = None  # if they were returned, torch.compile would compute a gradient for them, all zeros
         return logits, loss
 
     def attention_mask(self, positions, doc_ids, cache):
         """Return the mask for the queries at `positions` (T), or None; attention() lists the cases."""
         if doc_ids is not None:
-            # FlexAttention has no dropout, and the compiler's support for DDP is not tested
+            # not with dropout, which FlexAttention lacks, nor with DDP, where compiling it is not tested
             # (https://github.com/pytorch/pytorch/issues/137481)
             no_dropout = not self.training or self.config.dropout == 0
             if (doc_ids.device.type == 'cuda' and torch.compiler.is_compiling() and no_dropout
@@ -445,35 +452,36 @@ class GPT(nn.Module):
             return causal_mask(positions, cache.n_keys)  # (T, S)
         return None
 
-    def logits(self, x):
+    def compute_logits(self, x):
         """Map x (..., C) to logits (..., V)."""
         logits = self.lm_head(x)
         if self.config.softcap:
             logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
         return logits
 
-    def loss(self, logits, targets, reduction='mean'):
-        """Return the cross entropy of logits (..., V), N positions in total, and targets (N)."""
+    def compute_loss(self, logits, targets, reduction='mean'):
+        """Return the cross entropy. logits: (..., V), of N positions in total; targets: (N)."""
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         flat = logits.float().view(-1, logits.size(-1))  # (N, V)
         loss = F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
-        if reduction == 'mean':  # which is nan if there are no targets
+        if reduction == 'mean':  # nan if all targets are -1
             loss = torch.where((targets >= 0).any(), loss, 0.0)
         return loss
 
-    def loss_by_chunks(self, x, targets, reduction):
+    def compute_loss_by_chunks(self, x, targets, reduction):
         """Return the same loss from x (B, T, C), holding the logits of loss_chunk_size tokens at a time.
 
         They are recomputed in backward.
         """
         def chunk_losses(x, targets):
-            return self.loss(self.logits(x), targets, 'none')
+            return self.compute_loss(self.compute_logits(x), targets, 'none')
 
         x_chunks = x.flatten(0, 1).split(self.loss_chunk_size)  # each (n, C)
         target_chunks = targets.split(self.loss_chunk_size)  # each (n)
         losses = []
         for x_chunk, target_chunk in zip(x_chunks, target_chunks):
-            losses.append(checkpoint(chunk_losses, x_chunk, target_chunk, use_reentrant=False))
+            losses.append(torch.utils.checkpoint.checkpoint(
+                chunk_losses, x_chunk, target_chunk, use_reentrant=False))
         losses = torch.cat(losses)  # (B * T), 0 where the target is -1
         if reduction == 'none':
             return losses
@@ -505,7 +513,8 @@ class GPT(nn.Module):
             wpe.num_embeddings = block_size
 
     def get_num_params(self, non_embedding=True):
-        """Return the number of parameters, by default without embeddings; tied ones count, as in nanoGPT."""
+        """Return the number of parameters, by default without embeddings. An embedding that is tied to the
+        head is counted, as in nanoGPT."""
         n_params = sum(p.numel() for p in self.parameters())
         if non_embedding:
             for module in self.modules():
@@ -517,6 +526,7 @@ class GPT(nn.Module):
         """Return the FLOPs of forward and backward: 6 per weight of a matrix product, 12 L C T for attention
         (PaLM, appendix B)."""
         weights = 0
+        # remove_duplicate=False: a module that is used twice computes twice
         for _, module in self.named_modules(remove_duplicate=False):
             if isinstance(module, nn.Linear):
                 weights += module.weight.numel()

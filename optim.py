@@ -1,7 +1,7 @@
 """
 The optimizer: AdamW for all parameters, as in nanoGPT; or Muon for the matrices inside the blocks and AdamW
 for the rest (embeddings, head, norms, biases). From top to bottom: the parameter groups, the update, the
-Newton-Schulz iteration, its division among processes. This file works when it is copied alone.
+Newton-Schulz iteration, how the processes share its work. This file works when it is copied alone.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.distributed as dist
 MUON_LR = 0.02  # Keller Jordan's; not comparable with AdamW's learning rates
 
 
-def role_of(name, p):
+def kind_of(name, p):
     """Return what kind of parameter p is, by its name in a GPT."""
     if p.dim() < 2:
         return 'vector'
@@ -27,9 +27,10 @@ def create_optimizer(model, *, learning_rate, weight_decay, betas, eps, matrix_o
     """
     Return one optimizer for the trainable parameters of a GPT.
 
-    Learning rates that are None are learning_rate (for Muon MUON_LR). A group's lr is group['lr_scale'] times
-    learning_rate, also after a schedule has changed that. Parameters with fewer than two dimensions have no
-    weight decay. dtype: of Muon's matrix products; bfloat16 is precise enough.
+    A rate of None is learning_rate; for Muon, a matrix_lr of None is MUON_LR. group['lr_scale'] is the ratio
+    of a group's rate to learning_rate: a schedule sets group['lr'] = lr * group['lr_scale']. Parameters with
+    fewer than two dimensions have no weight decay. dtype: of Muon's matrix products; bfloat16 is precise
+    enough.
     """
     muon = matrix_optimizer == 'muon'
     if muon and matrix_lr is None:
@@ -37,7 +38,7 @@ def create_optimizer(model, *, learning_rate, weight_decay, betas, eps, matrix_o
     params = {'embedding': [], 'matrix': [], 'head': [], 'vector': []}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            params[role_of(name, p)].append((name, p))
+            params[kind_of(name, p)].append((name, p))
 
     vectors = {'params': params['vector'], 'lr': None, 'weight_decay': 0.0}
     if matrix_lr is None and embedding_lr is None and head_lr is None and matrix_weight_decay is None:
@@ -71,8 +72,8 @@ class MuonAdamW(torch.optim.Optimizer):
     Muon for the groups with muon=True (https://kellerjordan.github.io/posts/muon/): the momentum,
     orthogonalized, so that all directions of a matrix move at the same speed. torch's AdamW for the others.
 
-    It is one optimizer, with one list of groups for the schedule and one state for the checkpoint, so that a
-    GradScaler skips the whole step if a gradient is not finite.
+    One optimizer for both: the schedule has one list of groups, a checkpoint one state, and a GradScaler
+    skips both updates if a gradient is not finite.
     """
 
     def __init__(self, groups, lr, betas, eps, dtype=torch.float32):
@@ -81,7 +82,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self.adamw = None
         others = [group for group in self.param_groups if not group['muon']]
         if others:
-            self.adamw = torch.optim.AdamW(others, fused=True)
+            self.adamw = torch.optim.AdamW(others, fused=True)  # lr, betas and eps are in the groups
 
     @torch.no_grad()
     def step(self):
@@ -121,11 +122,11 @@ def batches_of(params):
     for p in params:
         if p.grad is not None:
             by_shape.setdefault(p.shape, []).append(p)
-    for shape, alike in by_shape.items():
-        elements = 2**19 if alike[0].device.type == 'cpu' else 2**26  # of each process
-        n = max(2, elements // shape.numel()) * n_processes()
-        for i in range(0, len(alike), n):
-            yield alike[i:i + n]
+    for shape, same_shape in by_shape.items():
+        max_elements = 2**19 if same_shape[0].device.type == 'cpu' else 2**26  # in each process
+        n = max(2, max_elements // shape.numel()) * n_processes()
+        for i in range(0, len(same_shape), n):
+            yield same_shape[i:i + n]
 
 
 def zeropower_via_newtonschulz(G, steps=5):

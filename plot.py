@@ -53,7 +53,8 @@ def curve(log, x, y, smooth=0.0):
 def draw(curves, path, x_label, y_label, dashed=None):
     """Draw curves, {name: (x values, y values)}, into a PNG file.
 
-    dashed: more curves, in the colours of those with the same names.
+    dashed: more curves, in the colours of those with the same names. Raise InputError without matplotlib, or
+    if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure  # without pyplot, which needs a display
@@ -69,7 +70,10 @@ def draw(curves, path, x_label, y_label, dashed=None):
     axes.set_ylabel(y_label)
     axes.legend()
     axes.grid(alpha=0.25)
-    figure.savefig(path, format='png')
+    try:
+        figure.savefig(path, format='png')
+    except OSError as e:
+        raise InputError(f"{path} cannot be written: {e.strerror}. Choose another file.") from e
 
 
 def draw_logs(logs, path, x='tokens', y='loss', smooth=0.9):
@@ -99,7 +103,7 @@ def write_report(out_dir, samples='', picture=True):
     if picture:
         try:
             draw_logs({name: log}, os.path.join(out_dir, 'loss.png'))
-        except (InputError, OSError) as e:
+        except InputError as e:
             print0(f"note: loss.png was not drawn: {e}")
     text = f'# {name}\n\n' + report_text(out_dir, run, log, samples)
     try:

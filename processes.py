@@ -19,7 +19,7 @@ import torch.distributed
 from configurator import InputError, launched_by_torchrun, print0, process_ranks
 from files import commit, first_line
 
-if torch.__version__ < '2.11.0a0':
+if torch.__version__ < '2.11.0a0':  # a TorchVersion, which compares numbers
     raise InputError(f"torch {torch.__version__} is too old. Install 2.11 or newer: "
                      "pip install --upgrade torch")
 
@@ -28,7 +28,7 @@ if torch.__version__ < '2.11.0a0':
 
 
 def choose_device(device, local_rank=0):
-    """Return 'cpu', 'mps' or 'cuda:0' for 'auto' and the like. torchrun's processes have a GPU each."""
+    """Return the device as 'cpu', 'mps', 'cuda' or 'cuda:N'. With torchrun, N is always the local rank."""
     if device == 'auto':
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = accelerator.type if accelerator is not None else 'cpu'
@@ -310,7 +310,7 @@ def all_finite(tensors):
 
 
 def clip_grad_norm(model, max_norm):
-    """Scale the gradient down to `max_norm` and return its norm before, 0-dim; 0: only compute the norm."""
+    """Clip the gradient to `max_norm`; 0: do not clip. Return its norm before clipping, a 0-dim tensor."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     if max_norm > 0:
@@ -322,8 +322,8 @@ def clip_grad_norm(model, max_norm):
 
 def full_state_dict(state):
     """
-    Return the dict `state` as the first process saves it: unsharded tensors on the CPU, None in the others. A
-    tensor that occurs twice stays one. All processes call it, as they gather what FSDP has sharded.
+    Return the dict `state` with each tensor unsharded and on the CPU; in processes other than the first, with
+    None instead of tensors. Tied tensors stay tied. All processes call it, to gather what FSDP has sharded.
     """
     gathered = {}  # by the id of the tensor
 
@@ -346,8 +346,9 @@ def full_state_dict(state):
 def shard_model(model, shard, dtype, device):
     """
     Apply FSDP (https://arxiv.org/abs/2304.11277) in place to a model on the CPU: weights, gradients and
-    optimizer state are sharded among groups of `shard` processes with neighbouring ranks; a block is gathered
-    in `dtype` before it computes. With fewer than all processes, there are several such groups (hybrid).
+    optimizer state are sharded among groups of `shard` processes with neighbouring ranks; the weights of a
+    block are gathered in `dtype` before its forward and backward pass. With fewer than all processes, there
+    are several such groups (hybrid).
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -375,8 +376,8 @@ def shard_model(model, shard, dtype, device):
 
 def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
     """
-    Run forward and backward on zeros and drop the gradients: then compiling is not timed, and a batch that is
-    too large fails at once.
+    Run forward and backward on zeros and drop the gradients, so that compiling is not part of the timings,
+    and running out of memory shows at once.
 
     optional: if the compiler fails in any process, return False, and all processes run eagerly from now on;
     otherwise return True. Not covered: a single process fails in backward or, with FSDP, in forward. The
@@ -397,7 +398,7 @@ def warm_up(model, batch_size, block_size, with_doc_ids, ctx, device, optional):
     for step in (forward, backward):
         reason = None
         try:
-            loss = step()
+            loss = step()  # of forward(); backward() reads it
         except torch.OutOfMemoryError as e:
             e.add_note("Halve --batch_size and double --gradient_accumulation_steps: the effective batch is "
                        "unchanged. --activation_checkpointing=True saves memory as well.")

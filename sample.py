@@ -25,11 +25,11 @@ max_new_tokens = 500  # per sample
 temperature = 0.8  # 1: the model's own probabilities; lower: less random; 0: always the most likely token
 top_k: int | None = 200  # draw among this number of most likely tokens. None: all
 top_p = 1.0  # draw among the most likely tokens whose probabilities add up to this
-stop: str = None  # end a sample before this text; it also ends where the model ends it
+stop: str = None  # end a sample before this text; it also ends at the model's end-of-text token
 seed = 1337
 device = 'auto'  # 'cpu', 'cuda', 'cuda:1', 'mps'
 dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
-compile: bool | str = False  # on a GPU, compile the step of one token, which pays for much text
+compile: bool | str = False  # on a GPU, compile the step of one token, which pays off for long texts
 # -----------------------------------------------------------------------------
 config, given = configure(globals(), positional='out_dir')
 check_range(config, ['num_samples', 'batch_size', 'max_new_tokens', 'top_k'], 1)
@@ -104,7 +104,7 @@ rows_at_once = min(batch_size, num_samples)
 max_length = block_size if is_talking else max(len(ids) for ids in encoded) + max_new_tokens
 sampler = Sampler(model, rows_at_once, max_length, temperature, top_k, top_p, tokenizer.n_vocab,
                   compile=choose_compile(compile, used_device))
-n_calls = 0  # of generate(); each has a seed of its own, whatever the texts before it were
+n_calls = 0  # of generate(); call i uses seed + i, so that the length of earlier texts does not matter
 
 
 def generate(ids, printing=False):
@@ -155,16 +155,18 @@ def generate(ids, printing=False):
 if is_talking:
     converse(form, lambda ids: generate(ids, printing=True)[0][0], max_prompt)
     sys.exit()
-printing = len(texts) == 1 and num_samples == 1 and not chat
+streaming = len(texts) == 1 and num_samples == 1 and not chat
 for text, ids in zip(texts, encoded):
     for first in range(0, num_samples, rows_at_once):
-        if printing:
+        if streaming:
             print(text, end='', flush=True)
-        new_texts, was_interrupted = generate(ids, printing)
+        new_texts, was_interrupted = generate(ids, streaming)
         for new_text in new_texts[:num_samples - first]:
             if chat:
                 print(new_text.replace('\n', '\\n'), flush=True)
+            elif streaming:  # the text has been printed already
+                print('\n---------------', flush=True)
             else:
-                print('' if printing else text + new_text, end='\n---------------\n', flush=True)
+                print(f'{text}{new_text}\n---------------', flush=True)
         if was_interrupted:
             sys.exit(128 + signal.SIGINT)

@@ -6,7 +6,9 @@ Fast generation: a KV cache, a Sampler that continues token ids, and texts from 
     text = generate_text(model, tokenizer, 'Once upon a time', 300)
 
 A Sampler computes each new token from the keys and values of the earlier ones, and on CUDA replays a
-captured step. The text is that of GPT.generate(), except for rounding. Letters for shapes: see model.py.
+captured step. Up to block_size ids, the probabilities are those of GPT.generate(), except for rounding. From
+there on GPT.generate() drops one id per step, and a Sampler half of the context at once. Letters for shapes:
+see model.py.
 """
 
 import math
@@ -20,16 +22,16 @@ from model import matmul_dtype
 
 
 def without_cudnn_attention():
-    """Return a context or decorator that excludes cuDNN's attention, which plans each new length from scratch
-    (https://github.com/modelscope/FunASR/issues/3704)."""
+    """Return a context manager, or decorator, that excludes cuDNN's attention. It makes a new plan for each
+    length, which is slow while a cache grows (https://github.com/modelscope/FunASR/issues/3704)."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 class KVCache:
     """Keys and values of B sequences of up to `size` positions, (B, K, size, D) per layer.
 
-    static: attention reads all `size` positions behind a mask, and only the device knows how many are filled.
-    Then no number on the host changes between steps, and a CUDA graph can hold one.
+    static: attention always reads all `size` positions and masks those that are not filled; their number is
+    on the device only. So no Python number changes from step to step, which a CUDA graph requires.
     """
 
     def __init__(self, model, B, size, static=False):
@@ -43,7 +45,7 @@ class KVCache:
         self.static = static
         self.n_keys = size if static else 0  # positions that attention reads
         self.length = torch.zeros(1, dtype=torch.long, device=weight.device)  # positions that are filled
-        self.positions = self.length  # of the ids of this pass, set by advance()
+        self.positions = None  # (T), of the ids of this forward pass; set by advance()
 
     def reset(self):
         """Start again at position 0."""
@@ -74,15 +76,17 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, 
     """
     if temperature < 1e-6:  # zero, or so small that the division below would overflow
         return logits.argmax(dim=-1, keepdim=True)
-    ids = None
+    ids = None  # (B, k), of the columns of logits if these are sorted
     if top_k or top_p < 1:
         V = logits.size(-1)
-        logits, ids = logits.topk(min(top_k or V, V))  # (B, k), most likely first
+        k = min(top_k, V) if top_k else V
+        logits, ids = logits.topk(k)  # (B, k), most likely first
     probs = F.softmax(logits / temperature, dim=-1)
     if top_p < 1:
-        probs = probs.masked_fill(probs.cumsum(dim=-1) - probs > top_p, 0)  # the first one always stays
-    # the argmax of p / e with e exponential is i with probability p_i: the draw of torch.multinomial without
-    # its checks, for which the host would wait for the GPU
+        before = probs.cumsum(dim=-1) - probs  # (B, k), the sum of the more likely ones; 0 for the first
+        probs = probs.masked_fill(before > top_p, 0)
+    # Draw as torch.multinomial does: if e is exponential noise, argmax(p / e) is i with probability p_i. That
+    # function also checks its input, for which the host would wait for the GPU
     if noise is None:
         noise = torch.empty_like(probs).exponential_(generator=generator)
     drawn = (probs / noise[:, :probs.size(-1)]).argmax(dim=-1, keepdim=True)  # (B, 1)
@@ -90,12 +94,13 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, 
 
 
 class Sampler:
-    """Continues token ids. Make one for each model, batch size and setting, use it, drop it.
+    """A generator of token ids, for one model, batch size and set of sampling options.
 
-    max_length: of a sequence, the prompt included; more than block_size needs no more memory. vocab_size: ids
-    from it on (padding) are not drawn. capture: capture the step as a CUDA graph, which takes a fraction of a
-    second; by default on CUDA. compile: compile that step first, which pays for much text. Changes to the
-    weights after this are only seen without `capture`.
+    max_length: the maximum number of ids of a sequence, including the prompt; the cache holds at most
+    block_size of them. vocab_size: only ids below it are drawn; the others are padding. capture: replay the
+    step of one token as a CUDA graph, which takes a fraction of a second to capture; by default on CUDA.
+    compile: compile that step as well, which pays off for long texts. Do not replace weights afterwards: a
+    captured step reads the old ones.
     """
 
     def __init__(self, model, batch_size, max_length, temperature=1.0, top_k=None, top_p=1.0,
@@ -105,8 +110,9 @@ class Sampler:
         self.vocab_size = min(vocab_size or weight.size(0), weight.size(0))
         self.settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p}
         self.generator = torch.Generator(weight.device)
-        self.is_sharded = hasattr(weight, 'to_local')  # by FSDP, which gathers the weights when it is called
-        # forward: a model that is compiled would be compiled again for each length
+        self.is_sharded = hasattr(weight, 'to_local')  # by FSDP
+        # FSDP gathers the weights in hooks, which run only if the model itself is called. In other cases call
+        # forward(), which is not compiled: the model may be, and would be compiled again for each length
         self.forward = model if self.is_sharded else model.forward
         size = min(math.ceil(max_length / 128) * 128, self.block_size)  # attention masks need round shapes
         if capture is None:
@@ -115,40 +121,45 @@ class Sampler:
         self.captured = CapturedStep(self, compile) if capture else None
 
     def draw(self, logits, noise=None):
-        """Return the next ids (B, 1) of logits (B, 1, V), and a bool tensor: whether these are finite."""
+        """Return the next ids (B, 1) from logits (B, 1, V), and a bool tensor: False if one is nan or inf."""
         logits = logits[:, -1, :self.vocab_size].float()  # (B, V)
         ids = sample_next(logits, generator=self.generator, noise=noise, **self.settings)
-        return ids, torch.isfinite(logits.amax())
+        return ids, torch.isfinite(logits.amax())  # nan is the maximum
 
     @torch.no_grad()
     @without_cudnn_attention()
     def generate(self, idx, max_new_tokens, seed=None, on_tokens=None):
         """Return idx (B, T) continued by up to max_new_tokens ids. Call model.eval() first.
 
-        seed: of the draws; by default from torch's generator. on_tokens is called with the new ids (B, n),
-        and ends the text by returning True. When block_size positions are filled, the last half of them stays
-        as the context. Raise FloatingPointError if logits are not finite.
+        seed: of the random numbers; by default drawn from torch's generator. on_tokens(new) is called with
+        the new ids (B, n); if it returns True, generation stops. The result contains all n, even those after
+        the end of a text. When block_size positions are filled, the last half of them is kept as the context.
+        Raise FloatingPointError if logits are not finite.
         """
         if seed is None:
             seed = torch.randint(2 ** 62, ()).item()
         self.generator.manual_seed(seed)
-        end = idx.size(1) + max_new_tokens
-        start = max(idx.size(1) - self.block_size, 0)  # of the context
+        length = idx.size(1) + max_new_tokens  # of the result
+        assert min(length, self.block_size) <= self.cache.size, "make the Sampler with a larger max_length"
+        context_start = max(idx.size(1) - self.block_size, 0)
         n_cached = 0  # ids of the context whose keys and values are in the cache
-        while idx.size(1) < end:
-            if idx.size(1) - start > self.block_size:
-                start = idx.size(1) - (self.block_size + 1) // 2
+        self.cache.reset()
+        while idx.size(1) < length:
+            if idx.size(1) - context_start > self.block_size:
+                # keep the last half of the context and compute it again, as its positions change
+                context_start = idx.size(1) - (self.block_size + 1) // 2
                 n_cached = 0
-            if n_cached == 0:
                 self.cache.reset()
-            if self.captured is not None and n_cached > 0:
-                n = min(16, end - idx.size(1), self.cache.size - n_cached)
+            if n_cached == 0 or self.captured is None:
+                # the whole context at first, then its newest id
+                logits, _ = self.forward(idx[:, context_start + n_cached:], cache=self.cache)
+                new, is_finite = self.draw(logits)  # (B, 1)
+                n_cached = idx.size(1) - context_start
+            else:
+                # several ids at a time, as looking at them waits for the GPU
+                n = min(16, length - idx.size(1), self.cache.size - n_cached)
                 new, is_finite = self.captured.run(idx[:, -1], n_cached, n)  # (B, n)
                 n_cached += n
-            else:
-                logits, _ = self.forward(idx[:, start + n_cached:], cache=self.cache)
-                new, is_finite = self.draw(logits)  # (B, 1)
-                n_cached = idx.size(1) - start
             if not is_finite:
                 raise FloatingPointError("the logits are not finite")
             idx = torch.cat((idx, new), dim=1)
@@ -174,10 +185,14 @@ class CapturedStep:
         self.noise = torch.ones(B, sampler.vocab_size, device=device)
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)
         self.graph = None
+        self.draw_next_fn = self.draw_next
         if device.type == 'cuda':
-            self.capture(compile)
+            if compile:
+                self.draw_next_fn = torch.compile(self.draw_next, dynamic=False)
+            self.capture_graph()
 
     def draw_next(self):
+        """Compute the ids at position cache.length + 1 from those at cache.length."""
         cache = self.sampler.cache
         idx = self.ids.index_select(1, cache.length)  # (B, 1)
         logits, _ = self.sampler.forward(idx, cache=cache)  # advances cache.length
@@ -185,14 +200,13 @@ class CapturedStep:
         self.is_finite.logical_and_(is_finite)
         self.ids.index_copy_(1, cache.length, new)
 
-    def step(self, draw_next):
+    def step(self):
         self.noise.exponential_(generator=self.sampler.generator)  # not in draw_next, which may be compiled
-        draw_next()
+        self.draw_next_fn()
 
     @torch.no_grad()
     @without_cudnn_attention()
-    def capture(self, compile):
-        draw_next = torch.compile(self.draw_next, dynamic=False) if compile else self.draw_next
+    def capture_graph(self):
         # without autocast's cache of weights, which would be freed before the graph reads it
         precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
                                    enabled=torch.is_autocast_enabled('cuda'))
@@ -204,13 +218,13 @@ class CapturedStep:
             with torch.cuda.stream(stream):
                 for _ in range(2):
                     self.sampler.cache.reset()
-                    self.step(draw_next)
+                    self.step()
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
             self.graph.register_generator_state(self.sampler.generator)
             # thread_local: work of other threads does not end the capture
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode='thread_local'):
-                self.step(draw_next)
+                self.step()
 
     def run(self, ids, position, n):
         """Return the next n ids (B, n) after `ids` (B) at `position`, and whether all logits were finite."""
@@ -220,7 +234,7 @@ class CapturedStep:
             if self.graph is not None:
                 self.graph.replay()
             else:
-                self.step(self.draw_next)
+                self.step()
         return self.ids[:, position + 1:position + 1 + n].clone(), self.is_finite
 
 
@@ -229,15 +243,18 @@ class CapturedStep:
 
 
 def prompt_ids(tokenizer, text):
-    """Return the ids of a prompt, a list; for an empty text, the id that starts a document."""
+    """Return the ids of a prompt, a list. An empty text becomes the id that starts a document or, if there is
+    none, id 0, as the model needs some id."""
     ids = tokenizer.encode_prompt(text)
     if ids:
         return ids
-    return [0] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+    if tokenizer.end_of_text is not None:
+        return [tokenizer.end_of_text]
+    return [0]
 
 
 def text_after(tokenizer, ids, new_ids, stop_ids, stop=None):
-    """Return the text that new_ids add to that of ids, and whether it has ended.
+    """Return the text of new_ids as a continuation of ids, and whether it has ended.
 
     It ends before the first of stop_ids, or before the text `stop`.
     """
@@ -263,8 +280,9 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
     """
     ids = prompt_ids(tokenizer, text)
     if sampler is None:
-        # capturing a step takes as long as some dozens of tokens
-        capture = None if max_new_tokens >= 64 else False
+        capture = None  # on CUDA
+        if max_new_tokens < 64:
+            capture = False  # capturing takes as long as some dozens of tokens
         sampler = Sampler(model, 1, len(ids) + max_new_tokens, temperature, top_k, top_p, tokenizer.n_vocab,
                           capture)
     new_ids = []
@@ -319,10 +337,10 @@ def prompts_for_samples(path, tokenizer):
 
 
 def next_sample_step(it, interval, growth=1.0):
-    """Return the first iteration from `it` on after which samples are due.
+    """Return the first iteration >= `it` at which samples are due.
 
-    Each gap is `growth` times the one before: 100 and 1.5 give 100, 250, 475, ... The result depends on `it`
-    alone, so that a resumed run samples at the same iterations.
+    Each gap is `growth` times the one before, but never smaller: 100 and 1.5 give 100, 250, 475, ... The
+    result depends on `it` alone, so that a resumed run samples at the same iterations.
     """
     if growth <= 1:
         return math.ceil(it / interval) * interval

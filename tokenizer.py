@@ -465,7 +465,7 @@ def read_tokenizer_files(folder, meta):
         if os.path.exists(path):
             with open(path, 'rb') as f:
                 content = f.read()
-        if hashlib.sha256(content).hexdigest() != meta['checksums'][file]:
+        if hashlib.sha256(content).hexdigest() != meta.get('checksums', {}).get(file):
             raise InputError(f"{path} is missing or has changed since meta.json was written. Run prepare.py "
                              "again with --overwrite.")
         state[key] = content if key == 'ranks' else content.decode()

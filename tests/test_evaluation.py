@@ -89,9 +89,9 @@ def test_the_standard_error_is_the_spread_over_other_sequences():
 
 
 def test_all_processes_have_the_same_number_of_batches_and_share_the_work():
-    shares = [list(evaluation.shared_among(7, (rank, rank, 3))) for rank in range(3)]
+    shares = [list(evaluation.share_of_range(7, (rank, rank, 3))) for rank in range(3)]
     assert [len(share) for share in shares] == [3, 3, 3], 'FSDP needs all of them each time'
-    assert sorted(i for i, counts in sum(shares, []) if counts) == list(range(7))
+    assert sorted(i for i, is_repeat in sum(shares, []) if not is_repeat) == list(range(7))
 
 
 def test_where_the_compiler_has_failed_the_model_is_evaluated_eagerly(data):
