@@ -1,37 +1,37 @@
 """
 Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and meta.json, which train.py reads.
 
-    $ python prepare.py                        # the source code of this Python's library: no download
+    $ python prepare.py                        # the source code of Python's standard library, no download
     $ python prepare.py shakespeare_char       # a built-in dataset, from the table below
     $ python prepare.py mystories.txt          # your own text becomes data/mystories
     $ python prepare.py chats.json --chat      # conversations become data/chats
     $ python prepare.py mine --input='texts/*.jsonl' --tokenizer=bpe:8192 --val_fraction=0.01
     $ python prepare.py mine --input='hf:OWNER/NAME/data/train-*.parquet'    # files of the Hugging Face Hub
 
-docs/data.md describes which files are read, and what a document is. This process reads the documents of all
-files, in order, in chunks of about 100 MB, and writes the shards. Worker processes encode: chunk k becomes
-shard k. After a kill, the same command resumes behind the last shard.
+docs/data.md describes which files are read, and what a document is. The documents of all files are read in
+order, in chunks of about 100 MB. Worker processes encode the chunks, and chunk k becomes shard k. If the
+script is interrupted, the same command resumes after the last complete shard.
 """
 
 from configurator import InputError, check_range, configure, print0
 
 # -----------------------------------------------------------------------------
-name = 'pystdlib'  # of the dataset: a built-in one, another one with --input, or a file with text
-input: list = None  # files, folders or patterns, or hf:OWNER/NAME/PATTERN: --input a.txt b.txt
-# 'char', 'byte', 'gpt2' or another of tiktoken's, 'bpe:8192' (learned from the text), a tokenizer.json,
-# 'hf:FOLDER_OR_NAME' of a model, the folder of a dataset, a ckpt.pt. None: that of the built-in dataset, else
-# gpt2 for conversations and for more than 1 MB of text, char for less
+name = 'pystdlib'  # a built-in dataset, the name of a new one with --input, or a file or folder with text
+input: list = None  # files, folders, patterns or hf:OWNER/NAME/PATTERN, as in --input a.txt b.txt
+# 'char', 'byte', 'gpt2' or another encoding of tiktoken, 'bpe:8192' (learned from the text), the path of a
+# tokenizer.json, 'hf:FOLDER_OR_NAME' of a model, the folder of a dataset, a ckpt.pt. None: the built-in
+# dataset's, else gpt2 for conversations and for more than 1 MB of text, char for less
 tokenizer: str = None
-text_key = 'text'  # the key of the text in a row of .jsonl or .json; the column of .parquet
+text_key = 'text'  # key of the text in a row of .jsonl or .json, or its column in .parquet
 chat = False  # the input is conversations, see docs/chat.md
-# share of the documents for val.bin, chosen by a hash; of few documents it is the end of their text. None:
-# that of the built-in dataset, else 0.1
+# share of the documents for val.bin, chosen by a hash; if there are few, the end of each document. None: the
+# built-in dataset's, else 0.1
 val_fraction: float = None
 max_tokens: int = None  # stop after the shard with which train has at least this many tokens
 shard_mb = 100.0  # megabytes of text per shard
 processes: int = None  # number of worker processes. None: one per core that this process may use
 overwrite = False  # replace an existing dataset
-data_dir: str = None  # folder of the datasets. None: data/ next to this file
+data_dir: str = None  # folder that contains the datasets. None: data/ next to this file
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':  # the worker processes import this file as well
     config, given = configure(globals(), positional='name', takes_configs=False)
@@ -73,17 +73,17 @@ from tokenizer import (
 
 @dataclasses.dataclass
 class BuiltIn:
-    source: str  # a URL, or hf:OWNER/NAME/PATTERN; '': the source code of this Python's library
+    source: str  # a URL, or hf:OWNER/NAME/PATTERN; '': the source code of Python's standard library
     tokenizer: str = 'gpt2'
     val_fraction: float = 0.1
-    separated: bool = True  # whether <|endoftext|> stands before each document
-    config: str = 'config/small_text.py'  # that trains on it
+    separated: bool = True  # whether each document begins with <|endoftext|>
+    config: str = 'config/small_text.py'  # to train on it
 
 
 TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 BUILT_IN = {
     'pystdlib': BuiltIn('', 'byte', config='config/quickstart.py'),
-    # these two are nanoGPT's, byte for byte
+    # the next two are equal to nanoGPT's, byte for byte
     'shakespeare_char': BuiltIn(TINYSHAKESPEARE, 'char', separated=False,
                                 config='config/train_shakespeare_char.py'),
     'shakespeare': BuiltIn(TINYSHAKESPEARE, separated=False, config='config/finetune_shakespeare.py'),
@@ -111,14 +111,15 @@ def fetch(url, path):
     try:
         with urllib.request.urlopen(url, timeout=60) as response:
             content = response.read()
-    except Exception as e:  # the ways in which a network fails have no common class
-        raise InputError(f"{url} cannot be downloaded: {first_line(e)}. Put that file at {path} and run this "
+    except Exception as e:  # network errors have no common class
+        raise InputError(f"{url} cannot be downloaded: {first_line(e)}. Save it as {path} and run this "
                          "command again.") from e
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_whole(path, content)
 
 
 def fetch_benchmark(url, folder):
+    """Download a benchmark into `folder`; unpack a .zip."""
     path = os.path.join(folder, os.path.basename(url))
     fetch(url, path)
     if path.endswith('.zip'):
@@ -132,12 +133,11 @@ def fetch_benchmark(url, folder):
 # which files
 
 ROW_KINDS = ['jsonl', 'json', 'parquet']
-TEXT_KINDS = ['txt', 'md', *ROW_KINDS]  # read from a folder
-MARKUP_KINDS = ['html', 'htm', 'rtf', 'csv', 'epub', 'docx', 'odt', 'pdf']  # no plain text
+TEXT_KINDS = ['txt', 'md', *ROW_KINDS]  # in a folder, others are skipped
 
 
 def kind_of(path):
-    """Return 'txt', 'jsonl', ...: a file's ending; of a compressed file the one before .gz."""
+    """Return the extension of a file, such as 'txt' or 'jsonl', without a final .gz."""
     return os.path.splitext(path.lower().removesuffix('.gz'))[1][1:]
 
 
@@ -157,23 +157,18 @@ def find_files(sources):
             matches = sorted(glob.glob(pattern, recursive=True))
         chosen = []
         skipped = []
-        for path in matches:
-            in_folder = os.path.isdir(path)
-            for file in files_below(path) if in_folder else [path]:
-                if in_folder:
-                    is_text = kind_of(file) in TEXT_KINDS
-                else:  # any other kind is plain text as well, such as a program
-                    is_text = kind_of(file) not in MARKUP_KINDS
-                # the description of a dataset, unless it is what was asked for
-                is_card = os.path.basename(file).lower() == 'readme.md' and file != pattern
-                if is_text and not is_card:
-                    chosen.append(file)
+        for match in matches:
+            in_folder = os.path.isdir(match)
+            for path in files_below(match) if in_folder else [match]:
+                # usually the description of a dataset
+                is_readme = os.path.basename(path).lower() == 'readme.md' and path != pattern
+                if is_readme or in_folder and kind_of(path) not in TEXT_KINDS:
+                    skipped.append(path)
                 else:
-                    skipped.append(file)
+                    chosen.append(path)
         if not chosen:
-            raise InputError(f"no text found: {skipped[0] if skipped else source}. Name a .txt, .md, .jsonl, "
-                             ".json or .parquet file, or a folder of them; docs/data.md shows how to convert "
-                             "others.")
+            raise InputError(f"no text found: {source}. Name a text file, a .jsonl, .json or .parquet file, "
+                             "or a folder of them; docs/data.md shows how to convert others.")
         if skipped:
             print0(f"skipping {len(skipped):,} files in {source}, such as {skipped[0]}")
         for path in chosen:
@@ -185,9 +180,9 @@ def find_files(sources):
 
 
 def files_below(root, skip=()):
-    """Yield the files in a folder and the folders below, sorted, except for hidden ones.
+    """Yield the files in a folder and its subfolders, sorted, without hidden ones.
 
-    skip: names of folders that are not read. Links are followed, and each folder is read once.
+    skip: names of folders to skip. Links are followed, and each folder is read once.
     """
     def report(e):
         print0(f"skipping a folder that cannot be read: {first_line(e)}")
@@ -223,11 +218,11 @@ def find_hub_files(source):
         raise InputError(f"{source} cannot be listed: {type(e).__name__}, {first_line(e)}. Write "
                          "hf:OWNER/NAME/PATTERN. Some datasets require that you accept their terms on the "
                          "Hub and log in: hf auth login") from e
-    # as on the Hub, a pattern matches in folders below as well; as elsewhere, it matches no hidden file
+    # as on the Hub, * matches / as well; as elsewhere, it does not match hidden files
     found = [name for name in names if fnmatch.fnmatch(name, pattern) and os.path.basename(name)[0] != '.']
     if not found:
-        raise InputError(f"{source} matches none of its files ({', '.join(names[:5])}, ...). Correct the "
-                         "pattern.")
+        raise InputError(f"no file of {repo} matches {pattern}. It has: {', '.join(names[:5])}, ... Correct "
+                         "the pattern.")
     return [f'hf:{repo}/{name}' for name in sorted(found)]
 
 
@@ -260,10 +255,10 @@ def read_text(path, by_line=False):
                     yield text
             except UnicodeDecodeError as e:
                 byte = e.object[e.start]
-                offset = file.tell() - len(e.object) + e.start  # e.object is what was read last
+                offset = file.tell() - len(e.object) + e.start  # e.object is the last block
                 raise InputError(f"{path} is not text in UTF-8: byte 0x{byte:02x} at offset {offset}. "
                                  f"{remedy}") from e
-    except (OSError, EOFError, zlib.error) as e:  # the last two: a .gz that is cut off or damaged
+    except (OSError, EOFError, zlib.error) as e:  # the last two: a truncated or damaged .gz
         raise InputError(f"{path} cannot be read to its end: {first_line(e)}. Save or download it "
                          "again.") from e
 
@@ -271,40 +266,42 @@ def read_text(path, by_line=False):
 def read_rows(path, column=None):
     """Yield (position, row) for each row of a .jsonl, .json or .parquet file.
 
-    column: if a .parquet has it, no other column is read.
+    column: if a .parquet file has it, other columns are not read.
     """
-    if kind_of(path) == 'parquet':
-        yield from read_parquet(path, column)
+    kind = kind_of(path)
+    if kind == 'jsonl':
+        for number, line in enumerate(read_text(path, by_line=True), start=1):
+            if line.strip():
+                position = f'{path}, line {number}'
+                yield position, parse_json(line, position)
         return
-    is_json = kind_of(path) == 'json'  # an array of rows or a single row, held in memory
-    texts = [''.join(read_text(path))] if is_json else read_text(path, by_line=True)
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        position = f'{path}, line {number}'
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise InputError(f"{position} is not JSON: {first_line(e)}. Correct or remove it. A file with a "
-                             "row in each line is named .jsonl, one with an array of rows .json.") from e
-        if is_json and isinstance(row, list):
-            for number, element in enumerate(row, start=1):
-                yield f'{path}, row {number}', element
-        else:
-            yield position, row
+    if kind == 'parquet':
+        rows = read_parquet(path, column)
+    else:
+        rows = parse_json(''.join(read_text(path)), path)
+        if not isinstance(rows, list):
+            rows = [rows]
+    for number, row in enumerate(rows, start=1):
+        yield f'{path}, row {number}', row
+
+
+def parse_json(text, position):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{position} is not JSON: {first_line(e)}. Correct or remove it. A file with a "
+                         "row per line is named .jsonl, one with an array of rows .json.") from e
 
 
 def read_parquet(path, column):
+    """Yield the rows of a .parquet file, dicts."""
     import pyarrow.parquet
     check_not_lfs_pointer(path)
-    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as f:
             columns = [column] if column in f.schema_arrow.names else None
             for batch in f.iter_batches(256, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f'{path}, row {number}', row
+                yield from batch.to_pylist()
     except Exception as e:
         raise InputError(f"{path} cannot be read to its end: {first_line(e)}. Save or download it "
                          "again.") from e
@@ -313,27 +310,27 @@ def read_parquet(path, column):
 # -----------------------------------------------------------------------------
 # documents
 
-# characters that are encoded at once: more than most books. Hugging Face's take 150 bytes of memory for each
+# maximum number of characters to encode at once: more than most books have. Hugging Face's tokenizers take
+# 150 bytes of memory per character
 LONGEST_TEXT = 1 << 22
-HASHED = 1 << 16  # characters at a document's beginning that decide whether it goes to train or val
+HASHED = 1 << 16  # characters at the beginning of a document that decide whether it goes to train or val
 
 
 class Passage(typing.NamedTuple):
     """A document, or a part of a very long one."""
     text: str
-    begins: bool  # whether it is the beginning of a document
-    path: str  # of its file
+    begins: bool  # whether a document begins here
+    path: str  # of the file
 
 
-def read_documents(paths, text_key='text'):
-    """Yield the passages of all files, in order."""
+def read_documents(paths):
+    """Yield the passages of all files, in order. None is empty, or longer than LONGEST_TEXT."""
     for path in paths:
         path = local_path(path)
         if kind_of(path) in ROW_KINDS:
-            passages = read_row_texts(path, text_key)
+            passages = read_row_texts(path)
         else:
             passages = read_plain_text(path)
-        # join and cut them, so that none is empty, and none longer than LONGEST_TEXT
         held = ''
         begins = True
         for passage in itertools.chain(passages, [Passage('', True, path)]):
@@ -344,7 +341,7 @@ def read_documents(paths, text_key='text'):
                 begins = True
             held += passage.text
             while len(held) > LONGEST_TEXT:
-                # cut between a letter and a space: no pattern of a tokenizer joins the two, or looks back
+                # cut between a letter and a space, where the patterns of tokenizers cut as well
                 match = re.match(r'.*[^\W\d_](?=[ \n\r\t])', held[:LONGEST_TEXT], re.DOTALL)
                 cut = match.end() if match else LONGEST_TEXT
                 yield Passage(held[:cut], begins, path)
@@ -353,12 +350,9 @@ def read_documents(paths, text_key='text'):
 
 
 def read_plain_text(path):
-    """Yield the passages of plain text, in which <|endoftext|> separates documents.
-
-    TinyStories has it so, each on a line of its own.
-    """
+    """Yield the passages of plain text, in which <|endoftext|> separates documents, as in TinyStories."""
     begins = True
-    held = ''  # the end of what was read, where a marker and its \n may begin
+    held = ''  # the end of the last block, where a marker and its \n may begin
     for block in read_text(path):
         *complete, rest = re.split(r'<\|endoftext\|>(?!\Z)\n?', held + block)
         for text in complete:
@@ -370,11 +364,11 @@ def read_plain_text(path):
     yield Passage(held.removesuffix(END_OF_TEXT), begins, path)
 
 
-def read_row_texts(path, text_key):
-    """Yield the texts of rows."""
+def read_row_texts(path):
+    """Yield the texts under text_key. One that is null is skipped."""
     for position, row in read_rows(path, text_key):
         text = row.get(text_key, 0) if isinstance(row, dict) else 0
-        if text is None:  # as an empty one
+        if text is None:
             continue
         if not isinstance(text, str):
             raise InputError(f"{position} has no text under {text_key!r}: {str(row)[:60]}. Name another key "
@@ -389,69 +383,59 @@ def read_row_texts(path, text_key):
 
 @dataclasses.dataclass
 class Chunk:
-    file_suffix: str  # of its shard, '_000000'; '' for the only one
+    file_suffix: str  # of its shard, '_000000'; '' if there is only one
     train: list  # of passages
     val: list
 
 
-def gather_chunks(passages, n_bytes, val_fraction):
+def gather_chunks(paths, n_bytes, val_fraction):
     """Yield chunks with at least `n_bytes` of text each, except for the last one.
 
-    A hash of a document's beginning decides whether it goes to train or val, so it stays there when others
-    are added.
+    The hash of a document decides whether it goes to train or val, so it stays there when others are added.
+    If there are so few documents that val might get none, val is the end of each passage, as in nanoGPT.
     """
+    are_few = val_fraction > 0 and not has_documents(paths, 5 / val_fraction)
     number = 0
     chunk = Chunk('', [], [])
     n_filled = 0
     in_val = False
-    for passage in passages:
+    for passage in read_documents(paths):
         if n_filled >= n_bytes:
             chunk.file_suffix = f'_{number:06d}'
             yield chunk
             number += 1
-            chunk = Chunk('', [], [])
+            chunk = Chunk(f'_{number:06d}', [], [])
             n_filled = 0
+        n_filled += len(passage.text.encode())
+        if are_few:
+            n_train = int((1 - val_fraction) * len(passage.text))
+            chunk.train.append(passage._replace(text=passage.text[:n_train]))
+            chunk.val.append(passage._replace(text=passage.text[n_train:], begins=False))
+            continue
         if passage.begins:
-            in_val = is_hashed_below(passage.text, val_fraction)
+            in_val = hash_fraction(passage.text[:HASHED]) < val_fraction
         if in_val:
             chunk.val.append(passage)
         else:
             chunk.train.append(passage)
-        n_filled += len(passage.text.encode())
-    if number:
-        chunk.file_suffix = f'_{number:06d}'
-    yield chunk
+    if n_filled:
+        yield chunk
 
 
-def is_hashed_below(text, fraction):
-    digest = hashlib.blake2b(text[:HASHED].encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big') < fraction * 2**64
-
-
-def has_few_documents(paths, text_key, val_fraction):
-    """Return whether all files together have so few documents that a hash might choose none for val."""
+def has_documents(paths, n):
+    """Return whether the files have at least n documents."""
     n_documents = 0
-    if val_fraction > 0:
-        for passage in read_documents(paths, text_key):
-            n_documents += passage.begins
-            if n_documents * val_fraction >= 5:
-                return False
-    return True
+    for passage in read_documents(paths):
+        n_documents += passage.begins
+        if n_documents >= n:
+            return True
+    return False
 
 
-def with_end_as_val(chunk, val_fraction):
-    """Return a chunk in which val is the end of the text, as in nanoGPT."""
-    n_left = int((1 - val_fraction) * sum(len(passage.text) for passage in chunk.train))  # for train
-    train = []
-    val = []
-    for passage in chunk.train:
-        n = min(n_left, len(passage.text))
-        n_left -= n
-        if n > 0:
-            train.append(passage._replace(text=passage.text[:n]))
-        if n < len(passage.text):
-            val.append(passage._replace(text=passage.text[n:], begins=passage.begins and n == 0))
-    return Chunk(chunk.file_suffix, train, val)
+def hash_fraction(text):
+    """Return a hash of a text, from 0 to 1."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') / 2**64
 
 
 # -----------------------------------------------------------------------------
@@ -463,7 +447,7 @@ def dtype_of(tok):
 
 
 def encode_chunk(chunk, tok, end_of_text):
-    """Return {split: (its entry in meta.json, the content of its file)}, without empty splits."""
+    """Return {split: (its entry in meta.json, the content of its file)}. An empty split is omitted."""
     dtype = dtype_of(tok)
     token_bytes = tok.token_bytes()
     separator = b'' if end_of_text is None else np.array(end_of_text, dtype).tobytes()
@@ -481,17 +465,17 @@ def encode_chunk(chunk, tok, end_of_text):
             content += ids.astype(dtype).tobytes()
             counts['documents'] += passage.begins
             counts['bytes'] += len(passage.text.encode())
-            # fewer than the bytes of the text if the tokenizer drops some of it
+            # fewer than the bytes of the text if the tokenizer drops characters
             counts['token_bytes'] += int(token_bytes[ids].sum())
         if content:
             entry = {'file': f'{split}{chunk.file_suffix}.bin', 'sha256': hashlib.sha256(content).hexdigest(),
                      'tokens': len(content) // dtype.itemsize, **counts}
-            shard[split] = entry, bytes(content)
+            shard[split] = entry, content
     return shard
 
 
 def encode_chunks(chunks, tok, end_of_text, n_processes):
-    """Yield the chunks as encode_chunk() returns them, in order. Several of them are encoded by workers."""
+    """Yield the chunks as encode_chunk() returns them, in order. Several chunks are encoded by workers."""
     waiting = collections.deque()  # connections to the workers, in the order of their chunks
     for chunk in chunks:
         if n_processes == 1 or not chunk.file_suffix:
@@ -511,8 +495,8 @@ def encode_chunks(chunks, tok, end_of_text, n_processes):
 
 
 def start_worker(tok, end_of_text):
-    """Start a process that encodes chunks. Return the connection to it, with which it ends."""
-    context = multiprocessing.get_context('spawn')  # on all platforms; threads do not survive a fork
+    """Start a process that encodes chunks. Return the connection to it; closing it ends the process."""
+    context = multiprocessing.get_context('spawn')  # a fork is not safe if a library has started threads
     ours, theirs = context.Pipe()
     context.Process(target=encode_in_worker, args=(theirs, tok.state(), end_of_text), daemon=True).start()
     theirs.close()
@@ -521,9 +505,9 @@ def start_worker(tok, end_of_text):
 
 def encode_in_worker(connection, tokenizer_state, end_of_text):
     """Encode the chunks that arrive, until the other end of the connection is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the first process, and that ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, which ends this one
     tok = make_tokenizer(tokenizer_state)
-    with contextlib.suppress(EOFError, ConnectionError):  # the first process has ended
+    with contextlib.suppress(EOFError, ConnectionError):  # the main process has ended
         while True:
             chunk = connection.recv()
             try:
@@ -549,7 +533,7 @@ def choose_processes():
     if processes:
         return processes
     if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))  # a job on a cluster gets some of the machine's cores
+        return len(os.sched_getaffinity(0))  # a job on a cluster may not use all cores of the machine
     return os.cpu_count()
 
 
@@ -557,31 +541,26 @@ def choose_processes():
 # the tokenizer
 
 
-def choose_tokenizer(chosen, paths, text_key, chat):
-    """Return the tokenizer that --tokenizer names. A vocabulary that is learned is learned from the files."""
+def choose_tokenizer(chosen, paths):
+    """Return the tokenizer that --tokenizer names. char and bpe:N learn their vocabulary from the files."""
     if not chosen:
         sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]  # not those of the Hub
         is_small = len(sizes) == len(paths) and sum(sizes) < 1e6
         chosen = 'char' if is_small and not chat else 'gpt2'
         print0(f"--tokenizer={chosen} by default")
-    if chat and (chosen == 'char' or chosen.startswith('bpe:')):
+    bpe = re.fullmatch('bpe:([0-9]+)', chosen)
+    if chat and (chosen == 'char' or bpe):
         raise InputError(f"--tokenizer={chosen} learns a vocabulary from plain text, not from conversations. "
                          "Use the model's tokenizer (data/NAME, a checkpoint, hf:FOLDER), byte or gpt2.")
     if chosen == 'char':
         chars = set()
-        n_documents = 0
-        for passage in read_documents(paths, text_key):
+        for passage in read_documents(paths):
             chars.update(passage.text)
-            n_documents += passage.begins
-        added = [END_OF_TEXT] if n_documents > 1 else []
+        added = [END_OF_TEXT] if has_documents(paths, 2) else []
         state = {'kind': 'char', 'chars': ''.join(sorted(chars)), 'added': added}
-    elif chosen.startswith('bpe:'):
-        size = chosen.removeprefix('bpe:')
-        if not size.isdecimal():
-            raise InputError(f"not the size of a vocabulary: --tokenizer={chosen}. Write a number, as in "
-                             "bpe:8192.")
-        print0(f"learning {size} tokens")
-        state = learn_bpe(int(size), texts_to_learn_from(paths, text_key)).state()
+    elif bpe:
+        print0(f"learning {bpe[1]} tokens")
+        state = learn_bpe(int(bpe[1]), texts_to_learn_from(paths)).state()
     elif chosen == 'byte':
         state = {'kind': 'byte'}
     elif chosen.startswith('hf:'):
@@ -602,25 +581,26 @@ def choose_tokenizer(chosen, paths, text_key, chat):
     return make_tokenizer(state)
 
 
-def texts_to_learn_from(paths, text_key):
-    """Yield the beginnings of at most 64 of the files, 67 million characters together."""
+def texts_to_learn_from(paths):
+    """Yield the beginnings of at most 64 of the files, 67 million characters in total."""
     chosen = paths[::len(paths) // 64 + 1]
     for path in chosen:
         n_left = (1 << 26) // len(chosen)
-        for passage in read_documents([path], text_key):
-            for start in range(0, min(n_left, len(passage.text)), 1 << 16):  # longer ones take much memory
-                yield passage.text[start:start + (1 << 16)]
-            n_left -= len(passage.text)
-            if n_left <= 0:
+        for passage in read_documents([path]):
+            text = passage.text[:n_left]
+            for start in range(0, len(text), 1 << 16):  # learning from longer texts takes more memory
+                yield text[start:start + (1 << 16)]
+            n_left -= len(text)
+            if n_left == 0:
                 break
 
 
 # -----------------------------------------------------------------------------
-# the dataset's folder. While it is not finished, plan.json has the plan, the tokenizer and the complete
-# shards; meta.json is written last
+# the folder of the dataset. While it is not finished, plan.json contains the plan, the tokenizer and the
+# complete shards; meta.json is written last
 
-OUR_FILES = re.compile(r'((train|val)(_\d{6})?\.(bin|mask|starts)|meta\.(json|pkl)|'
-                       r'tokenizer(_config)?\.(json|tiktoken))(\.tmp)?')
+DATASET_FILES = re.compile(r'((train|val)(_\d{6})?\.(bin|mask|starts)|meta\.(json|pkl)|'
+                           r'tokenizer(_config)?\.(json|tiktoken))(\.tmp)?')
 
 
 def write_json(path, value):
@@ -633,7 +613,7 @@ def begin(folder, plan, tok, end_of_text):
     write_json(os.path.join(folder, 'plan.json'), {})
     for file in ['meta.json', *os.listdir(folder)]:
         path = os.path.join(folder, file)
-        if OUR_FILES.fullmatch(file) and os.path.exists(path):
+        if DATASET_FILES.fullmatch(file) and os.path.exists(path):
             os.remove(path)
     meta = write_tokenizer_files(folder, tok, dtype_of(tok))
     meta['end_of_text'] = end_of_text
@@ -653,39 +633,24 @@ def finish(folder, meta):
     del meta['shards']
     write_json(os.path.join(folder, 'meta.json'), meta)
     os.remove(os.path.join(folder, 'plan.json'))
+    return meta
 
 
 def make_text(folder, plan, meta, tok, paths, separated):
     """Write the shards, then meta.json. Return its content.
 
-    meta: the content of an unfinished plan.json, whose shards are not made again, or None.
+    meta: the content of plan.json, whose shards are not made again, or None.
     """
-    text_key = plan['text_key']
-    val_fraction = plan['val_fraction']
-    first = next(read_documents(paths, text_key), None)
-    if first is None:
-        raise InputError("the input has no text. Use other files.")
-    if first.text.rstrip().endswith(END_OF_TEXT):
-        print0(f"note: the first row ends in {END_OF_TEXT}. It is text there, and not the token that stands "
-               "before each document. Remove it from the rows.")
-    documents = read_documents(paths, text_key)
-    n_bytes = plan['shard_mb'] * 1e6
-    if has_few_documents(paths, text_key, val_fraction):
-        chunks = gather_chunks(documents, n_bytes, val_fraction=0)
-        chunks = (with_end_as_val(chunk, val_fraction) for chunk in chunks)
-    else:
-        chunks = gather_chunks(documents, n_bytes, val_fraction)
-
     shards = meta['shards'] if meta else []
-    chunks = itertools.islice(chunks, len(shards), None)  # the missing ones
     end_of_text = tok.end_of_text if separated else None
-    max_tokens = plan['max_tokens'] or math.inf
+    chunks = gather_chunks(paths, shard_mb * 1e6, plan['val_fraction'])
+    chunks = itertools.islice(chunks, len(shards), None)  # the missing ones
     encoded = encode_chunks(chunks, tok, end_of_text, choose_processes())
 
     def count(split, key):
         return sum(shard[split][key] for shard in shards if split in shard)
 
-    while count('train', 'tokens') < max_tokens:
+    while count('train', 'tokens') < (max_tokens or math.inf):
         shard = next(encoded, None)
         if shard is None:
             break
@@ -711,33 +676,26 @@ def make_text(folder, plan, meta, tok, paths, separated):
             if n_lost > 0:
                 print0(f"note: the tokenizer drops {n_lost:,} bytes of the text for {split}, as its "
                        "vocabulary lacks some characters. byte, gpt2 and bpe:8192 have all.")
-    finish(folder, meta)
-    return meta
+    return finish(folder, meta)
 
 
 def make_conversations(folder, plan, tok, paths):
-    """Write the splits of conversations, which are held in memory, then meta.json.
+    """Write the splits of conversations, which are held in memory, then meta.json. Return its content.
 
-    train.bin has the ids, train.mask a bit per id, set if the assistant says it, and train.starts the
-    positions at which the conversations begin.
+    conversations.Conversations describes the files.
     """
     from conversations import chat_format
     form = chat_format(tok)
     conversations = read_conversations(paths)
-    val_fraction = plan['val_fraction']
-    n_train = round((1 - val_fraction) * len(conversations))
-    are_few = len(conversations) * val_fraction < 5  # a hash might choose none for val: it is the end
+    hashes = [hash_fraction(json.dumps(messages)) for messages in conversations]
+    n_val = int(plan['val_fraction'] * len(hashes))
+    limit = sorted(hashes)[n_val] if hashes else 0
     rendered = {'train': [], 'val': []}
-    for number, messages in enumerate(conversations):
-        if are_few:
-            in_val = number >= n_train
-        else:
-            said = [[message['role'], message['content']] for message in messages]
-            in_val = is_hashed_below(json.dumps(said, ensure_ascii=False), val_fraction)
-        rendered['val' if in_val else 'train'].append(form.render(messages))
+    for hash, messages in zip(hashes, conversations):
+        split = 'val' if hash < limit else 'train'
+        rendered[split].append(form.render(messages))
     if not rendered['train']:
-        raise InputError("no conversation to train on. Use more of them, in a form of docs/chat.md, or a "
-                         "smaller --val_fraction.")
+        raise InputError("no conversation to train on. Use more of them, in a form of docs/chat.md.")
 
     meta = begin(folder, plan, tok, tok.end_of_text)
     meta['chat'] = form.template
@@ -761,8 +719,7 @@ def make_conversations(folder, plan, tok, paths):
             'sha256': hashlib.sha256(content).hexdigest(),
             'mask_sha256': hashlib.sha256(mask_bits + starts).hexdigest(),
         }
-    finish(folder, meta)
-    return meta
+    return finish(folder, meta)
 
 
 def read_conversations(paths):
@@ -781,8 +738,7 @@ def read_conversations(paths):
     for reason, positions in skipped.items():
         print0(f"note: skipping {len(positions):,} rows: {reason} (first: {positions[0]})")
     if unread:
-        keys = [f"{key} ({n:,} rows)" for key, n in unread.most_common(9)]
-        print0(f"note: these keys are not read: {', '.join(keys)}")
+        print0(f"note: keys that are not read, with the number of rows: {dict(unread)}")
     return conversations
 
 
@@ -791,9 +747,8 @@ def read_conversations(paths):
 
 
 def main():
-    folder_of_all = data_dir or DATA_DIR
     if name in BENCHMARKS:
-        fetch_benchmark(BENCHMARKS[name], folder_of_all)
+        fetch_benchmark(BENCHMARKS[name], data_dir or DATA_DIR)
         return
 
     # which dataset, of which files
@@ -806,10 +761,9 @@ def main():
         file = os.path.basename(os.path.abspath(name))
         dataset = os.path.splitext(file.removesuffix('.gz'))[0]
         sources = [name]
-    if sources is None and (chat or dataset not in BUILT_IN):
-        raise InputError(f"neither a file or folder nor a built-in dataset: {dataset}. Name a file, here or "
-                         "with --input=PATH, or, without --chat, one of "
-                         f"{', '.join([*BUILT_IN, *BENCHMARKS])}.")
+    if sources is None and (chat or name not in BUILT_IN):
+        raise InputError(f"neither a file or folder nor a built-in dataset: {name}. Name a file, or, without "
+                         f"--chat, one of {', '.join([*BUILT_IN, *BENCHMARKS])}.")
     check_range(config, ['val_fraction'], 0, 1, exclude=1)
     check_range(config, ['shard_mb', 'max_tokens', 'processes'], 0, exclude=0)
     folder = folder_of(dataset, data_dir)
@@ -827,8 +781,8 @@ def main():
     if any(kind_of(path) == 'parquet' for path in paths):
         import_package('pyarrow')  # before anything is downloaded
 
-    # the plan: all that decides the result. The same plan is resumed, or complete
-    stamps = []  # which change when the content of a file does
+    # everything that determines the result. A dataset with the same plan is resumed, or is complete
+    stamps = []
     for path in [*paths, chosen]:
         if os.path.isfile(path):
             status = os.stat(path)
@@ -845,13 +799,12 @@ def main():
     }
 
     with lock_folder(folder):
-        exists = bool(bin_files(folder, 'train'))
         meta = read_json(os.path.join(folder, 'meta.json'))
         unfinished = read_json(os.path.join(folder, 'plan.json'))
         resuming = not meta and unfinished.get('plan') == plan
-        if exists and meta.get('plan') == plan and not overwrite:
+        if meta.get('plan') == plan and not overwrite:
             print0(f"{folder} is complete already. To make it again, add --overwrite.")
-        elif exists and not resuming and not overwrite:
+        elif bin_files(folder, 'train') and not resuming and not overwrite:
             command = meta.get('command') or unfinished.get('command') or 'another program'
             raise InputError(f"{folder} contains another dataset ({command}), or its input has changed. "
                              "Choose another name, or replace it with --overwrite.")
@@ -861,7 +814,7 @@ def main():
                 tok = make_tokenizer(read_tokenizer_files(folder, unfinished))
             else:
                 unfinished = None
-                tok = choose_tokenizer(chosen, paths, text_key, chat)
+                tok = choose_tokenizer(chosen, paths)
             if chat:
                 meta = make_conversations(folder, plan, tok, paths)
             else:

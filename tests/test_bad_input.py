@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from conftest import TEXT, TINY, char_dataset
+from conftest import TINY, char_dataset
 
 import checkpoint
 import huggingface
@@ -133,11 +133,3 @@ def test_a_number_out_of_range_is_refused(script, tmp_path, name, flags):
     if name == 'train.py':  # without decay, min_lr is not used
         result = script(name, '--decay_lr=False', '--min_lr=1', '--dataset=none', f'--data_dir={tmp_path}')
         assert 'out of range' not in result.err
-
-
-def test_a_dataset_of_several_inputs_needs_a_name(script, tmp_path):
-    paths = [tmp_path / 'a.txt', tmp_path / 'b.txt']
-    for path in paths:
-        path.write_text(TEXT)
-    result = script('prepare.py', '--input', *paths, '--tokenizer=byte', f"--data_dir={tmp_path / 'data'}")
-    assert result.status == 2 and 'name' in result.err and not (tmp_path / 'data').exists()
