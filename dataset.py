@@ -1,13 +1,13 @@
 """
-Datasets: what a dataset folder contains, which sample comes when, and how batches reach the device.
+Datasets: read a dataset folder, compute the order of the samples, and move batches to the device.
 
 A dataset is a folder data/<name>/ with token ids in train.bin and val.bin (little-endian, no header), and
 meta.json, which describes the tokenizer, the dtype and the counts. A large split is stored in shards,
-train_000000.bin and so on, which are read as one long array. nanoGPT's folders and .npy shards are read as
-they are.
+train_000000.bin and so on, which are read as one long array. nanoGPT's folders and .npy shards can be used
+unchanged.
 
-Training sample i is a pure function of the seed and i. So there is no state to save, and the order depends
-neither on a resume nor on the number of processes.
+Training sample i is a pure function of the seed and i. So the order has no state to save, and it does not
+depend on a resume or the number of processes.
 """
 
 import bisect
@@ -38,14 +38,16 @@ class Dataset:
     """
     A dataset folder, data_dir/name. By default, data_dir is data/ next to this file.
 
+    block_size: if given, each split must have at least one sequence of this length
+    seed: for the order in which conversations are packed
+    document_mask: tokens attend only to tokens of the same document
+
+    Attributes:
     splits: {'train': ..., 'val': ...}, each Tokens or Conversations; also .train and .val (None if missing)
     meta: see read_meta
-    vocab_size: of a model for this dataset
+    vocab_size: the vocabulary size of a model for this dataset
     tokenizer, tokenizer_state
     fingerprint: plain values that identify the data: name, numbers of tokens, checksums
-
-    block_size: if given, for training, each split must have a sequence of this length. document_mask: tokens
-    attend only to their own document. seed: of the order in which conversations are packed.
     """
 
     def __init__(self, name, data_dir=None, block_size=None, seed=0, document_mask=False):
@@ -84,7 +86,7 @@ class Dataset:
 
     @functools.cached_property
     def tokenizer(self):
-        """Made on first use: training on nanoGPT's folders does not need tiktoken."""
+        """The tokenizer, made on first use: training on nanoGPT's folders does not need tiktoken."""
         return make_tokenizer(self.tokenizer_state)
 
     def n_eval_sequences(self, block_size):
@@ -98,7 +100,7 @@ class Dataset:
 
 
 def folder_of(name, data_dir=None):
-    """Return the folder of the dataset `name`. A name that is a path is an InputError."""
+    """Return the folder of the dataset `name`. Raise InputError if the name is a path."""
     data_dir = data_dir or DATA_DIR
     if name != os.path.basename(name) or name in ('', '.', '..'):
         raise InputError(f"a dataset must be the name of a folder in {data_dir}, not a path: {name!r}. For a "
@@ -108,9 +110,9 @@ def folder_of(name, data_dir=None):
 
 def bin_files(folder, split):
     """
-    Return the files with the token ids of a split, in order: one file, shards, or [] if there is none.
+    Return the files with the token ids of a split, in order: one file, shards, or [] if there are none.
 
-    Without .bin files, .npy files are used: those with 'val' in their names are the validation split.
+    If there are no .bin files, .npy files are used; those with 'val' in their names are the validation split.
     """
     folder = glob.escape(folder)
     shard_name = split + '_' + '[0-9]' * 6 + '.bin'
@@ -124,7 +126,7 @@ def bin_files(folder, split):
 
 
 def map_ids(path, dtype):
-    """Return the token ids in a file as a memory-mapped array. A .npy file has a dtype of its own."""
+    """Return the token ids in a file as a memory-mapped array. A .npy file states its own dtype."""
     try:
         if path.endswith('.npy'):
             ids = np.load(path, mmap_mode='r')
@@ -139,9 +141,9 @@ def map_ids(path, dtype):
 
 def read_meta(folder):
     """
-    Return the dict in meta.json, with defaults for what it omits. {"vocab_size": 1000} is enough.
+    Return the dict in meta.json, with defaults for missing keys. Only "vocab_size" is required.
 
-    If there is no meta.json, nanoGPT's meta.pkl is read; if there is none either, the tokens are GPT-2's, as
+    If there is no meta.json, nanoGPT's meta.pkl is read. If that is missing too, the tokens are GPT-2's, as
     in nanoGPT.
     """
     json_path = os.path.join(folder, 'meta.json')
@@ -167,12 +169,9 @@ def read_meta(folder):
             'vocab_size': vocab_size,
             'splits': {split: dict(entry) for split, entry in meta.get('splits', {}).items()},
         }
-        if not 0 < vocab_size <= 2**32:
-            raise ValueError(f"vocab_size {vocab_size}")
-        if meta['dtype'] not in ('uint16', 'uint32'):
-            raise ValueError(f"dtype {meta['dtype']}")
-        if 'kind' not in meta['tokenizer']:
-            raise ValueError(f"tokenizer {meta['tokenizer']}")
+        has_dtype = meta['dtype'] in ('uint16', 'uint32')
+        if not 0 < vocab_size <= 2**32 or not has_dtype or 'kind' not in meta['tokenizer']:
+            raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, tokenizer {meta['tokenizer']}")
     except Exception as e:  # the file may contain anything
         raise InputError(f"the meta file in {folder} is not valid ({type(e).__name__}: {first_line(e)}). "
                          f"{MAKE_AGAIN}") from e
@@ -180,7 +179,7 @@ def read_meta(folder):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads dicts, lists, strings and numbers, for which pickle needs no class. It executes nothing."""
+    """An unpickler for dicts, lists, strings and numbers only, so that a file cannot execute code."""
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"{module}.{name} is not a plain type, such as int(...) or str(...)")
@@ -199,8 +198,8 @@ def read_meta_pkl(path):
 
 
 def padded_vocab_size(vocab_size, tokenizer_state):
-    """Return the size of a model's vocabulary. A BPE's is padded to a multiple of 64, which is faster, as in
-    nanoGPT (50257 -> 50304); characters and bytes are few enough as they are."""
+    """Return the vocabulary size of a model. For a BPE it is padded to a multiple of 64, which is faster, as
+    in nanoGPT (50257 -> 50304)."""
     if tokenizer_state['kind'] in ('tiktoken', 'hf'):
         return math.ceil(vocab_size / 64) * 64
     return vocab_size
@@ -217,7 +216,7 @@ class Tokens:
     n: number of tokens
     token_bytes: bytes of text per token id, (vocab_size,); 0 for special tokens, all 0 if unknown
     """
-    masked = False  # whether some targets do not count, as in conversations
+    masked = False  # whether targets are masked, as in conversations
 
     def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
         self.folder = folder
@@ -229,11 +228,10 @@ class Tokens:
         self.entry = meta['splits'].get(split, {})
         self.token_bytes = token_bytes
         if self.entry.get('token_bytes'):
-            # If the tokenizer drops characters, its tokens have fewer bytes than the text. Scaled, they add
-            # up to those of the text, so that bits per byte are comparable
+            # If the tokenizer drops characters, its tokens have fewer bytes than the text. Scale them to the
+            # bytes of the text, so that bits per byte are comparable
             self.token_bytes = token_bytes * (self.entry['bytes'] / self.entry['token_bytes'])
         self.paths = bin_files(folder, split)
-        self.mapped = {}  # see shard()
         self.shard_starts = []  # the position of the first token of each shard
         self.n = 0
         for path in self.paths:
@@ -242,39 +240,39 @@ class Tokens:
         if self.n != self.entry.get('tokens', self.n):
             raise InputError(f"the {split} split in {folder} has {self.n} tokens, but {self.entry['tokens']} "
                              f"according to meta.json. {MAKE_AGAIN}")
-        self.fingerprint = {'tokens': self.n, 'sha256': checksum(self.entry)}
+        # the checksum of a single file, or that of the list of checksums of shards
+        checksums = [str(shard.get('sha256', 'unknown')) for shard in self.entry.get('shards', [self.entry])]
+        sha256 = ' '.join(checksums)[:16]
+        if len(checksums) > 1:
+            sha256 = hashlib.sha256(' '.join(checksums).encode()).hexdigest()[:16] + ' of all'
+        self.fingerprint = {'tokens': self.n, 'sha256': sha256}
 
     def check(self):
-        """Raise InputError if the first ids, or those at 64 positions spread over the split, are wrong."""
+        """Raise InputError if the first ids or those at 64 evenly spread positions are not valid."""
         first = self.shard(0)[:65536]
         if len(first) >= 64 and not first[1::2].any() and len(np.unique(first)) > 4:
-            # read like this, they would be valid and wrong
+            # as valid ids they would be trained on, although they are wrong
             raise InputError(f"every second token id in {self.paths[0]} is 0: it was written as a wider type "
                              f"than {first.dtype}, such as int32 or int64. Convert it, for example: "
                              f"np.fromfile(PATH, np.int32).astype(np.{first.dtype}).tofile(PATH).")
         positions = np.linspace(0, self.n - 1, 64).astype(np.int64)
         self.read(positions, min(self.n, 1024))
 
+    @functools.lru_cache(maxsize=256)  # a process may have about 1,000 open files
     def shard(self, i):
-        """Return the ids of shard i. Up to 256 stay mapped, as a process may have about 1,000 open files."""
-        ids = self.mapped.get(i)
-        if ids is None:
-            if len(self.mapped) >= 256:
-                self.mapped.clear()
-            ids = map_ids(self.paths[i], self.dtype)
-            self.mapped[i] = ids
-        return ids
+        """Return the ids of shard i, memory-mapped."""
+        return map_ids(self.paths[i], self.dtype)
 
     def read(self, starts, length):
         """
-        Return the `length` ids from each of `starts` on, (len(starts), length) int64.
+        Return `length` ids from each position in `starts`, (len(starts), length) int64.
 
-        Reads wrap around at the end of the data. An id that is not in the vocabulary is an InputError.
+        Reads wrap around at the end of the data. Raise InputError if an id is not in the vocabulary.
         """
         rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(rows, starts):
             n_read = 0
-            while n_read < length:  # once per shard
+            while n_read < length:  # one shard at a time
                 position = (start + n_read) % self.n
                 i = bisect.bisect_right(self.shard_starts, position) - 1
                 offset = position - self.shard_starts[i]
@@ -290,8 +288,8 @@ class Tokens:
         return rows
 
     def read_sequences(self, starts, block_size):
-        """Return x, y (len(starts), block_size) int64, and the index of each token's document within its
-        sequence, or None without document_mask."""
+        """Return x, y, (len(starts), block_size) int64, and with document_mask the index of each token's
+        document within its sequence, else None."""
         ids = self.read(starts, block_size + 1)
         x = ids[:, :-1]
         y = ids[:, 1:]  # the target is the next token
@@ -306,21 +304,21 @@ class Tokens:
         return self.read_sequences(starts, block_size)
 
     def eval_batch(self, starts, block_size):
-        """Return the sequences at `starts`, some of eval_starts(). y is -1 after the end of the split, where
+        """Return the sequences at `starts`, from eval_starts(). y is -1 after the end of the split, where
         reads wrap around."""
         x, y, doc_ids = self.read_sequences(starts, block_size)
         target_positions = starts[:, None] + np.arange(1, block_size + 1)  # (len(starts), block_size)
         return x, np.where(target_positions < self.n, y, -1), doc_ids
 
     def eval_starts(self, block_size, n_sequences=None):
-        """Return the starts of the sequences of an evaluation, an array. They cover the split side by side;
-        if n_sequences is given, at most that many of them, evenly spread."""
+        """Return the start positions of an evaluation's sequences, an array. Consecutive sequences cover the
+        split; if n_sequences is given, at most that many of them are used, evenly spread."""
         n_all = max(1, math.ceil(self.tokens_per_epoch(block_size) / block_size))
         n = min(n_all, n_sequences or n_all)
         return np.arange(n) * n_all // n * block_size
 
     def tokens_per_epoch(self, block_size):
-        """Return the number of targets of an epoch, masked ones included."""
+        """Return the number of targets in an epoch, including masked ones."""
         return self.n - 1
 
     def summary(self, block_size):
@@ -328,20 +326,12 @@ class Tokens:
         return f"{self.n:,} tokens{shards}"
 
 
-def checksum(entry):
-    """Return 16 digits of the sha256 in a split's entry of meta.json; for shards, of the list of theirs."""
-    checksums = [str(shard.get('sha256', 'unknown')) for shard in entry.get('shards', [entry])]
-    if len(checksums) == 1:
-        return checksums[0][:16]
-    return hashlib.sha256(' '.join(checksums).encode()).hexdigest()[:16] + ' of all'
-
-
 # -----------------------------------------------------------------------------
 # which sample comes when
 
-# purposes: hash64(seed, purpose, ...) gives each of them random numbers of its own
-OFFSETS = 1  # where the first block of an epoch starts
-ORDER = 2  # of the blocks in an epoch, and of conversations
+# the first argument of hash64() after the seed, so that each use gets different random numbers
+OFFSETS = 1  # the start of the first block of an epoch
+ORDER = 2  # the order of blocks in an epoch, and of conversations
 DROPOUT = 3
 SAMPLES = 4  # texts that are generated during training
 
@@ -365,8 +355,8 @@ def hash_seed(*numbers):
 
 
 def feistel(x, bits, keys):
-    """Permute range(2**bits): return the results for the array x. Each half of the bits is changed by a hash
-    of the other half, which can be undone whatever the hash is."""
+    """Permute range(2**bits): return the results for the array x. Each half of the bits is XORed with a hash
+    of the other half, which is invertible for any hash."""
     low_bits = bits // 2
     low_mask = 2**low_bits - 1
     high_mask = 2**(bits - low_bits) - 1
@@ -382,8 +372,8 @@ def permute(x, n, keys):
     """
     Permute range(n) by a Feistel network with cycle walking: return the results for the uint64 array x.
 
-    The network permutes a power of two; it is repeated until the result is below n. Nothing is stored, so ten
-    billion blocks cost no more than ten. keys: the permutation to use for each element of x.
+    The network permutes a power of two; it is applied again until the result is below n. No table is stored.
+    keys: selects the permutation for each element of x
     """
     bits = max(2, (n - 1).bit_length())
     x = feistel(x, bits, keys)
@@ -395,8 +385,8 @@ def permute(x, n, keys):
 
 
 def shuffled(seed, indices, n):
-    """Return the epochs of the samples `indices` (uint64) if an epoch has n samples, and their elements of
-    range(n). An epoch has each element once, in an order of its own."""
+    """Return the epoch of each of the samples `indices` (uint64), and its element of range(n). An epoch
+    contains each element once; each epoch has a different order."""
     epochs = indices // n
     return epochs, permute(indices % n, n, hash64(seed, ORDER, epochs))
 
@@ -406,7 +396,7 @@ CHUNK = 4096  # number of starts computed at once: numpy is slow on small arrays
 
 @functools.lru_cache(maxsize=4)
 def chunk_of_starts(seed, chunk, n_tokens, block_size):
-    """Return the starts of the samples from chunk * CHUNK on, (CHUNK,) uint64."""
+    """Return the start positions of CHUNK samples, from sample chunk * CHUNK, (CHUNK,) uint64."""
     indices = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
     epochs, blocks = shuffled(seed, indices, n_tokens // block_size)
     offsets = hash64(seed, OFFSETS, epochs) % block_size
@@ -415,10 +405,10 @@ def chunk_of_starts(seed, chunk, n_tokens, block_size):
 
 def sample_starts(seed, indices, n_tokens, block_size):
     """
-    Return the positions where the training samples `indices` start, a list.
+    Return the start positions of the training samples `indices`, a list.
 
-    An epoch takes the data as a ring, cut into blocks from a random offset on, in a random order. So each
-    token is a target at most once per epoch.
+    In each epoch, the data is treated as a ring, which is cut into blocks from a random offset. The blocks
+    are read in random order. So each token is a target at most once per epoch.
     """
     starts = []
     for index in indices:
@@ -433,10 +423,10 @@ def sample_starts(seed, indices, n_tokens, block_size):
 
 class Loader:
     """
-    An iterator over micro-batches: next() returns what get_batch(it, micro_step) returns, from start_iter on,
-    with its tensors on the device.
+    An iterator over micro-batches: next() returns the result of get_batch(it, micro_step), with its tensors
+    on the device. The first iteration is start_iter.
 
-    For a GPU, a thread reads two micro-batches ahead, which are copied from pinned memory without waiting.
+    For a GPU, a thread reads two micro-batches ahead, and copies from pinned memory are asynchronous.
     waited: seconds spent in get_batch or waiting for it
     """
 
@@ -475,6 +465,6 @@ class Loader:
         return on_device
 
     def close(self):
-        """End the thread; micro-batches that it has read ahead are dropped."""
+        """End the thread, and drop the micro-batches that it has read ahead."""
         if self.is_cuda:
             self.thread.shutdown(cancel_futures=True)
