@@ -1,9 +1,9 @@
 """
-Conversations: rows of data to messages, messages to token ids with a loss mask, and these packed into
-sequences for training; a conversation at the terminal.
+Conversations: convert rows of data to messages and messages to token ids with a loss mask, and pack them into
+sequences for training. Hold a conversation at the terminal.
 
-A conversation is a list of messages {'role': 'user', 'content': text}. The roles are 'user' and 'assistant',
-in turn; the first message may have the role 'system'. An answer with 'weight': 0 is not trained on.
+A conversation is a list of messages {'role': 'user', 'content': text}. The roles 'user' and 'assistant'
+alternate; the first message may have the role 'system'. An answer with 'weight': 0 is not trained on.
 
 With every tokenizer, conversations have nanochat's format
 (https://github.com/karpathy/nanochat/blob/master/nanochat/tokenizer.py):
@@ -11,14 +11,13 @@ With every tokenizer, conversations have nanochat's format
     <bos> <|user_start|> question <|user_end|> <|assistant_start|> answer <|assistant_end|> <|user_start|> ...
 
 <bos> is the token that begins each document, or <|bos|> if the tokenizer has none. There is no token for the
-system: its message is put before the first question.
+system message; it is put before the first question.
 """
 
 import bisect
 import functools
 import hashlib
 import json
-import math
 import os
 
 import numpy as np
@@ -35,14 +34,14 @@ ROLE_OF = {'system': 'system', 'human': 'user', 'user': 'user', 'gpt': 'assistan
 # the keys of rows and messages that are read
 READ_KEYS = ['messages', 'conversations', 'system', 'instruction', 'input', 'output',
              'role', 'from', 'content', 'value', 'weight']
-# a row with one of these is refused: without its value, the conversation would be another one
+# a row with one of these is refused: without their values, the answers would be wrong
 REFUSED_KEYS = ['history', 'tool_calls', 'function_call']
 
 
 def messages_of(row):
     """
-    Return the messages of a row of data in one of these forms. If it cannot be used, raise InputError with
-    the reason.
+    Return the messages of a row of data, and the set of its keys that have a value but are not read. Raise
+    InputError with the reason if the row cannot be used. It has one of these forms:
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}  OpenAI
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}      ShareGPT
@@ -50,44 +49,6 @@ def messages_of(row):
 
     Each may have a "system" as well. A row may also be the list of messages itself, as in nanochat.
     """
-    row, turns = split_row(row)
-    for item in [row, *turns]:
-        for key in REFUSED_KEYS:
-            if item.get(key):
-                raise InputError(f"{key} cannot be used")
-    messages = []
-    if row.get('system'):
-        messages.append({'role': 'system', 'content': text_of(row['system'])})
-    if 'instruction' in row:
-        question = text_of(row['instruction'])
-        if row.get('input'):
-            question += '\n\n' + text_of(row['input'])
-        messages.append({'role': 'user', 'content': question})
-        messages.append({'role': 'assistant', 'content': text_of(row.get('output'))})
-    for turn in turns:
-        role = str(turn.get('role') or turn.get('from'))
-        if role not in ROLE_OF:
-            raise InputError(f"a message has the role {role[:20]}")
-        content = turn['content'] if 'content' in turn else turn.get('value')
-        message = {'role': ROLE_OF[role], 'content': text_of(content)}
-        weight = turn.get('weight')
-        if weight not in (None, 0, 1):
-            raise InputError("the weight of a message is not 0 or 1")
-        if weight == 0:
-            message['weight'] = 0
-        messages.append(message)
-    if not all(message['content'].strip() for message in messages):
-        raise InputError("a message is empty")
-    roles = [message['role'] for message in messages]
-    if roles[:1] == ['system']:
-        roles = roles[1:]
-    if not roles or roles != ['user', 'assistant'] * (len(roles) // 2):
-        raise InputError("user and assistant do not take turns")
-    return messages
-
-
-def split_row(row):
-    """Return the row as a dict, and the list of its messages as they are; [] if it has an instruction."""
     if isinstance(row, list):
         row = {'messages': row}
     turns = []
@@ -95,33 +56,53 @@ def split_row(row):
         turns = row.get('messages') or row.get('conversations')
     if not isinstance(turns, list) or not all(isinstance(item, dict) for item in [row, *turns]):
         raise InputError("none of the forms in docs/chat.md")
-    return row, turns
+    unread = set()
+    for item in [row, *turns]:
+        for key, value in item.items():
+            if value and key in REFUSED_KEYS:
+                raise InputError(f"{key} cannot be used")
+            if value and key not in READ_KEYS:
+                unread.add(key)
+
+    if 'instruction' in row:
+        question = text_of(row['instruction'])
+        if row.get('input'):
+            question += '\n\n' + text_of(row['input'])
+        turns = [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': row.get('output')}]
+    if row.get('system'):
+        turns = [{'role': 'system', 'content': row['system']}, *turns]
+    messages = []
+    for turn in turns:
+        role = str(turn.get('role') or turn.get('from'))
+        if role not in ROLE_OF:
+            raise InputError(f"a message has the role {role[:20]}")
+        content = turn['content'] if 'content' in turn else turn.get('value')
+        message = {'role': ROLE_OF[role], 'content': text_of(content)}
+        if not message['content'].strip():
+            raise InputError("a message is empty")
+        weight = turn.get('weight')
+        if weight not in (None, 0, 1):
+            raise InputError("the weight of a message is not 0 or 1")
+        if weight == 0:
+            message['weight'] = 0
+        messages.append(message)
+    roles = [message['role'] for message in messages]
+    if roles[:1] == ['system']:
+        roles = roles[1:]
+    if not roles or roles != ['user', 'assistant'] * (len(roles) // 2):
+        raise InputError("user and assistant do not alternate")
+    return messages, unread
 
 
 def text_of(content):
     """Return the text of a content: a string, or a list of {"type": "text", "text": "..."}."""
-    if isinstance(content, list):
-        texts = []
-        for item in content:
-            if not isinstance(item, dict) or item.get('type') != 'text':
-                raise InputError("a message contains something other than text")
-            texts.append(item.get('text'))
-    else:
-        texts = [content]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError("a message has no text")
+    items = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
+    texts = []
+    for item in items:
+        if not isinstance(item, dict) or item.get('type') != 'text' or not isinstance(item.get('text'), str):
+            raise InputError("a message contains something other than text")
+        texts.append(item['text'])
     return without_surrogates(''.join(texts))  # JSON may contain half of a surrogate pair
-
-
-def unread_keys(row):
-    """Return the set of keys of a row and its messages that have a value and are not read."""
-    row, turns = split_row(row)
-    keys = set()
-    for item in [row, *turns]:
-        for key, value in item.items():
-            if value and key not in READ_KEYS:
-                keys.add(key)
-    return keys
 
 
 # -----------------------------------------------------------------------------
@@ -154,7 +135,7 @@ TEMPLATE = """
 
 
 def with_chat_tokens(state):
-    """Return a tokenizer's state with the role tokens; those that it lacks are added after its last id."""
+    """Return a tokenizer's state with the role tokens. Missing ones are added after its last id."""
     tokenizer = make_tokenizer(state)
     needed = ROLE_TOKENS
     if tokenizer.end_of_text is None:
@@ -183,10 +164,10 @@ def chat_format(tokenizer):
 
 class ChatFormat:
     """
-    Converts messages to token ids. The name of a role token in a message is encoded as text.
+    A converter of messages to token ids. The name of a role token in a message is encoded as text.
 
     bos: the token that begins a conversation
-    stop_ids: ids that end an answer, a list
+    stop_ids: list of the ids that end an answer
     template: the same conversion in Jinja, for transformers
     """
 
@@ -201,10 +182,10 @@ class ChatFormat:
 
     def render(self, messages, answer=False):
         """
-        Return the token ids of a conversation and a mask, two arrays.
+        Return the token ids of a conversation and its loss mask, two arrays.
 
-        The mask is True for the targets of the loss: the answers, and the tokens that end them. answer: end
-        with the token that begins the assistant's next answer.
+        The mask is True for the targets of the loss: the answers, and the tokens that end them.
+        answer: append the token that begins the assistant's next answer
         """
         if messages[0]['role'] == 'system':
             question = messages[0]['content'] + '\n\n' + messages[1]['content']
@@ -234,8 +215,8 @@ class Conversations(Tokens):
     train.mask    one bit per token (numpy's packbits, little-endian): 1 if it is a target of the loss
     train.starts  the positions in train.bin where conversations start, uint64, little-endian
 
-    The conversations are packed into sequences of block_size tokens. None is cut, unless it alone is longer.
-    In eval_batch() and eval_starts(), sequence i starts at i * block_size.
+    The conversations are packed into sequences of block_size tokens. A conversation is cut only if it is
+    longer than block_size. In eval_batch() and eval_starts(), sequence i starts at i * block_size.
     """
     masked = True
 
@@ -247,7 +228,7 @@ class Conversations(Tokens):
         except OSError as e:
             raise InputError(f"{folder} has no {split}.mask or {split}.starts. {MAKE_AGAIN}") from e
         sha256 = hashlib.sha256(bits.tobytes() + starts.tobytes()).hexdigest()
-        if len(bits) != math.ceil(self.n / 8) or sha256 != self.entry.get('mask_sha256', sha256):
+        if sha256 != self.entry.get('mask_sha256'):
             raise InputError(f"{split}.mask or {split}.starts in {folder} does not belong to {split}.bin. "
                              f"{MAKE_AGAIN}")
         self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
@@ -258,17 +239,18 @@ class Conversations(Tokens):
     @functools.cache
     def packing(self, block_size):
         """
-        Return the sequences, a list of lists of conversations (their indices), and the number of unmasked
-        targets in each, an array. Both are functions of the data and the seed.
+        Return the sequences, a list of lists of conversation indices, and the number of unmasked targets in
+        each, an array. Both are functions of the data and the seed.
 
-        A conversation without such targets is skipped: for example, if its first answer is after block_size.
+        A conversation without unmasked targets is skipped, for example if its first answer begins after
+        block_size.
         """
         lengths = np.minimum(self.lengths, block_size)
         n_before = np.append(0, np.cumsum(self.mask))  # number of targets before each position
-        first = self.starts + 1  # the first token is no target
+        first = self.starts + 1  # the first token is not a target
         n_targets = n_before[first + lengths] - n_before[first]
         usable = np.flatnonzero(n_targets > 0)
-        # the longest first, those of the same length in random order
+        # longest first; equal lengths in random order
         random_order = hash64(self.seed, ORDER, usable.astype(np.uint64))
         longest_first = usable[np.lexsort((random_order, -lengths[usable]))]
         sequences = best_fit(longest_first.tolist(), lengths.tolist(), block_size)
@@ -276,15 +258,15 @@ class Conversations(Tokens):
         return sequences, np.array(targets, dtype=np.int64)
 
     def sequence_indices(self, seed, indices, block_size):
-        """Return the indices of the sequences that are the training samples `indices`. An epoch has each
-        sequence once, in an order of its own."""
+        """Return the sequence indices of the training samples `indices`. An epoch contains each sequence
+        once; each epoch has a different order."""
         sequences, _ = self.packing(block_size)
         _, chosen = shuffled(seed, np.asarray(indices, dtype=np.uint64), len(sequences))
         return chosen.astype(np.int64)
 
     def read_packed(self, sequence_indices, block_size):
         """Return x, y (-1: masked or padding), and the index of each token's conversation within its sequence
-        (-1: padding), each (len(sequence_indices), block_size)."""
+        (-1: padding), all (len(sequence_indices), block_size)."""
         sequences, _ = self.packing(block_size)
         x = np.zeros((len(sequence_indices), block_size), dtype=np.int64)
         y = np.full_like(x, -1)
@@ -326,8 +308,8 @@ class Conversations(Tokens):
 
 
 def best_fit(longest_first, lengths, block_size):
-    """Pack conversations into sequences, each into the one with the least free space that is enough. Return
-    the conversations of each sequence."""
+    """Pack each conversation into the sequence with the least sufficient free space. Return the conversations
+    of each sequence."""
     sequences = []
     not_full = []  # (free space, -rank of the last conversation in it, sequence), sorted
     for rank, conversation in enumerate(longest_first):
@@ -351,18 +333,18 @@ def best_fit(longest_first, lengths, block_size):
 
 def fit_prompt(chat, messages, max_tokens):
     """
-    Return the token ids of a prompt for the assistant's next answer, and the messages in it.
+    Return the token ids of a prompt for the assistant's next answer, and its messages.
 
-    The oldest questions are dropped with their answers until it has at most max_tokens. If the last question
-    alone is longer, that is an InputError.
+    The oldest questions are dropped with their answers until the prompt has at most max_tokens. Raise
+    InputError if the last question alone is longer.
     """
     while True:
         ids, _ = chat.render(messages, answer=True)
         if len(ids) <= max_tokens:
             return ids.tolist(), messages
         if len(messages) == 1:
-            raise InputError(f"the message is too long: more than {max_tokens} tokens. Write a shorter one, "
-                             "or leave more of the context to it by a smaller --max_new_tokens.")
+            raise InputError(f"the message is too long: {len(ids)} of at most {max_tokens} tokens. Write a "
+                             "shorter one, or use a smaller --max_new_tokens.")
         messages = messages[2:]
 
 
@@ -370,8 +352,8 @@ def converse(chat, reply, max_tokens):
     """
     Hold a conversation at the terminal, until Ctrl-D.
 
-    reply: a function of the ids of a prompt, which prints the answer while it is generated, and returns it.
-    max_tokens: of a prompt
+    reply: a function that takes the ids of a prompt, prints the answer while it is generated, and returns it
+    max_tokens: maximum length of a prompt
     """
     print("Ctrl-D ends")
     messages = []
@@ -386,7 +368,7 @@ def converse(chat, reply, max_tokens):
         asked = [*messages, {'role': 'user', 'content': line}]
         try:
             ids, kept = fit_prompt(chat, asked, max_tokens)
-        except InputError as e:  # too long, or a character that the tokenizer lacks
+        except InputError as e:  # too long, or the tokenizer lacks a character
             print(f'({e})')
             continue
         if len(kept) < len(asked):

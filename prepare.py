@@ -724,15 +724,16 @@ def make_conversations(folder, plan, tok, paths):
 
 def read_conversations(paths):
     """Return the conversations, lists of messages. Rows that cannot be used are skipped and counted."""
-    from conversations import messages_of, unread_keys
+    from conversations import messages_of
     conversations = []
     skipped = collections.defaultdict(list)  # {reason: positions of rows}
     unread = collections.Counter()  # {key: number of rows}
     for path in paths:
         for position, row in read_rows(local_path(path)):
             try:
-                conversations.append(messages_of(row))
-                unread.update(unread_keys(row))
+                messages, unread_keys = messages_of(row)
+                conversations.append(messages)
+                unread.update(unread_keys)
             except InputError as e:
                 skipped[str(e)].append(position)
     for reason, positions in skipped.items():

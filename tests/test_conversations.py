@@ -8,7 +8,7 @@ import pytest
 from conftest import TEXT
 
 from configurator import InputError
-from conversations import chat_format, converse, fit_prompt, messages_of, unread_keys, with_chat_tokens
+from conversations import chat_format, converse, fit_prompt, messages_of, with_chat_tokens
 from dataset import Dataset
 from tokenizer import learn_bpe, make_tokenizer
 
@@ -43,22 +43,19 @@ def chat_tokenizer(kind):
 def test_all_forms_of_rows_give_the_same_conversation():
     names = {'user': 'human', 'assistant': 'gpt'}
     sharegpt = [{'from': names[message['role']], 'value': message['content']} for message in TALK]
-    assert messages_of(TALK) == TALK, 'as in nanochat'
-    assert messages_of({'messages': [SYSTEM, *TALK]}) == [SYSTEM, *TALK]
-    assert messages_of({'system': 'Be brief.', 'conversations': sharegpt}) == [SYSTEM, *TALK]
-    alpaca = {'instruction': 'Add.', 'input': '1 and 2', 'output': '3'}
-    answer = {'role': 'assistant', 'content': '3'}
-    assert messages_of(alpaca) == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, answer]
     parts = [{'type': 'text', 'text': 'Add 1 '}, {'type': 'text', 'text': 'and 2.'}]
-    listed = [{'role': 'user', 'content': parts}, {**TALK[1], 'weight': 1, 'tool_calls': []}, *TALK[2:]]
-    assert messages_of({'messages': listed}) == TALK
+    in_parts = [{'role': 'user', 'content': parts}, {**TALK[1], 'weight': 1, 'tool_calls': []}, *TALK[2:]]
+    for row in [{'messages': [SYSTEM, *TALK]}, {'system': 'Be brief.', 'conversations': sharegpt},
+                {'messages': [SYSTEM, *in_parts]}, [SYSTEM, *TALK]]:
+        assert messages_of(row) == ([SYSTEM, *TALK], set())
+    messages, _ = messages_of({'instruction': 'Add.', 'input': '1 and 2', 'output': '3'})
+    assert messages == [{'role': 'user', 'content': 'Add.\n\n1 and 2'}, {'role': 'assistant', 'content': '3'}]
 
 
 @pytest.mark.parametrize('row', [
-    {'messages': TALK[1:]}, {'messages': 'hello'}, {}, 5,
-    {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]},
-    {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3},
-    {'messages': TALK, 'history': ['a']}, {'messages': [{'role': ['user'], 'content': 'a'}, TALK[1]]},
+    {}, 5, {'messages': TALK[1:]}, {'messages': [*TALK[:2], SYSTEM]}, {'instruction': 'Add.', 'output': 3},
+    {'messages': [{'role': 'user', 'content': ' '}, TALK[1]]}, {'messages': TALK, 'history': ['a']},
+    {'messages': [{'role': ['user'], 'content': 'a'}, TALK[1]]},
     {'messages': [TALK[0], {**TALK[1], 'tool_calls': [{'function': {'name': 'add'}}]}]},
     {'messages': [TALK[0], {**TALK[1], 'weight': 0.5}]},
     {'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'text': 'a'}]}, TALK[1]]}])
@@ -91,25 +88,18 @@ def test_the_mask_has_the_answers_and_the_tokens_that_end_them(kind):
 
 def test_an_answer_of_weight_0_is_not_trained_on():
     tokenizer = chat_tokenizer('byte')
-    rated = [TALK[0], {**TALK[1], 'weight': 0}, TALK[2], {**TALK[3], 'weight': 1}]
-    ids, mask = chat_format(tokenizer).render(messages_of({'messages': rated}))
-    assert ids.tolist() == chat_format(tokenizer).render(TALK)[0].tolist()
+    messages, _ = messages_of([TALK[0], {**TALK[1], 'weight': 0}, TALK[2], {**TALK[3], 'weight': 1}])
+    ids, mask = chat_format(tokenizer).render(messages)
     assert tokenizer.decode(ids[mask].tolist()) == '7, na\u00efvely<|assistant_end|>'
 
 
-def test_keys_that_are_not_read_are_returned():
-    message = {**TALK[1], 'reasoning_content': 'Hm.', 'name': None}
-    assert unread_keys({'messages': [TALK[0], message], 'tools': [{}]}) == {'reasoning_content', 'tools'}
-
-
-def test_the_ids_are_those_of_earlier_versions():
-    tokenizer = chat_tokenizer('byte')
-    # the name of a role token in a message is text
+def test_role_tokens_have_fixed_ids_and_their_names_in_a_message_are_text():
+    chat = chat_format(chat_tokenizer('byte'))
     messages = [{'role': 'user', 'content': 'Hi<|user_end|>'}, {'role': 'assistant', 'content': 'ho'}]
-    ids, mask = chat_format(tokenizer).render(messages)
+    ids, mask = chat.render(messages)
     assert ids.tolist() == [256, 257, *b'Hi<|user_end|>', 258, 259, *b'ho', 260]
     assert mask.tolist() == [False] * 18 + [True] * 3
-    assert chat_format(tokenizer).stop_ids == [260, 256]
+    assert chat.stop_ids == [260, 256]
     assert chat_format(make_tokenizer({'kind': 'byte'})) is None
 
 
@@ -124,12 +114,12 @@ def talks(tmp_path):
     """A folder with the dataset `talks`: ten conversations of bytes; half of each is trained on."""
     folder = tmp_path / 'talks'
     folder.mkdir()
-    ids = np.concatenate([np.arange(n) + 10 * i for i, n in enumerate(LENGTHS)]).astype('<u2')
+    ids = np.concatenate([np.arange(n) + 10 * i for i, n in enumerate(LENGTHS)])
     mask = np.concatenate([np.arange(n) >= n // 2 for n in LENGTHS])
-    mask[sum(LENGTHS[:8]):sum(LENGTHS[:9])] = False  # nothing of the ninth
-    ids.tofile(folder / 'train.bin')
+    mask[sum(LENGTHS[:8]):sum(LENGTHS[:9])] = False  # the ninth has no targets
     bits = np.packbits(mask, bitorder='little').tobytes()
     starts = np.cumsum([0, *LENGTHS[:-1]]).astype('<u8').tobytes()
+    (folder / 'train.bin').write_bytes(ids.astype('<u2').tobytes())
     (folder / 'train.mask').write_bytes(bits)
     (folder / 'train.starts').write_bytes(starts)
     entry = {'tokens': len(ids), 'mask_sha256': hashlib.sha256(bits + starts).hexdigest()}
