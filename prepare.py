@@ -396,12 +396,11 @@ def gather_chunks(paths, n_bytes, val_fraction):
     """
     are_few = val_fraction > 0 and not has_documents(paths, 5 / val_fraction)
     number = 0
-    chunk = Chunk('', [], [])
+    chunk = Chunk('_000000', [], [])
     n_filled = 0
     in_val = False
     for passage in read_documents(paths):
         if n_filled >= n_bytes:
-            chunk.file_suffix = f'_{number:06d}'
             yield chunk
             number += 1
             chunk = Chunk(f'_{number:06d}', [], [])
@@ -418,6 +417,8 @@ def gather_chunks(paths, n_bytes, val_fraction):
             chunk.val.append(passage)
         else:
             chunk.train.append(passage)
+    if number == 0:
+        chunk.file_suffix = ''
     if n_filled:
         yield chunk
 
@@ -470,7 +471,7 @@ def encode_chunk(chunk, tok, end_of_text):
         if content:
             entry = {'file': f'{split}{chunk.file_suffix}.bin', 'sha256': hashlib.sha256(content).hexdigest(),
                      'tokens': len(content) // dtype.itemsize, **counts}
-            shard[split] = entry, content
+            shard[split] = entry, bytes(content)  # sending a bytearray takes more memory
     return shard
 
 
@@ -752,33 +753,32 @@ def main():
         fetch_benchmark(BENCHMARKS[name], data_dir or DATA_DIR)
         return
 
-    # which dataset, of which files
-    dataset = name
-    sources = input
-    if sources is not None and ('name' not in given or os.path.isfile(name)):
-        raise InputError("--input needs a name for the dataset. Write: python prepare.py NAME --input FILE "
-                         "FILE")
-    if sources is None and name not in BUILT_IN and os.path.exists(name):
-        file = os.path.basename(os.path.abspath(name))
-        dataset = os.path.splitext(file.removesuffix('.gz'))[0]
-        sources = [name]
-    if sources is None and (chat or name not in BUILT_IN):
-        raise InputError(f"neither a file or folder nor a built-in dataset: {name}. Name a file, or, without "
-                         f"--chat, one of {', '.join([*BUILT_IN, *BENCHMARKS])}.")
     check_range(config, ['val_fraction'], 0, 1, exclude=1)
     check_range(config, ['shard_mb', 'max_tokens', 'processes'], 0, exclude=0)
+    dataset = name
+    if input is not None:
+        if 'name' not in given or os.path.isfile(name):
+            raise InputError("--input needs a name for the dataset: python prepare.py NAME --input FILE.")
+        paths = find_files(input)
+    elif name in BUILT_IN:
+        source = BUILT_IN[name].source
+        if source.startswith('hf:'):
+            paths = find_hub_files(source)
+        elif source:
+            paths = [os.path.join(folder_of(name, data_dir), 'input.txt')]
+            fetch(source, paths[0])
+        else:
+            paths = find_pystdlib()
+    elif os.path.exists(name):
+        file = os.path.basename(os.path.abspath(name))
+        dataset = os.path.splitext(file.removesuffix('.gz'))[0]
+        paths = find_files([name])
+    else:
+        raise InputError(f"neither a file or folder nor a built-in dataset: {name}. Name a file, or one of "
+                         f"{', '.join([*BUILT_IN, *BENCHMARKS])}.")
     folder = folder_of(dataset, data_dir)
     built_in = BUILT_IN.get(dataset, BuiltIn('', tokenizer=''))
     chosen = tokenizer or built_in.tokenizer
-    if sources is not None:
-        paths = find_files(sources)
-    elif built_in.source.startswith('hf:'):
-        paths = find_hub_files(built_in.source)
-    elif built_in.source:
-        paths = [os.path.join(folder, 'input.txt')]
-        fetch(built_in.source, paths[0])
-    else:
-        paths = find_pystdlib()
     if any(kind_of(path) == 'parquet' for path in paths):
         import_package('pyarrow')  # before anything is downloaded
 
