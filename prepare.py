@@ -162,7 +162,7 @@ def find_files(sources):
             for path in files_below(match) if in_folder else [match]:
                 # usually the description of a dataset
                 is_readme = os.path.basename(path).lower() == 'readme.md' and path != pattern
-                if is_readme or in_folder and kind_of(path) not in TEXT_KINDS:
+                if is_readme or (in_folder and kind_of(path) not in TEXT_KINDS):
                     skipped.append(path)
                 else:
                     chosen.append(path)
@@ -477,21 +477,19 @@ def encode_chunk(chunk, tok, end_of_text):
 
 def encode_chunks(chunks, tok, end_of_text, n_processes):
     """Yield the chunks as encode_chunk() returns them, in order. Several chunks are encoded by workers."""
-    waiting = collections.deque()  # connections to the workers, in the order of their chunks
+    workers = collections.deque()  # connections, in the order of the chunks that they encode
     for chunk in chunks:
         if n_processes == 1 or not chunk.file_suffix:
             yield encode_chunk(chunk, tok, end_of_text)
             continue
-        if len(waiting) < n_processes:
+        if len(workers) < n_processes:
             connection = start_worker(tok, end_of_text)
-            connection.send(chunk)
         else:
-            connection = waiting.popleft()
-            shard = receive(connection)
-            connection.send(chunk)
-            yield shard
-        waiting.append(connection)
-    for connection in waiting:
+            connection = workers.popleft()
+            yield receive(connection)
+        connection.send(chunk)
+        workers.append(connection)
+    for connection in workers:
         yield receive(connection)
 
 

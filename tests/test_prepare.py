@@ -1,6 +1,5 @@
 """prepare.py turns text into a dataset: the right ids in the right split, also after a kill."""
 
-import bz2
 import gzip
 import hashlib
 import json
@@ -286,19 +285,20 @@ def test_killed_at_any_file_the_same_command_resumes(prepare, made, monkeypatch)
     new = ['mine', '--input=a.jsonl', '--shard_mb=0.01', '--overwrite', '--tokenizer=char']
     made(*new)
     want = bins('mine')
+    calls = []
+
+    def killed(real):
+        def change(*args):
+            calls.append(args)
+            if len(calls) == k:
+                raise KeyboardInterrupt
+            real(*args)
+        return change
+
     for k in range(1, 99):
         made(*old)
         before = bins('mine')
-        n_calls = 0
-
-        def killed(real):
-            def change(*args):
-                nonlocal n_calls
-                n_calls += 1
-                if n_calls == k:
-                    raise KeyboardInterrupt
-                real(*args)
-            return change
+        calls.clear()
         with monkeypatch.context() as patch:
             patch.setattr(os, 'replace', killed(os.replace))
             patch.setattr(os, 'remove', killed(os.remove))
@@ -343,12 +343,10 @@ def test_conversations_have_a_mask_of_what_the_assistant_says(prepare, made):
     # the rows that are skipped are counted by reason
     assert '1 rows' in data.out and '2 rows' in data.out and 'chats.json, row 2)' in data.out
     assert "{'reasoning_content': 40}" in data.out
-    assert len(data.train.starts) + len(data.val.starts) == 40
+    assert len(data.train.starts) == 36 and len(data.val.starts) == 4
     ids = data.train.read([0], data.train.n)[0]
     said = data.tokenizer.decode(ids[data.train.mask].tolist())
-    assert said.count('Answer') == len(data.train.starts) and 'Question' not in said
-    write_jsonl('none.jsonl', ['a'])
-    is_refused(prepare('none.jsonl', '--chat'))
+    assert said.count('Answer') == 36 and 'Question' not in said
     for kind in ['char', 'bpe:300']:  # no vocabulary is learned from conversations
         is_refused(prepare('mine', '--input=chats.json', '--chat', f'--tokenizer={kind}'), 'hf:FOLDER')
 
@@ -376,8 +374,6 @@ BAD = {  # file: its content, a word of the message
     'rows.jsonl': (LINE * 999 + b'{"text": "caf\xe9"}\n', f'offset {999 * len(LINE) + 13}'),
     'zipped.txt.gz': (gzip.compress(b'fine text\n' * 50_000 + b'\xff'), 'offset 500000'),
     'wide.txt': (TEXT.encode('utf-16'), 'docs/data.md'),
-    'nul.txt': (b'abc\0def' * 100, 'docs/data.md'),
-    'book.txt.bz2': (bz2.compress(TEXT.encode()), 'docs/data.md'),
     'pointer.jsonl.gz': (POINTER, 'git lfs pull'),
     'pointer.parquet': (POINTER, 'git lfs pull'),
     'cut.txt.gz': (gzip.compress(os.urandom(9000).hex().encode())[:-2000], 'cut.txt.gz'),
@@ -438,18 +434,16 @@ def test_a_dataset_is_replaced_only_with_overwrite_and_by_input_that_can_be_read
 def test_files_of_the_hub(prepare, made, tmp_path, monkeypatch):
     class HfApi:
         def list_repo_files(self, repo, repo_type):
-            return ['.gitattributes', 'README.md', 'data/train-0.jsonl', 'data/train-1.jsonl',
-                    'data/test.jsonl']
+            return ['.gitattributes', 'README.md', 'data/train-0.jsonl', 'data/train-1.jsonl']
 
     def hf_hub_download(repo, file, repo_type):
         return str(tmp_path / repo / file)
     module = types.SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
     monkeypatch.setitem(sys.modules, 'huggingface_hub', module)
     os.makedirs('some/one/data')
-    write_jsonl('some/one/data/test.jsonl', [])
     for i in range(2):
         write_jsonl(f'some/one/data/train-{i}.jsonl', some_texts(i))
-    data = made('mine', '--input=hf:some/one/data/train-*.jsonl')
-    assert documents_in(data.train, data.val) == sorted(some_texts(0) + some_texts(1))
-    assert documents_in(made('all', '--input=hf:some/one/*').train) == documents_in(data.train)
-    is_refused(prepare('none', '--input=hf:some/one/*.parquet'), 'test.jsonl')
+    for pattern in ['data/train-*.jsonl', '*']:
+        data = made('mine', f'--input=hf:some/one/{pattern}', '--overwrite')
+        assert documents_in(data.train, data.val) == sorted(some_texts(0) + some_texts(1))
+    is_refused(prepare('none', '--input=hf:some/one/*.parquet'), 'train-0')
