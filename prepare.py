@@ -313,7 +313,6 @@ def read_parquet(path, column):
 # maximum number of characters to encode at once: more than most books have. Hugging Face's tokenizers take
 # 150 bytes of memory per character
 LONGEST_TEXT = 1 << 22
-HASHED = 1 << 16  # characters at the beginning of a document that decide whether it goes to train or val
 
 
 class Passage(typing.NamedTuple):
@@ -391,8 +390,9 @@ class Chunk:
 def gather_chunks(paths, n_bytes, val_fraction):
     """Yield chunks with at least `n_bytes` of text each, except for the last one.
 
-    The hash of a document decides whether it goes to train or val, so it stays there when others are added.
-    If there are so few documents that val might get none, val is the end of each passage, as in nanoGPT.
+    The hash of a document's first passage decides whether it goes to train or val, so it stays there when
+    others are added. If there are so few documents that val might get none, val is the end of each passage,
+    as in nanoGPT.
     """
     are_few = val_fraction > 0 and not has_documents(paths, 5 / val_fraction)
     number = 0
@@ -412,7 +412,7 @@ def gather_chunks(paths, n_bytes, val_fraction):
             chunk.val.append(passage._replace(text=passage.text[n_train:], begins=False))
             continue
         if passage.begins:
-            in_val = hash_fraction(passage.text[:HASHED]) < val_fraction
+            in_val = hash_fraction(passage.text) < val_fraction
         if in_val:
             chunk.val.append(passage)
         else:
@@ -517,6 +517,7 @@ def encode_in_worker(connection, tokenizer_state, end_of_text):
 
 
 def receive(connection):
+    """Return the next encoded chunk of a worker, or raise its InputError."""
     try:
         shard = connection.recv()
     except (EOFError, ConnectionError) as e:

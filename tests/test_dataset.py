@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, char_dataset
+from conftest import TEXT
 
 from configurator import InputError
 from dataset import Dataset, Loader, hash64, hash_seed, permute, read_meta, sample_starts
@@ -105,9 +105,11 @@ def test_a_nanogpt_folder_is_read_as_it_is(data_dir):
 def test_a_folder_without_a_meta_file_has_gpt2s_tokens(tmp_path, monkeypatch):
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(tmp_path / 'nothing'))  # training does not need tiktoken
     write_shards(tmp_path / 'owt', [500])
-    data = Dataset('owt', tmp_path, 16)
+    data = Dataset('owt', tmp_path, 499)
     assert data.vocab_size == 50304 and data.tokenizer_state['name'] == 'gpt2' and data.val is None
     assert not data.train.token_bytes.any()
+    with pytest.raises(InputError, match='--block_size'):  # 500 tokens have 499 targets
+        Dataset('owt', tmp_path, 500)
 
 
 @pytest.fixture
@@ -168,7 +170,7 @@ class Evil:
         return os.system, ('touch CANARY',)
 
 
-@pytest.mark.parametrize('value', [Evil(), np.int64(3), np.dtype('V8')])
+@pytest.mark.parametrize('value', [Evil(), np.dtype('V8')])
 def test_a_meta_pkl_with_anything_but_plain_types_is_refused(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'meta.pkl').write_bytes(pickle.dumps({'vocab_size': value, 'itos': {}}))
@@ -178,8 +180,8 @@ def test_a_meta_pkl_with_anything_but_plain_types_is_refused(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize('content', [
-    b'{', b'null', b'{}', b'\xff\xfe{}', b'{"vocab_size": 0}', b'{"vocab_size": 9, "dtype": "int16"}',
-    b'{"vocab_size": 9, "tokenizer": {}}', b'{"vocab_size": 9, "splits": [3]}'])
+    b'{', b'null', b'\xff\xfe{}', b'{"vocab_size": 0}', b'{"vocab_size": 9, "dtype": "int16"}',
+    b'{"vocab_size": 9, "tokenizer": {}}'])
 def test_a_damaged_meta_json_is_refused(tmp_path, content):
     (tmp_path / 'meta.json').write_bytes(content)
     with pytest.raises(InputError):
@@ -195,13 +197,6 @@ def test_a_dataset_that_is_missing_or_not_finished_is_an_error(data_dir, tmp_pat
         read_meta(tmp_path)
     write_meta(tmp_path)
     read_meta(tmp_path)
-
-
-def test_too_few_tokens_for_a_sequence_are_an_error(tmp_path):
-    char_dataset(tmp_path, 'short', TEXT[:100])
-    assert Dataset('short', tmp_path, 9).val.n == 10
-    with pytest.raises(InputError, match='--block_size'):
-        Dataset('short', tmp_path, 10)
 
 
 def test_an_id_that_is_not_in_the_vocabulary_is_an_error_when_it_is_read(tmp_path):
