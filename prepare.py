@@ -478,19 +478,23 @@ def encode_chunk(chunk, tok, end_of_text):
 def encode_chunks(chunks, tok, end_of_text, n_processes):
     """Yield the chunks as encode_chunk() returns them, in order. Several chunks are encoded by workers."""
     workers = collections.deque()  # connections, in the order of the chunks that they encode
-    for chunk in chunks:
-        if n_processes == 1 or not chunk.file_suffix:
-            yield encode_chunk(chunk, tok, end_of_text)
-            continue
-        if len(workers) < n_processes:
-            connection = start_worker(tok, end_of_text)
-        else:
-            connection = workers.popleft()
+    try:
+        for chunk in chunks:
+            if n_processes == 1 or not chunk.file_suffix:
+                yield encode_chunk(chunk, tok, end_of_text)
+                continue
+            if len(workers) < n_processes:
+                connection = start_worker(tok, end_of_text)
+            else:
+                connection = workers.popleft()
+                yield receive(connection)
+            connection.send(chunk)
+            workers.append(connection)
+        for connection in workers:
             yield receive(connection)
-        connection.send(chunk)
-        workers.append(connection)
-    for connection in workers:
-        yield receive(connection)
+    except (EOFError, ConnectionError) as e:
+        raise InputError("a worker process was killed, perhaps for lack of memory. Run the same command with "
+                         "fewer --processes; it resumes.") from e
 
 
 def start_worker(tok, end_of_text):
@@ -518,11 +522,7 @@ def encode_in_worker(connection, tokenizer_state, end_of_text):
 
 def receive(connection):
     """Return the next encoded chunk of a worker, or raise its InputError."""
-    try:
-        shard = connection.recv()
-    except (EOFError, ConnectionError) as e:
-        raise InputError("a worker process was killed, perhaps for lack of memory. Run the same command with "
-                         "fewer --processes; it resumes.") from e
+    shard = connection.recv()
     if isinstance(shard, InputError):
         raise shard
     return shard

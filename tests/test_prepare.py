@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -18,8 +19,8 @@ from conftest import REPO, TEXT, data_file
 
 from configurator import InputError
 from dataset import Dataset
-from prepare import gather_chunks, read_documents
-from tokenizer import learn_bpe
+from prepare import Chunk, Passage, encode_chunks, gather_chunks, read_documents
+from tokenizer import learn_bpe, make_tokenizer
 
 
 @pytest.fixture
@@ -265,6 +266,16 @@ def test_two_workers_and_a_resume_after_a_kill_make_the_bytes_of_one_process(mad
     made('two', *flags)
     assert third.stat().st_mtime_ns == before, 'it is not made again'
     assert bins('two') == bins('one') and not Path('data/two/plan.json').exists()
+
+
+def test_a_killed_worker_is_one_line():
+    chunks = [Chunk(f'_{i:06d}', [Passage(TEXT, True, 'a.txt')], []) for i in range(9)]
+    encoded = encode_chunks(chunks, make_tokenizer({'kind': 'byte'}), 256, 2)
+    next(encoded)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with pytest.raises(InputError, match='--processes'):
+        list(encoded)
 
 
 def test_text_that_the_tokenizer_of_another_dataset_lacks_is_one_line_from_a_worker(made):
