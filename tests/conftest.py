@@ -1,7 +1,8 @@
-"""What the tests share: a tiny dataset, tiny flags, the scripts run as a person runs them."""
+"""What several tests use: a tiny dataset, flags of a tiny run; run scripts, and compare runs."""
 
 import csv
 import gc
+import io
 import os
 import pickle
 import re
@@ -10,26 +11,28 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
-os.environ['CUDA_VISIBLE_DEVICES'] = ''  # the same tests on every machine; a GPU's are in runs/gpu_check.sh
-os.environ['OMP_NUM_THREADS'] = '1'  # tiny networks: a second thread only waits
+os.environ['CUDA_VISIBLE_DEVICES'] = ''  # the same tests on every machine; for a GPU, see runs/gpu_check.sh
+os.environ['OMP_NUM_THREADS'] = '1'  # for tiny networks, a second thread only waits
 os.environ['HF_HUB_OFFLINE'] = '1'  # no test waits for the network
 os.environ['WANDB_MODE'] = 'offline'
 
-import torch  # only now: it looks at the environment
+import torch  # only now, because it reads these variables
 
 from configurator import InputError
 
 TEXT = ''.join(f'{a} times {b} is {a * b}.\n' for a in range(60) for b in range(60))
 
-# a run of train.py that takes a second or two
+# a run of train.py that takes about a second
 TINY = [
     '--device=cpu', '--dtype=float32', '--compile=False', '--block_size=16', '--batch_size=4',
     '--gradient_accumulation_steps=1', '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6',
@@ -38,14 +41,15 @@ TINY = [
 
 
 def run_script(name, *args, env=None, cwd=None, timeout=300):
-    """Run a script of the project in a process of its own: .returncode, .stdout, .stderr."""
+    """Run a script of this repository in another process: .returncode, .stdout, .stderr."""
     command = [sys.executable, str(REPO / name), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd,
                           env={**os.environ, **(env or {})})
 
 
 def run_processes(n, name, *args, timeout=300):
-    """The same in n processes that train together, as torchrun starts them: the first one's result."""
+    """Run a script in n processes with torchrun's variables. Return the output of the first one, and the
+    highest exit status."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
@@ -62,7 +66,7 @@ def run_processes(n, name, *args, timeout=300):
 
 
 def char_dataset(folder, name='toy', text=TEXT):
-    """A dataset of characters in folder/name, as nanoGPT's prepare.py writes it. Returns `folder`."""
+    """Write a dataset of characters to folder/name, as nanoGPT's prepare.py does. Return `folder`."""
     path = Path(folder) / name
     path.mkdir(parents=True)
     chars = sorted(set(text))
@@ -78,59 +82,59 @@ def char_dataset(folder, name='toy', text=TEXT):
 
 @pytest.fixture(scope='session')
 def data_dir(tmp_path_factory):
-    """A folder with the dataset `toy`."""
+    """Return a folder that contains the dataset `toy`."""
     return char_dataset(tmp_path_factory.mktemp('data'))
 
 
 def data_file(name):
-    """The path of a real text or cache, in the folder that FLATGPT_TEST_DATA names; the test is skipped
-    without."""
+    """Return the path of a real text or cache in the folder FLATGPT_TEST_DATA, or skip the test."""
     path = Path(os.environ.get('FLATGPT_TEST_DATA', 'nowhere')) / name
     if not path.exists():
         pytest.skip(f'FLATGPT_TEST_DATA has no {name}')
     return path
 
 
-@pytest.fixture
-def script(monkeypatch, capsys):
-    """script('train.py', '--max_iters=3') runs a script in this process, as importing torch takes seconds:
-    .status, .out, .err, .globals (of a script that ended by itself)."""
-    signals = [signal.SIGTERM, signal.SIGINT]
-    for name in ('SIGHUP', 'SIGUSR1', 'SIGPIPE'):
-        if hasattr(signal, name):  # not on Windows
-            signals.append(getattr(signal, name))
+def run_here(path, *args):
+    """Run a script in this process, because importing torch takes seconds: .status, .out, .err, .globals.
 
-    def run(path, *args):
-        monkeypatch.setattr(sys, 'argv', [str(REPO / path), *map(str, args)])
-        handlers = {number: signal.getsignal(number) for number in signals}
-        n_threads = torch.get_num_threads()
-        excepthook = sys.excepthook
-        capsys.readouterr()
-        status = 0
-        found = {}
+    The globals are empty if the script has called sys.exit().
+    """
+    names = ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1', 'SIGPIPE']
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows lacks some of them
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    n_threads = torch.get_num_threads()
+    out = io.TextIOWrapper(io.BytesIO(), 'utf-8', write_through=True)
+    err = io.StringIO()
+    result = SimpleNamespace(status=0, globals={})
+    with (patch.object(sys, 'argv', [str(REPO / path), *map(str, args)]),
+          patch.object(sys, 'excepthook', sys.excepthook), redirect_stdout(out), redirect_stderr(err)):
         try:
-            found = runpy.run_path(str(REPO / path), run_name='__main__')
+            result.globals = runpy.run_path(str(REPO / path), run_name='__main__')
         except SystemExit as e:
-            status = e.code or 0
+            result.status = e.code or 0
         except InputError as e:
             with pytest.raises(SystemExit) as exit_info:
                 sys.excepthook(type(e), e, e.__traceback__)
-            status = exit_info.value.code
+            result.status = exit_info.value.code
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             torch.set_num_threads(n_threads)
-            sys.excepthook = excepthook
             gc.unfreeze()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(status=status, out=out, err=err, globals=found)
+    result.out = out.buffer.getvalue().decode()
+    result.err = err.getvalue()
+    return result
 
-    return run
+
+@pytest.fixture(scope='session')
+def script():
+    """Return run_here: script('train.py', '--max_iters=3')."""
+    return run_here
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')
 def works(script):
-    """The same, of a script that has to end with status 0."""
+    """Return run_here with a check that the script ends with status 0."""
     def run(path, *args):
         result = script(path, *args)
         assert result.status == 0, result.err
@@ -138,8 +142,27 @@ def works(script):
     return run
 
 
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / 'out'
+
+
+@pytest.fixture
+def tiny(data_dir, out):
+    """Return the flags of a run of about a second, on the dataset `toy`, whose folder is `out`."""
+    return [*TINY, '--dataset=toy', f'--data_dir={data_dir}', f'--out_dir={out}']
+
+
+@pytest.fixture
+def train(works, tiny):
+    """train('--max_iters=7') runs train.py with the flags of `tiny` and these, and checks its status."""
+    def run(*flags, path='train.py'):
+        return works(path, *tiny, *flags)
+    return run
+
+
 def knobs_of(script):
-    """Run a script up to and with its call of configure(): its globals."""
+    """Run a script up to and including its call of configure(). Return its globals."""
     source = (REPO / script).read_text()
     end = re.search(r'^ *(config, given = )?configure\(.*$', source, re.M).end()
     names = {'__name__': '__main__', '__file__': str(REPO / script)}
@@ -152,19 +175,19 @@ def load_checkpoint(folder, name='ckpt.pt'):
 
 
 def read_log(folder):
-    """The rows of log.csv as dicts of texts."""
+    """Return the rows of log.csv as dicts of strings."""
     with open(Path(folder) / 'log.csv', newline='') as f:
         return list(csv.DictReader(f))
 
 
 def losses_of(folder):
-    """[(iteration, loss, learning rate, gradient norm)] of log.csv, as it has them."""
+    """Return (iteration, loss, learning rate, gradient norm) of the rows of log.csv, as strings."""
     rows = [row for row in read_log(folder) if row['loss']]
     return [(row['iter'], row['loss'], row['lr'], row['grad_norm']) for row in rows]
 
 
 def assert_equal(a, b):
-    """Two states are the same to the bit."""
+    """Check that two nested states are bit-identical."""
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert a.keys() == b.keys()
@@ -178,3 +201,26 @@ def assert_equal(a, b):
         assert torch.equal(a, b)
     else:
         assert a == b
+
+
+def assert_same_weights(folder, other):
+    """Check that two runs end with bit-identical weights and moments."""
+    ckpt = load_checkpoint(folder)
+    other_ckpt = load_checkpoint(other)
+    assert_equal(ckpt['model'], other_ckpt['model'])
+    assert_equal(ckpt['optimizer']['state'], other_ckpt['optimizer']['state'])
+
+
+def assert_same_run(folder, other):
+    """Check that two runs have bit-identical losses, weights and moments."""
+    assert losses_of(folder) == losses_of(other)
+    assert_same_weights(folder, other)
+
+
+def assert_close_run(folder, other):
+    """Check that two runs have the same losses, learning rates, norms and weights up to rounding."""
+    for row, other_row in zip(losses_of(folder), losses_of(other), strict=True):
+        for value, other_value in zip(row, other_row):
+            assert float(value) == pytest.approx(float(other_value), rel=1e-4)
+    torch.testing.assert_close(load_checkpoint(folder)['model'], load_checkpoint(other)['model'],
+                               atol=1e-4, rtol=1e-3)
