@@ -1,4 +1,4 @@
-"""sample.py writes text from the checkpoint alone, while it is made, up to a text or Ctrl-C."""
+"""sample.py: prompts, seeds, stop texts, text that is printed while it is generated, Ctrl-C."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ LINE = 'a\u00e9\u4e16\U0001f600b\n'
 
 @pytest.fixture(scope='module')
 def run_folder(tmp_path_factory):
-    """A model of characters that has learned a little."""
+    """Return the folder of a model of characters that has trained a little."""
     state = {'kind': 'char', 'chars': CHARS}
     net = small_model(len(CHARS))
     learn(net, make_tokenizer(state).encode(TEXT), 120, 16)
@@ -29,8 +29,7 @@ def run_folder(tmp_path_factory):
 
 
 def reciting_model(text):
-    """A model of bytes that recites `text`, in which no byte is twice: after each byte comes the next, after
-    the last one the first."""
+    """Return a model of bytes that repeats `text`, in which no byte occurs twice."""
     ids = text.encode()
     net = small_model(257, n_layer=1, n_head=1, n_embd=270, tie=False)
     for name, p in net.named_parameters():
@@ -48,91 +47,92 @@ def reciter(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(run_folder):
-    return [run_folder, '--device=cpu', '--dtype=float32', '--num_samples=2', '--max_new_tokens=40']
+def sample(works, run_folder):
+    """sample(flags) returns the texts that sample.py prints from the model of characters."""
+    def run(*flags):
+        result = works('sample.py', run_folder, '--device=cpu', '--dtype=float32', '--num_samples=2',
+                       '--max_new_tokens=40', *flags)
+        return result.out.split(DASHES)[:-1]
+    return run
 
 
 @pytest.fixture
-def greedy(reciter):
-    return [reciter, '--device=cpu', '--temperature=0']
+def recite(works, reciter):
+    """recite(flags) returns the texts that sample.py prints from the model that repeats LINE."""
+    def run(*flags):
+        return works('sample.py', reciter, '--device=cpu', '--temperature=0', *flags).out.split(DASHES)[:-1]
+    return run
 
 
-def samples(result):
-    return result.out.split(DASHES)[:-1]
-
-
-def test_the_checkpoint_alone_is_enough_and_a_seed_gives_the_same_text(works, trained):
-    result = works('sample.py', *trained, '--start=7 times')
-    a, b = samples(result)
+def test_a_seed_gives_the_same_text(sample):
+    a, b = sample('--start=7 times')
     assert a.startswith('7 times') and len(a) == len('7 times') + 40 and a != b
     assert 'times' in a[7:] or 'is' in a[7:], 'it has learned something'
-    assert works('sample.py', *trained, '--start=7 times').out == result.out
-    assert works('sample.py', *trained, '--start=7 times', '--seed=2').out != result.out
+    assert sample('--start=7 times') == [a, b]
+    assert sample('--start=7 times', '--seed=2') != [a, b]
 
 
-def test_a_seed_gives_the_same_texts_however_long_they_take(works, trained, monkeypatch):
-    """An end is looked for now and then; what was drawn behind it must not change the texts that follow."""
-    flags = [*trained, '--num_samples=4', '--batch_size=1', '--stop= ']
-    texts = works('sample.py', *flags).out
+def test_a_seed_gives_the_same_texts_however_long_they_take(sample, monkeypatch):
+    # a stop text is looked for now and then; what is drawn after it must not change the texts that follow
+    flags = ['--num_samples=4', '--batch_size=1', '--stop= ']
+    texts = sample(*flags)
     monkeypatch.setattr(time, 'perf_counter', lambda: 0.0)  # each text continues to its last token
-    assert works('sample.py', *flags).out == texts
+    assert sample(*flags) == texts
 
 
 @pytest.mark.parametrize('flag', ['--temperature=0', '--top_k=1', '--top_p=1e-6'])
-def test_flags_that_leave_the_likeliest_token_alone_give_one_text(works, trained, flag):
-    a, b = samples(works('sample.py', *trained, flag))
-    assert a == b and len(a) == 40, 'without a prompt'
+def test_flags_that_keep_only_the_most_likely_token_give_one_text(sample, flag):
+    a, b = sample(flag)
+    assert a == b and len(a) == 40
 
 
-def test_backslash_n_is_a_new_line_and_a_byte_order_mark_is_no_text(works, greedy, tmp_path):
-    flags = [*greedy, r'--stop=\n', '--num_samples=1']
+def test_backslash_n_is_a_new_line_and_a_byte_order_mark_is_ignored(recite, tmp_path):
     path = tmp_path / 'prompts.txt'
-    path.write_text('Q:\\na\r\n', encoding='utf-8-sig')
-    assert samples(works('sample.py', *flags, r'--start=Q:\na')) == ['Q:\na' + LINE[1:-1]]
-    assert samples(works('sample.py', *flags, f'--prompts={path}')) == ['Q:\na' + LINE[1:-1]]
-    path.write_bytes(b'\xef\xbb\xbfQ:\r\na')
-    assert samples(works('sample.py', *flags, f'--start=FILE:{path}')) == ['Q:\na' + LINE[1:-1]]
+    path.write_bytes(b'\xef\xbb\xbfQ:\\na\r\n')
+    other = tmp_path / 'prompt.txt'
+    other.write_bytes(b'\xef\xbb\xbfQ:\r\na')
+    for flag in [r'--start=Q:\na', f'--prompts={path}', f'--start=FILE:{other}']:
+        assert recite(r'--stop=\n', '--num_samples=1', flag) == ['Q:\na' + LINE[1:-1]]
 
 
-def test_prompts_of_a_file_give_the_texts_that_they_give_one_by_one(works, trained, tmp_path):
+def test_prompts_of_a_file_give_the_same_texts_as_one_by_one(sample, tmp_path):
     (tmp_path / 'prompts.txt').write_text('7 times\r\n12 times 3 is\r\n\r\n5\r\n')
-    flags = [*trained, '--temperature=0', '--max_new_tokens=50']  # block_size is 16: far beyond it
-    from_file = works('sample.py', *flags, f"--prompts={tmp_path / 'prompts.txt'}", '--batch_size=1')
-    one_by_one = ''
+    flags = ['--temperature=0', '--max_new_tokens=50']  # far beyond block_size, which is 16
+    texts = sample(*flags, f"--prompts={tmp_path / 'prompts.txt'}", '--batch_size=1')
+    one_by_one = []
     for prompt in ['7 times', '12 times 3 is', '5']:
-        one_by_one += works('sample.py', *flags, f'--start={prompt}').out
-    assert from_file.out == one_by_one and len(set(samples(from_file))) == 3
+        one_by_one += sample(*flags, f'--start={prompt}')
+    assert texts == one_by_one and len(set(texts)) == 3
 
 
+@pytest.mark.parametrize('n_samples', [1, 2])
 @pytest.mark.parametrize('stop', ['\U0001f600', 'b\na\u00e9'])
-def test_the_stop_text_is_found_across_tokens_and_no_part_of_it_is_shown(works, greedy, stop):
+def test_the_stop_text_is_found_across_tokens_and_no_part_of_it_is_shown(recite, stop, n_samples):
     text = LINE * 4
-    n_tokens = len(text.encode()) - 1
-    for number in (1, 2):
-        result = works('sample.py', *greedy, f'--num_samples={number}', '--start=a', f'--stop={stop}',
-                       f'--max_new_tokens={n_tokens}')
-        assert samples(result) == number * [text.split(stop)[0]]
+    texts = recite(f'--num_samples={n_samples}', '--start=a', f'--stop={stop}',
+                   f'--max_new_tokens={len(text.encode()) - 1}')
+    assert texts == n_samples * [text.split(stop)[0]]
 
 
 @pytest.mark.parametrize('flag', [
     '--temperature=-1', '--top_p=0', '--start=\u00e9', '--start=FILE:/nowhere', '--init_from=nowhere.pt',
     '--chat'])
-def test_mistakes_are_one_line(script, trained, flag):
-    result = script('sample.py', *trained, flag)
+def test_a_wrong_setting_is_one_line(script, run_folder, flag):
+    result = script('sample.py', run_folder, '--device=cpu', flag)
     assert result.status == 2 and result.out == ''
     assert result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
 
 
 @pytest.mark.skipif(os.name == 'nt', reason='no Ctrl-C can be sent to one process alone')
-def test_a_single_sample_appears_while_it_is_made_and_ctrl_c_keeps_it(greedy):
-    flags = [*greedy, '--num_samples=1', '--start=a', '--max_new_tokens=1000000']
-    process = subprocess.Popen([sys.executable, REPO / 'sample.py', *flags], stdout=subprocess.PIPE,
+def test_a_single_sample_is_printed_while_it_is_generated_and_ctrl_c_keeps_it(reciter):
+    flags = ['--device=cpu', '--temperature=0', '--num_samples=1', '--start=a', '--max_new_tokens=1000000']
+    process = subprocess.Popen([sys.executable, REPO / 'sample.py', reciter, *flags], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE,
-                               # tests that run in the background of a shell would have it ignored
+                               # in the background of a shell, SIGINT is ignored
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     seen = b''
     while len(seen) < 500:
-        part = process.stdout.read1(65536)  # far from its end, and yet:
+        part = process.stdout.read1(65536)  # long before the end
         assert part, process.stderr.read().decode()
         assert '\ufffd' not in part.decode(), 'whole characters'
         seen += part
