@@ -1,4 +1,4 @@
-"""The network is nanoGPT's, and its parts are what their names say."""
+"""The default network is nanoGPT's; attention, the presets and the loss agree with their definitions."""
 
 import json
 import math
@@ -19,7 +19,7 @@ RECORD = json.loads(record_nanogpt.REFERENCE.read_text())
 
 
 def lively(arch, **args):
-    """A network whose greedy text wanders: random weights wide enough that positions and context matter."""
+    """Return a network with large random weights, so that its greedy text depends on the context."""
     torch.manual_seed(1)
     sizes = dict(block_size=16, vocab_size=40, n_layer=2, n_head=4, n_embd=32)
     net = GPT(GPTConfig(arch=arch, **{**sizes, **args})).eval()
@@ -34,11 +34,11 @@ def random_ids(*shape, vocab_size=40, seed=1):
 
 
 # -----------------------------------------------------------------------------
-# nanoGPT, and what is counted
+# nanoGPT's network, and its counts of FLOPs and parameters
 
 
 @pytest.mark.parametrize('shape', record_nanogpt.SHAPES)
-def test_a_seed_gives_nanogpts_weights_and_those_its_logits_loss_and_gradients(shape):
+def test_initial_weights_logits_loss_and_gradients_are_nanogpts(shape):
     torch.manual_seed(0)
     got = record_nanogpt.measure(GPT(GPTConfig(**record_nanogpt.SHAPES[shape])))
     want = RECORD[shape]
@@ -51,14 +51,13 @@ def test_a_seed_gives_nanogpts_weights_and_those_its_logits_loss_and_gradients(s
 
 
 def test_it_trains_as_nanogpt_does():
-    # nanoGPT's network, groups and AdamW, from the same weights and batches
     net = GPT(GPTConfig(**record_nanogpt.SHAPES['bias']))
     for optimizer in [net.configure_optimizers(**record_nanogpt.ADAMW, device_type='cpu'),
                       create_optimizer(net, **record_nanogpt.ADAMW, eps=1e-8)]:
         assert record_nanogpt.train(net, optimizer) == pytest.approx(RECORD['curve'], rel=2e-4)
 
 
-def test_model_and_optimizer_work_in_a_folder_of_their_own(tmp_path):
+def test_model_and_optim_work_when_they_are_copied_alone(tmp_path):
     for name in ['model.py', 'optim.py']:
         shutil.copy(REPO / name, tmp_path)
     code = ("import torch, model, optim\n"
@@ -83,17 +82,16 @@ def test_generate_keeps_the_prompt_and_follows_the_seed_and_top_k():
 
 
 def test_the_flop_count_is_that_of_the_matrix_products_and_attention():
-    # torch counts what really runs: its counter sees the matrix products and SDPA, forward and backward
     from torch.utils.flop_counter import FlopCounterMode
     net = lively('llama', block_size=32, n_kv_head=1)
     idx = torch.zeros(1, 32, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         net(idx, idx)[1].backward()
     products = counter.get_flop_counts()['Global'][torch.ops.aten.mm]
-    # the rest of our count is attention, 12 L C T per token
+    # attention is 12 L C T per token
     assert net.flops_per_token() * 32 == products + 12 * 2 * 32 * 32 * 32
-    mfu = net.estimate_mfu(4, 0.5, peak_flops=1e12)
-    assert mfu == pytest.approx(net.flops_per_token() * 32 * 4 / 0.5 / 1e12)
+    flops = net.flops_per_token() * 32 * 4  # of four sequences
+    assert net.estimate_mfu(4, 0.5, peak_flops=1e12) == pytest.approx(flops / 0.5 / 1e12)
 
 
 def test_gpt2_has_the_published_number_of_parameters():
@@ -107,20 +105,20 @@ def test_gpt2_has_the_published_number_of_parameters():
 # settings
 
 
-def test_the_args_of_a_checkpoint_give_the_config_back_and_a_gpt2_has_nanogpts():
+def test_model_args_give_the_config_back_and_are_nanogpts_for_gpt2():
     assert set(GPTConfig(bias=False).model_args()) == set(record_nanogpt.SHAPES['bias'])
     for config in [GPTConfig(mlp='gelu_tanh', n_kv_head=3), GPTConfig(arch='modern', softcap=0.0)]:
         assert GPTConfig(**config.model_args()) == config
 
 
-def test_what_an_edited_preset_changes_is_saved(monkeypatch):
+def test_model_args_contain_what_an_edited_preset_changes(monkeypatch):
     monkeypatch.setitem(PRESETS, 'gpt2', dict(NANOGPT, mlp='relu2'))
     args = GPTConfig().model_args()
     monkeypatch.undo()
     assert GPTConfig(**args).mlp == 'relu2'
 
 
-def test_the_initialization_of_modern_keeps_its_rules():
+def test_the_initial_weights_of_modern_have_their_standard_deviations():
     torch.manual_seed(0)
     config = GPTConfig(block_size=32, vocab_size=512, n_layer=8, n_head=4, n_embd=256, arch='modern')
     for name, p in GPT(config).named_parameters():
@@ -130,20 +128,12 @@ def test_the_initialization_of_modern_keeps_its_rules():
         assert p.std().item() == pytest.approx(want, rel=0.05), name
 
 
-def test_cropping_keeps_the_function_of_short_inputs():
-    net = lively('gpt2', block_size=8)
-    idx = random_ids(1, 4)
-    before = net(idx)[0]
-    net.crop_block_size(4)
-    assert torch.equal(net(idx)[0], before)
-
-
 # -----------------------------------------------------------------------------
 # parts
 
 
 @pytest.mark.parametrize('arch', PRESETS)
-def test_every_preset_begins_at_ln_v_and_sees_no_future(arch):
+def test_every_preset_has_an_initial_loss_of_ln_v_and_is_causal(arch):
     torch.manual_seed(0)
     net = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=32, arch=arch))
     idx = random_ids(4, 16)
@@ -158,7 +148,7 @@ def test_every_preset_begins_at_ln_v_and_sees_no_future(arch):
 
 @pytest.mark.parametrize('dtype, error', [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize('K', [4, 2])
-def test_attention_is_its_definition_also_where_queries_share_keys_and_values(K, dtype, error):
+def test_attention_is_its_definition_also_with_grouped_queries(K, dtype, error):
     torch.manual_seed(2)
     q, k, v = [torch.randn(3, n, 24, 16).to(dtype) for n in [4, K, K]]
     mask = causal_mask(torch.arange(24), 24)
@@ -197,7 +187,7 @@ def test_flex_attention_masks_documents_as_the_dense_mask_does():
 
 
 def loss_and_gradients(net, low=False, reduction='mean'):
-    """With some targets masked, and the same dropout each time."""
+    """Compute both on the same batch, some of whose targets are masked, with the same dropout each time."""
     idx = random_ids(3, 32)
     targets = idx.roll(-1, 1)
     targets[0, :5] = -1
@@ -212,20 +202,26 @@ def loss_and_gradients(net, low=False, reduction='mean'):
 # tied and untied, without softcap and with it
 @pytest.mark.parametrize('arch, low, error', [
     ('gpt2', False, 2e-6), ('modern', False, 2e-6), ('modern', True, 2e-2)])
-def test_the_loss_by_chunks_is_the_loss(arch, low, error):
+def test_the_loss_in_chunks_has_the_same_value_and_gradients(arch, low, error):
     net = lively(arch, block_size=32)
     loss, grads = loss_and_gradients(net, low)
     each, _ = loss_and_gradients(net, low, 'none')
     assert each.shape == (96,) and (each[:5] == 0).all()
     torch.testing.assert_close(each.sum() / 91, loss)
-    net.loss_chunk_size = 7  # the last chunk is a smaller one
-    by_chunks, grads_by_chunks = loss_and_gradients(net, low)
-    torch.testing.assert_close(by_chunks, loss, atol=error, rtol=error)
+    net.loss_chunk_size = 7  # the last chunk is smaller
+    in_chunks, grads_in_chunks = loss_and_gradients(net, low)
+    torch.testing.assert_close(in_chunks, loss, atol=error, rtol=error)
     torch.testing.assert_close(loss_and_gradients(net, low, 'none')[0], each, atol=error, rtol=error)
     for name in grads:
-        assert (grads[name] - grads_by_chunks[name]).norm() <= error * grads[name].norm(), name
+        assert (grads[name] - grads_in_chunks[name]).norm() <= error * grads[name].norm(), name
+
+
+def test_a_batch_without_targets_has_the_loss_zero_and_finite_gradients():
+    net = lively('gpt2')
     idx = random_ids(1, 16)
-    assert net(idx, torch.full_like(idx, -1), return_logits=False)[1] == 0  # no targets at all
+    loss = net(idx, torch.full_like(idx, -1), return_logits=False)[1]
+    loss.backward()
+    assert loss == 0 and all(p.grad.isfinite().all() for p in net.parameters())
 
 
 @pytest.mark.parametrize('arch', ['gpt2', 'modern'])

@@ -1,4 +1,4 @@
-"""Fast generation gives the texts of GPT.generate(), the plain definition."""
+"""Fast generation gives the same texts as GPT.generate(), its definition."""
 
 import math
 from types import SimpleNamespace
@@ -13,21 +13,24 @@ import sampling
 from sampling import Sampler, generate_text, sample_next
 from tokenizer import make_tokenizer
 
-CAPTURES = [False, True]  # True: the step that a GPU captures, run as it is written
+
+@pytest.fixture(params=[False, True])
+def capture(request):
+    """Return whether to run the step that is captured on a GPU, here as plain code."""
+    return request.param
 
 
 def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
     torch.manual_seed(0)
-    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(2000, 1)  # the most likely one has 0.62
+    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0, 3.0]]).repeat(2000, 1)  # the most likely token has 0.62
     for options, want in [(dict(temperature=0), {4}), (dict(top_k=2), {4, 0}), (dict(top_p=0.7), {4, 0}),
                           (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
         assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
-    assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # ties do not keep more than k
+    assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # also with ties
 
 
-@pytest.mark.parametrize('capture', CAPTURES)
-def test_a_sampler_draws_from_the_distribution_afresh_at_each_step(capture):
-    # modern as it is initialized, with a head that knows the token before: its blocks add nothing
+def test_a_sampler_draws_from_the_distribution_anew_at_each_step(capture):
+    # initialized blocks of modern add nothing, so that this network is a bigram model
     torch.manual_seed(0)
     net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()
     torch.nn.init.normal_(net.lm_head.weight, std=0.5)
@@ -40,7 +43,6 @@ def test_a_sampler_draws_from_the_distribution_afresh_at_each_step(capture):
     assert not torch.equal(shares[2], shares[3])
 
 
-@pytest.mark.parametrize('capture', CAPTURES)
 def test_a_sampler_keeps_the_prompt_draws_no_padding_and_follows_its_seed(capture):
     net = lively('gpt2', block_size=8)
     idx = random_ids(3, 5, vocab_size=30)
@@ -56,19 +58,17 @@ def test_a_sampler_keeps_the_prompt_draws_no_padding_and_follows_its_seed(captur
     assert torch.equal(first, sampler.generate(idx, 12))
 
 
-@pytest.mark.parametrize('capture', CAPTURES)
-def test_logits_that_are_not_finite_end_a_text(capture):
+def test_logits_that_are_not_finite_are_an_error(capture):
     net = lively('gpt2')
     with torch.no_grad():
         net.transformer.wpe.weight[7] = torch.nan
     seen = []
     with pytest.raises(FloatingPointError):
         Sampler(net, 1, 13, capture=capture).generate(random_ids(1, 4), 9, on_tokens=seen.append)
-    assert len(seen) <= 4  # position 6 is the last one without nan
+    assert len(seen) <= 4  # position 6 is the last one without NaN
 
 
 @pytest.mark.parametrize('arch', PRESETS)
-@pytest.mark.parametrize('capture', CAPTURES)
 def test_cache_and_captured_step_give_the_text_of_the_definition(arch, capture):
     net = lively(arch, n_kv_head=1)
     for B, T in [(1, 15), (3, 1), (3, 7)]:
@@ -78,10 +78,9 @@ def test_cache_and_captured_step_give_the_text_of_the_definition(arch, capture):
         sampler = Sampler(net, B, 16, temperature=0, capture=capture)
         assert torch.equal(sampler.generate(idx, 16 - T, on_tokens=seen.append), plain), (B, T)
         assert torch.equal(torch.cat((idx, *seen), dim=1), plain)
-        assert T == 15 or max(len(set(row[T:])) for row in plain.tolist()) > 1  # texts that could differ
+        assert T == 15 or max(len(set(row[T:])) for row in plain.tolist()) > 1  # else all are equal
 
 
-@pytest.mark.parametrize('capture', CAPTURES)
 @pytest.mark.parametrize('block_size', [16, 1])
 def test_a_full_context_continues_from_its_last_half(block_size, capture):
     net = lively('llama', block_size=block_size)
@@ -95,15 +94,13 @@ def test_a_full_context_continues_from_its_last_half(block_size, capture):
             assert torch.equal(out[:, length], net(out[:, start:length])[0][:, -1].argmax(-1)), length
 
 
-# a tokenizer of letters: <|endoftext|> is 0
+# a tokenizer of letters, in which <|endoftext|> is 0
 LETTERS = SimpleNamespace(
     n_vocab=27, end_of_text=0, stop_ids=[0], encode_prompt=lambda text: [ord(c) - 96 for c in text],
     decode=lambda ids: ''.join(chr(i + 96) if i else '<|endoftext|>' for i in ids))
 
 
-# one id at a time, or several: those behind the end are no text
-@pytest.mark.parametrize('capture', CAPTURES)
-def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(capture):
+def test_a_text_ends_before_end_of_text_or_a_stop_text(capture):
     net = lively('gpt2', vocab_size=64)
     sampler = Sampler(net, 1, 33, vocab_size=27, capture=capture)
     lengths = set()
@@ -114,26 +111,21 @@ def test_a_text_is_continued_up_to_its_end_or_to_a_stop_text(capture):
         assert stopped == 'abc' + text[3:].partition('k')[0]
         lengths.add(len(text))
     assert min(lengths) < 33 and max(lengths) == 33
-    text = generate_text(net, LETTERS, 'abc', 30, seed=1)  # makes a sampler of its own
+    text = generate_text(net, LETTERS, 'abc', 30, seed=1)  # with a new sampler
     assert text == generate_text(net, LETTERS, 'abc', 30, seed=1)
 
 
 # -----------------------------------------------------------------------------
-# prompts
+# the samples of a training run
 
 
-def test_samples_come_at_growing_gaps_that_follow_from_the_iteration():
+def test_the_gaps_between_samples_grow_and_follow_from_the_iteration():
     def steps(interval, growth):
         return [it for it in range(1, 1200) if sampling.next_sample_step(it, interval, growth) == it]
     assert steps(100, 1.5) == [100, 250, 475, 812]
     assert steps(300, 1.0) == steps(300, 0.5) == [300, 600, 900]
 
 
-def test_prompts_are_lines_without_byte_order_mark_and_backslash_n_is_a_new_line(tmp_path):
-    (tmp_path / 'prompts.txt').write_bytes('\ufeffTo be\r\n\r\nQ:\\nA:\r\nlast\r\n'.encode())
-    assert sampling.read_prompts(tmp_path / 'prompts.txt') == ['To be', 'Q:\nA:', 'last']
-
-
-def test_samples_are_of_the_prompts_that_the_tokenizer_can_encode():
+def test_only_prompts_that_the_tokenizer_can_encode_are_sampled():
     letters = make_tokenizer({'kind': 'char', 'chars': 'The '})
     assert sampling.prompts_for_samples(None, letters) == ['', 'The ']
