@@ -161,12 +161,14 @@ def train(works, tiny):
     return run
 
 
-def knobs_of(script):
-    """Run a script up to and including its call of configure(). Return its globals."""
+def knobs_of(script, *args):
+    """Run a script with these arguments, up to its call of configure(). Return its globals."""
     source = (REPO / script).read_text()
     end = re.search(r'^ *(config, given = )?configure\(.*$', source, re.M).end()
     names = {'__name__': '__main__', '__file__': str(REPO / script)}
-    exec(compile(source[:end], script, 'exec'), names)
+    argv = [script, *map(str, args)]
+    with patch.object(sys, 'argv', argv), patch.object(sys, 'excepthook', sys.excepthook):
+        exec(compile(source[:end], script, 'exec'), names)
     return names
 
 

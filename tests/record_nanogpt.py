@@ -1,10 +1,10 @@
 """
-Record what nanoGPT itself computes, for the tests to compare ours with: tests/reference/nanogpt.json.
+Record what nanoGPT computes in tests/reference/nanogpt.json, to which the tests compare our network.
 
     $ python tests/record_nanogpt.py PATH_TO_A_CHECKOUT_OF_NANOGPT
 
-The weights are sines of their index, so that no random generator has to agree; but for the norms of the
-initial ones, which are those of seed 0.
+The weights are sines of their index, so that no random generator is involved. Only the norms of the initial
+weights are those of seed 0.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 REFERENCE = Path(__file__).parent / 'reference' / 'nanogpt.json'
-SHAPES = {  # small ones, with and without bias, one whose vocabulary and heads are odd
+SHAPES = {  # with and without bias, and one with odd sizes
     'bias': dict(block_size=32, vocab_size=65, n_layer=3, n_head=4, n_embd=64, dropout=0.0, bias=True),
     'no_bias': dict(block_size=32, vocab_size=65, n_layer=3, n_head=4, n_embd=64, dropout=0.0, bias=False),
     'odd': dict(block_size=17, vocab_size=101, n_layer=2, n_head=3, n_embd=48, dropout=0.0, bias=True),
@@ -24,7 +24,7 @@ ADAMW = dict(weight_decay=0.1, learning_rate=3e-3, betas=(0.9, 0.95))
 
 
 def fill(model):
-    """Weights as a function of their index: as large as N(0, 0.1), norms near one."""
+    """Set the weights to a function of their index: about 0.1 in size, and about 1 in LayerNorms."""
     with torch.no_grad():
         for k, (name, p) in enumerate(sorted(model.named_parameters())):
             index = torch.arange(p.numel(), dtype=torch.float64)
@@ -36,7 +36,7 @@ def fill(model):
 
 
 def tokens(config):
-    """idx and targets (2, T) that are a function of their index; one target is masked."""
+    """Return idx and targets (2, T), a function of their index. One target is masked."""
     index = torch.arange(2 * (config.block_size + 1)).view(2, -1)
     ids = (index * 7919 + 13) % config.vocab_size
     targets = ids[:, 1:].clone()
@@ -45,7 +45,7 @@ def tokens(config):
 
 
 def measure(model):
-    """What the model computes from these tokens with these weights, as plain numbers."""
+    """Return logits, loss and gradient norms for these weights and tokens, as plain numbers."""
     initial = {name: p.norm().item() for name, p in model.named_parameters()}
     fill(model)
     idx, targets = tokens(model.config)
@@ -58,7 +58,7 @@ def measure(model):
 
 
 def train(model, optimizer, steps=40):
-    """The losses of some training steps, on batches that are a function of their number."""
+    """Return the losses of some training steps, on batches that are a function of their index."""
     fill(model)
     losses = []
     T = model.config.block_size

@@ -1,13 +1,13 @@
-"""The commands in README and docs/ have flags that the scripts know, and name files that are there."""
+"""The commands in README, docs/ and config/ have flags that the scripts know and files that exist."""
 
 import re
 import shlex
-import sys
 
 import pytest
 from conftest import REPO, knobs_of
 
-PAGES = [REPO / 'README.md', REPO / 'AGENTS.md', REPO / 'data' / 'README.md', *sorted((REPO / 'docs').glob('*.md'))]
+NAMES = ['README.md', 'AGENTS.md', 'data/README.md']
+PAGES = [*[REPO / name for name in NAMES], *sorted((REPO / 'docs').glob('*.md'))]
 
 
 def commands():
@@ -16,22 +16,25 @@ def commands():
             for line in block.replace('\\\n', ' ').splitlines():
                 found = re.search(r'(?:^|\| )(?:torchrun .*?|python )([a-z]+\.py.*)', line)
                 if found:
-                    yield pytest.param(shlex.split(found[1], comments=True), id=f'{page.name}: {found[1][:60]}')
+                    words = shlex.split(found[1], comments=True)
+                    yield pytest.param(words, id=f'{page.name}: {found[1][:60]}')
+
+
+@pytest.fixture(autouse=True)
+def in_repo(monkeypatch):
+    monkeypatch.chdir(REPO)
 
 
 @pytest.mark.parametrize('words', list(commands()))
-def test_the_flags_of_a_command_are_knobs(words, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', words)
-    monkeypatch.chdir(REPO)
+def test_the_flags_of_a_command_are_settings(words):
     if '--help' not in words:
-        knobs_of(words[0])
+        knobs_of(*words)
 
 
 @pytest.mark.parametrize('path', sorted((REPO / 'config').glob('train_*.py')), ids=lambda path: path.name)
-def test_a_launch_line_has_a_number_of_processes_that_divides_its_batch(path, monkeypatch):
+def test_the_batch_of_a_config_can_be_divided_among_the_processes_of_its_command(path):
     for n in re.findall(r'nproc_per_node=(\d+) train\.py config', path.read_text()):
-        monkeypatch.setattr(sys, 'argv', ['train.py', str(path)])
-        knobs = knobs_of('train.py')
+        knobs = knobs_of('train.py', path)
         micro_batches = knobs['gradient_accumulation_steps']
         if knobs['total_batch_size']:
             micro_batches = knobs['total_batch_size'] / (knobs['batch_size'] * knobs['block_size'])
@@ -42,7 +45,5 @@ def test_a_launch_line_has_a_number_of_processes_that_divides_its_batch(path, mo
     ('config/train_gpt2.py config/arch_modern.py --n_embd=1024', 'n_head', 8),
     ('config/train_fineweb_124m.py --batch_size=8', 'eval_iters', 10485760 // (8 * 1024)),
 ])
-def test_what_a_config_derives_agrees_with_a_flag(command, name, value, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['train.py', *command.split()])
-    monkeypatch.chdir(REPO)
-    assert knobs_of('train.py')[name] == value
+def test_what_a_config_derives_follows_a_flag(command, name, value):
+    assert knobs_of('train.py', *command.split())[name] == value
