@@ -189,20 +189,8 @@ def losses_of(folder):
 
 
 def assert_equal(a, b):
-    """Check that two nested states are bit-identical."""
-    assert type(a) is type(b)
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_equal(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for one, other in zip(a, b):
-            assert_equal(one, other)
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    else:
-        assert a == b
+    """Check that two nested states of tensors and numbers are bit-identical."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def assert_same_weights(folder, other):

@@ -80,20 +80,6 @@ def test_mistyped_names_and_those_of_other_trainers_lead_to_settings_of_train_py
         assert answer in configurator.suggestion(name, knobs)
 
 
-@pytest.mark.parametrize('low, high, exclude, inside, outside', [
-    (0, None, None, [None, 0, 7], [-1]),
-    (0, None, 0, [None, 0.1], [0, -1]),
-    (0, 1, 0, [0.1, 1], [0, 1.1]),
-    (0, 1, 1, [0, 0.9], [-0.1, 1]),
-])
-def test_a_range_contains_its_ends_except_the_excluded_one(low, high, exclude, inside, outside):
-    for value in inside:
-        configurator.check_range({'knob': value}, ['knob'], low, high, exclude)
-    for value in outside:
-        with pytest.raises(InputError, match='knob'):
-            configurator.check_range({'knob': value}, ['knob'], low, high, exclude)
-
-
 # -----------------------------------------------------------------------------
 # positional arguments and lists
 

@@ -69,24 +69,18 @@ def test_logits_that_are_not_finite_are_an_error(capture):
 
 
 @pytest.mark.parametrize('arch', PRESETS)
-def test_cache_and_captured_step_give_the_text_of_the_definition(arch, capture):
-    net = lively(arch, n_kv_head=1)
-    for B, T in [(1, 15), (3, 1), (3, 7)]:
-        idx = random_ids(B, T, seed=T)
-        plain = net.generate(idx, 16 - T, top_k=1)
-        seen = []
-        sampler = Sampler(net, B, 16, temperature=0, capture=capture)
-        assert torch.equal(sampler.generate(idx, 16 - T, on_tokens=seen.append), plain), (B, T)
-        assert torch.equal(torch.cat((idx, *seen), dim=1), plain)
-        assert T == 15 or max(len(set(row[T:])) for row in plain.tolist()) > 1  # else all are equal
-
-
 @pytest.mark.parametrize('block_size', [16, 1])
-def test_a_full_context_continues_from_its_last_half(block_size, capture):
-    net = lively('llama', block_size=block_size)
-    for T in [1, 3, 20]:
-        idx = random_ids(2, T)
-        out = Sampler(net, 2, 60, temperature=0, capture=capture).generate(idx, 40)
+def test_cache_and_captured_step_give_generates_text_and_continue_from_half_of_a_full_context(
+        arch, block_size, capture):
+    net = lively(arch, block_size=block_size, n_kv_head=1)
+    for B, T in [(1, 15), (3, 1), (3, 7), (2, 20)]:
+        idx = random_ids(B, T, seed=T)
+        seen = []
+        sampler = Sampler(net, B, 60, temperature=0, capture=capture)
+        out = sampler.generate(idx, 40, on_tokens=seen.append)
+        assert torch.equal(torch.cat((idx, *seen), dim=1), out)
+        assert block_size == 1 or len(out[:, T:].unique()) > 1  # else all texts are equal
+        assert torch.equal(out[:, :16], net.generate(idx, max(0, 16 - T), top_k=1)[:, :16])
         start = max(0, T - block_size)
         for length in range(T, T + 40):
             if length - start > block_size:
@@ -103,16 +97,17 @@ LETTERS = SimpleNamespace(
 def test_a_text_ends_before_end_of_text_or_a_stop_text(capture):
     net = lively('gpt2', vocab_size=64)
     sampler = Sampler(net, 1, 33, vocab_size=27, capture=capture)
-    lengths = set()
+    texts = []
     for seed in range(10):
         text = generate_text(net, LETTERS, 'abc', 30, seed=seed, sampler=sampler)
         stopped = generate_text(net, LETTERS, 'abc', 30, seed=seed, stop='k', sampler=sampler)
         assert text.startswith('abc') and 'endoftext' not in text
         assert stopped == 'abc' + text[3:].partition('k')[0]
-        lengths.add(len(text))
+        texts.append(text)
+    lengths = [len(text) for text in texts]
     assert min(lengths) < 33 and max(lengths) == 33
-    text = generate_text(net, LETTERS, 'abc', 30, seed=1)  # with a new sampler
-    assert text == generate_text(net, LETTERS, 'abc', 30, seed=1)
+    if not capture:  # as by the sampler that generate_text makes
+        assert generate_text(net, LETTERS, 'abc', 30, seed=1) == texts[1]
 
 
 # -----------------------------------------------------------------------------

@@ -366,7 +366,8 @@ def test_a_run_whose_compiler_fails_continues_without_it(train, monkeypatch):
 
 @pytest.mark.parametrize('flag', [
     '--dataset=missing', '--init_from=resume', '--batch_size=0', '--n_head=3', '--matrix_optimizer=muon',
-    '--device=tpu', '--block_size=1000000', '--total_batch_size=100', '--tasks=nothing', '--document_mask',
+    '--device=tpu', '--dropout=1', '--block_size=1000000', '--total_batch_size=100', '--tasks=nothing',
+    '--document_mask',
 ])
 def test_a_wrong_setting_is_one_line_and_nothing_is_written(script, tiny, out, flag):
     result = script('train.py', *tiny, flag)
