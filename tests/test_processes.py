@@ -43,9 +43,11 @@ def test_ddp_and_fsdp_train_as_one_process_which_can_resume_their_runs(works, da
     one = works('train.py', *flags_of(name, data_dir, tmp_path / 'one'))
     assert_close_run(two[name], tmp_path / 'one')
     flags = flags_of(name, data_dir, tmp_path / 'shards')
-    printed = train_in_two(*flags, '--shard=0', '--activation_checkpointing', '--max_iters=3')
+    fsdp = ['--shard=0', '--activation_checkpointing']
+    printed = train_in_two(*flags, *fsdp, '--max_iters=3')
     sample = printed.partition('---\n')[2].partition('\nreport: ')[0]
     assert len(sample) > 20 and sample in one.out
+    train_in_two(*flags, *fsdp, '--max_iters=5', '--init_from=resume')
     works('train.py', *flags, '--init_from=resume')
     assert_close_run(tmp_path / 'shards', tmp_path / 'one')
 
