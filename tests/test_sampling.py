@@ -29,7 +29,7 @@ def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
     assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # also with ties
 
 
-def test_a_sampler_draws_from_the_distribution_anew_at_each_step(capture):
+def test_a_sampler_draws_each_token_independently_from_the_distribution(capture):
     # initialized blocks of modern add nothing, so that this network is a bigram model
     torch.manual_seed(0)
     net = GPT(GPTConfig(arch='modern', block_size=16, vocab_size=10, n_layer=1, n_head=1, n_embd=16)).eval()

@@ -105,6 +105,7 @@ def test_tokens_and_wall_clock_time_continue_over_a_resume_and_a_finetuning(trai
     times = [float(row['wall_seconds']) for row in rows]
     assert times == sorted(times) and len(set(times)) == len(times)
     assert all(float(row['seconds']) < seconds for row, seconds in zip(rows, times))
+    assert all(row['tokens_total'] == row['tokens'] for row in rows)
 
     tuned = train(f'--init_from={run.folder}', f"--out_dir={tmp_path / 'tuned'}")
     found = re.findall(r'^iter .*, (\S+) tokens \((\S+) in total\), ', tuned.out, re.M)
