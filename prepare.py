@@ -9,8 +9,8 @@ Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and me
     $ python prepare.py mine --input='hf:OWNER/NAME/data/train-*.parquet'    # files of the Hugging Face Hub
 
 docs/data.md describes which files are read, and what a document is. The documents of all files are read in
-order, in chunks of about 100 MB. Worker processes encode the chunks, and chunk k becomes shard k. If the
-script is interrupted, the same command resumes after the last complete shard.
+order, in chunks of about 100 MB. Threads encode the documents of a chunk, which becomes a shard. If the script
+is interrupted, the same command resumes after the last complete shard.
 """
 
 from configurator import InputError, check_range, configure, print0
@@ -29,15 +29,14 @@ chat = False  # the input is conversations, see docs/chat.md
 val_fraction: float = None
 max_tokens: int = None  # stop after the shard with which train has at least this many tokens
 shard_mb = 100.0  # megabytes of text per shard
-processes: int = None  # number of worker processes. None: one per core that this process may use
+threads: int = None  # that encode. None: one per core that this process may use
 overwrite = False  # replace an existing dataset
 data_dir: str = None  # folder that contains the datasets. None: data/ next to this file
 # -----------------------------------------------------------------------------
-if __name__ == '__main__':  # the worker processes import this file as well
+if __name__ == '__main__':  # not if the functions are imported
     config, given = configure(globals(), positional='name', takes_configs=False)
 
 import collections
-import contextlib
 import dataclasses
 import fnmatch
 import glob
@@ -46,13 +45,11 @@ import hashlib
 import io
 import itertools
 import json
-import math
-import multiprocessing
+import multiprocessing.pool
 import os
 import pickle
 import re
 import shlex
-import signal
 import sys
 import sysconfig
 import typing
@@ -452,86 +449,39 @@ def encode_chunk(chunk, tok, end_of_text):
     dtype = dtype_of(tok)
     token_bytes = tok.token_bytes()
     separator = b'' if end_of_text is None else np.array(end_of_text, dtype).tobytes()
+
+    def encode(passage):
+        try:
+            return tok.encode(passage.text)
+        except InputError as e:
+            raise InputError(f"{passage.path}: {e} Or use another tokenizer, such as byte.") from e
+
     shard = {}
-    for split, passages in (('train', chunk.train), ('val', chunk.val)):
-        content = bytearray()
-        counts = collections.Counter()
-        for passage in passages:
-            try:
-                ids = tok.encode(passage.text)
-            except InputError as e:
-                raise InputError(f"{passage.path}: {e} Or use another tokenizer, such as byte.") from e
-            if passage.begins:
-                content += separator
-            content += ids.astype(dtype).tobytes()
-            counts['documents'] += passage.begins
-            counts['bytes'] += len(passage.text.encode())
-            # fewer than the bytes of the text if the tokenizer drops characters
-            counts['token_bytes'] += int(token_bytes[ids].sum())
-        if content:
-            entry = {'file': f'{split}{chunk.file_suffix}.bin', 'sha256': hashlib.sha256(content).hexdigest(),
-                     'tokens': len(content) // dtype.itemsize, **counts}
-            shard[split] = entry, bytes(content)  # sending a bytearray takes more memory
+    # threads are enough: tiktoken and tokenizers release Python's global lock
+    with multiprocessing.pool.ThreadPool(choose_threads()) as pool:
+        for split, passages in (('train', chunk.train), ('val', chunk.val)):
+            content = bytearray()
+            counts = collections.Counter()
+            for passage, ids in zip(passages, pool.imap(encode, passages, chunksize=16)):
+                if passage.begins:
+                    content += separator
+                content += ids.astype(dtype).tobytes()
+                counts['documents'] += passage.begins
+                counts['bytes'] += len(passage.text.encode())
+                # fewer than the bytes of the text if the tokenizer drops characters
+                counts['token_bytes'] += int(token_bytes[ids].sum())
+            if content:
+                file = f'{split}{chunk.file_suffix}.bin'
+                entry = {'file': file, 'sha256': hashlib.sha256(content).hexdigest(),
+                         'tokens': len(content) // dtype.itemsize, **counts}
+                shard[split] = entry, content
     return shard
 
 
-def encode_chunks(chunks, tok, end_of_text, n_processes):
-    """Yield the chunks as encode_chunk() returns them, in order. Several chunks are encoded by workers."""
-    workers = collections.deque()  # connections, in the order of the chunks that they encode
-    try:
-        for chunk in chunks:
-            if n_processes == 1 or not chunk.file_suffix:
-                yield encode_chunk(chunk, tok, end_of_text)
-                continue
-            if len(workers) < n_processes:
-                connection = start_worker(tok, end_of_text)
-            else:
-                connection = workers.popleft()
-                yield receive(connection)
-            connection.send(chunk)
-            workers.append(connection)
-        for connection in workers:
-            yield receive(connection)
-    except (EOFError, ConnectionError) as e:
-        raise InputError("a worker process was killed, perhaps for lack of memory. Run the same command with "
-                         "fewer --processes; it resumes.") from e
-
-
-def start_worker(tok, end_of_text):
-    """Start a process that encodes chunks. Return the connection to it; closing it ends the process."""
-    context = multiprocessing.get_context('spawn')  # a fork is not safe if a library has started threads
-    ours, theirs = context.Pipe()
-    context.Process(target=encode_in_worker, args=(theirs, tok.state(), end_of_text), daemon=True).start()
-    theirs.close()
-    return ours
-
-
-def encode_in_worker(connection, tokenizer_state, end_of_text):
-    """Encode the chunks that arrive, until the other end of the connection is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, which ends this one
-    tok = make_tokenizer(tokenizer_state)
-    with contextlib.suppress(EOFError, ConnectionError):  # the main process has ended
-        while True:
-            chunk = connection.recv()
-            try:
-                shard = encode_chunk(chunk, tok, end_of_text)
-            except InputError as e:
-                shard = e
-            connection.send(shard)
-
-
-def receive(connection):
-    """Return the next encoded chunk of a worker, or raise its InputError."""
-    shard = connection.recv()
-    if isinstance(shard, InputError):
-        raise shard
-    return shard
-
-
-def choose_processes():
-    """Return the number of worker processes: --processes, or one per core that this process may use."""
-    if processes:
-        return processes
+def choose_threads():
+    """Return the number of threads: --threads, or one per core that this process may use."""
+    if threads:
+        return threads
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))  # a job on a cluster may not use all cores of the machine
     return os.cpu_count()
@@ -644,16 +594,14 @@ def make_text(folder, plan, meta, tok, paths, separated):
     shards = meta['shards'] if meta else []
     end_of_text = tok.end_of_text if separated else None
     chunks = gather_chunks(paths, shard_mb * 1e6, plan['val_fraction'])
-    chunks = itertools.islice(chunks, len(shards), None)  # the missing ones
-    encoded = encode_chunks(chunks, tok, end_of_text, choose_processes())
 
     def count(split, key):
         return sum(shard[split][key] for shard in shards if split in shard)
 
-    while count('train', 'tokens') < (max_tokens or math.inf):
-        shard = next(encoded, None)
-        if shard is None:
+    for chunk in itertools.islice(chunks, len(shards), None):  # the missing ones
+        if max_tokens and count('train', 'tokens') >= max_tokens:
             break
+        shard = encode_chunk(chunk, tok, end_of_text)
         if meta is None:  # only now, as the input could be read and encoded
             meta = begin(folder, plan, tok, end_of_text)
             shards = meta['shards']
@@ -753,7 +701,7 @@ def main():
         return
 
     check_range(config, ['val_fraction'], 0, 1, exclude=1)
-    check_range(config, ['shard_mb', 'max_tokens', 'processes'], 0, exclude=0)
+    check_range(config, ['shard_mb', 'max_tokens', 'threads'], 0, exclude=0)
     dataset = name
     if input is not None:
         if 'name' not in given or os.path.isfile(name):

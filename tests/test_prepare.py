@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -19,8 +18,8 @@ from conftest import REPO, TEXT, data_file
 
 from configurator import InputError
 from dataset import Dataset
-from prepare import Chunk, Passage, encode_chunks, gather_chunks, read_documents
-from tokenizer import learn_bpe, make_tokenizer
+from prepare import gather_chunks, read_documents
+from tokenizer import learn_bpe
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def prepare(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*args):
-        return script('prepare.py', '--tokenizer=byte', *args, '--data_dir=data', '--processes=1')
+        return script('prepare.py', '--tokenizer=byte', *args, '--data_dir=data', '--threads=1')
     return run
 
 
@@ -245,20 +244,15 @@ def test_a_long_document_has_the_ids_of_encoding_it_at_once(tmp_path, monkeypatc
     assert np.array_equal(np.concatenate(ids), tokenizer.encode(text))
 
 
-def command(name, *flags):
-    """Return a command that prepares with two workers."""
-    return [sys.executable, str(REPO / 'prepare.py'), name, *flags, '--data_dir=data', '--processes=2']
-
-
-def test_two_workers_and_a_resume_after_a_kill_make_the_bytes_of_one_process(made):
+def test_two_threads_and_a_resume_after_a_kill_make_the_bytes_of_one_thread(made):
     write_jsonl('one.jsonl', [f'{i}' + TEXT for i in range(120)])
     flags = ['--input=one.jsonl', '--tokenizer=byte', '--shard_mb=0.5']
     made('one', *flags)
-    with subprocess.Popen(command('two', *flags), stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, REPO / 'prepare.py', 'two', *flags, '--data_dir=data', '--threads=2']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for _ in range(3):
             process.stdout.readline()  # a shard is complete
         process.kill()
-        process.stdout.read()  # it ends when the workers do
     third = Path('data/two/train_000002.bin')
     before = third.stat().st_mtime_ns
     with pytest.raises(InputError):
@@ -268,25 +262,14 @@ def test_two_workers_and_a_resume_after_a_kill_make_the_bytes_of_one_process(mad
     assert bins('two') == bins('one') and not Path('data/two/plan.json').exists()
 
 
-def test_a_killed_worker_is_one_line():
-    chunks = [Chunk(f'_{i:06d}', [Passage(TEXT, True, 'a.txt')], []) for i in range(9)]
-    encoded = encode_chunks(chunks, make_tokenizer({'kind': 'byte'}), 256, 2)
-    next(encoded)
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    with pytest.raises(InputError, match='--processes'):
-        list(encoded)
-
-
-def test_text_that_the_tokenizer_of_another_dataset_lacks_is_one_line_from_a_worker(made):
+def test_a_character_that_the_tokenizer_of_another_dataset_lacks_is_one_line(prepare, made):
     Path('a.txt').write_text(TEXT)
     Path('b.txt').write_text('7 times 6')
     write_jsonl('c.jsonl', [TEXT, TEXT, TEXT + 'q', TEXT])
     a = made('a.txt', '--tokenizer=char')
     assert made('b.txt', '--tokenizer=data/a').tokenizer_state == a.tokenizer_state
-    result = subprocess.run(command('c', '--input=c.jsonl', '--tokenizer=data/a', '--shard_mb=0.05'),
-                            capture_output=True, text=True)
-    assert result.returncode == 2 and result.stderr.count('\n') == 1 and 'c.jsonl' in result.stderr
+    result = prepare('c', '--input=c.jsonl', '--tokenizer=data/a', '--shard_mb=0.05', '--threads=2')
+    assert result.status == 2 and result.err.count('\n') == 1 and 'c.jsonl' in result.err
 
 
 def test_killed_at_any_file_the_same_command_resumes(prepare, made, monkeypatch):
