@@ -47,7 +47,7 @@ from sampling import without_cudnn_attention
 @dataclasses.dataclass
 class Example:
     kind: str  # 'hellaswag', 'choice', 'schema', 'language_modeling'
-    context: str  # the text before the answer; '' if the alternatives show where the answer starts
+    context: str  # the text before the answer; '' if it is found by comparing the alternatives
     texts: list  # the alternatives, each with its context
     gold: int  # index of the correct alternative
 
@@ -62,10 +62,11 @@ class Task:
 
 def load_tasks(names, max_per_task, data_dir, tokenizer):
     """
-    Return {name: [Task, ...]} for names such as 'hellaswag,core', from the files in data_dir; None: data/.
+    Return {name: [Task, ...]} for names such as 'hellaswag,core'. Raise InputError if a file cannot be read,
+    or if the tokenizer lacks a character.
 
-    max_per_task: the number of examples of each task, always the same ones; 0: all. Raise InputError if a
-    file cannot be read, or if the tokenizer lacks a character.
+    max_per_task: the maximum number of examples of each task, always the same ones; 0: all
+    data_dir: the folder of the files; None: data/
     """
     folder = data_dir or DATA_DIR
     tasks = {}
@@ -84,7 +85,7 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
                 raise InputError(f"there is no such task: {name}. Use hellaswag, core, a task in core.yaml "
                                  "or FILE.jsonl.")
         for task in tasks[name]:
-            # raise the error of an unknown character now rather than after an hour
+            # if the tokenizer lacks a character, raise its InputError now rather than after an hour
             characters = set('\n' if task.n_shots else '')
             for example in task.examples:
                 characters.update(*example.texts)
@@ -172,12 +173,12 @@ def parse_example(fields, delimiter):
 # prompts
 
 
-def solved_examples(task, i):
+def few_shot_prompt(task, i):
     """Return the text before example i: other examples with their answers, chosen as in nanochat."""
     n_others = len(task.examples) - 1
     prompt = ''
     for k in random.Random(1234 + i).sample(range(n_others), min(task.n_shots, n_others)):
-        shot = task.examples[k if k < i else k + 1]
+        shot = task.examples[k if k < i else k + 1]  # number k of the others, which skip example i
         prompt += shot.texts[shot.gold] + '\n\n'
     return prompt
 
@@ -190,7 +191,7 @@ def encode_example(task, i, tokenizer):
         endings = [tokenizer.encode(text[len(example.context):]).tolist() for text in example.texts]
         return [(context + ending, len(context)) for ending in endings]
     first = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    prompt = solved_examples(task, i)
+    prompt = few_shot_prompt(task, i)
     rows = [first + tokenizer.encode(prompt + text).tolist() for text in example.texts]
     max_length = min(len(row) for row in rows) - 1  # an answer has at least one token
     if example.kind == 'schema':  # the answer is the end that all alternatives have in common
@@ -235,8 +236,9 @@ def evaluate_tasks(model, tasks, tokenizer, ctx, should_stop=None):
                 if score is None:
                     return metrics, details
                 details[task.name] = score
-        metrics[name] = details[its_tasks[0].name]['accuracy']
-        if name == 'core':
+        if name != 'core':
+            metrics[name] = details[its_tasks[0].name]['accuracy']
+        else:
             centered = [details[task.name]['centered'] for task in its_tasks]
             metrics[name] = sum(centered) / len(centered)
             print0(f"CORE {metrics[name]:.4f}, the mean of {len(centered)} centered accuracies")
@@ -259,7 +261,7 @@ def score_task(model, task, tokenizer, ctx, should_stop=None):
     n_correct, n_truncated = all_reduce_sum(torch.tensor([n_correct, n_truncated])).tolist()
     n = len(task.examples)
     accuracy = n_correct / n
-    # standard deviation of the posterior under a uniform prior: a perfect score on few examples has an error
+    # standard deviation of the posterior under a uniform prior, which is not 0 even for a perfect score
     q = (n_correct + 1) / (n + 2)
     error = math.sqrt(q * (1 - q) / (n + 3))
     print0(f"{task.name}: accuracy {100 * accuracy:.2f} ± {100 * error:.2f}% of {n:,} examples "

@@ -76,13 +76,13 @@ def find(source):
 
 
 def unpack(path, verify=True):
-    """Return what torch.save wrote into a file; the tensors are mapped. verify: test the checksums."""
+    """Return what torch.save wrote to `path`, with memory-mapped tensors. verify: check the checksums."""
     check_not_lfs_pointer(path)
     with open(path, 'rb') as file:
         if verify and zipfile.ZipFile(file).testzip():
             raise InputError(f"{path} is damaged: a checksum is wrong. Use another checkpoint.")
-        # A run may replace the file in the meantime, and torch opens it twice, for the table of contents and
-        # for the tensors. A mixture of two files would be finite, but wrong
+        # torch opens the path several times. A run may replace the file in between, and the tensors would be
+        # read at positions of the other file. So give torch the open file, which stays the same
         source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS, it shares the file's position
         if not os.path.exists(source):  # macOS, Windows
             source = path
@@ -94,8 +94,8 @@ def unpack(path, verify=True):
 
 
 def iteration_of(path):
-    """Return the iteration of a file in a run's folder, from its name or, for a link, from its content; 0 for
-    other files."""
+    """Return the iteration of a file in a run's folder, from its name or, for ckpt.pt and ckpt_best.pt, from
+    its content (infinity if it is missing or damaged); 0 for other files."""
     name = os.path.basename(path)
     match = re.fullmatch(r'(ckpt|eval)_(\d{8})\.(pt|json)', name)
     if match:
@@ -105,7 +105,7 @@ def iteration_of(path):
     try:
         return int(unpack(path, verify=False)['iter_num'])
     except Exception:  # a file may contain anything
-        return math.inf  # damaged, or missing
+        return math.inf
 
 
 def read(path, verify=True):
@@ -182,10 +182,11 @@ def complete_args(args, weights):
 
 
 def empty_model(config):
-    """Return a GPT without weights, which takes no time for random numbers."""
+    """Return a GPT on the meta device: its weights have shapes but no values, so it is made quickly."""
     with torch.device('meta'):
         model = GPT(config)
-    if any(buffer.is_meta for buffer in model.buffers()):  # a table that edited code has added
+    # no checkpoint contains the buffers. model.py's own is computed anyway; one that an edit has added is not
+    if any(buffer.is_meta for buffer in model.buffers()):
         model = GPT(config)
     return model
 
@@ -199,8 +200,9 @@ def check_weights(ckpt):
         shape = getattr(weights.get(name), 'shape', None)
         expected_shape = getattr(expected.get(name), 'shape', None)
         if shape != expected_shape:
-            raise InputError(f"{path} is of another network: {name} has the shape {shape} there, "
-                             f"{expected_shape} here. Use the code that it was trained with.")
+            raise InputError(f"{path} does not match model.py: {name} has shape {shape} in the file, "
+                             f"{expected_shape} in model.py (None: missing). Use the code that it was "
+                             "trained with.")
         if not torch.isfinite(weights[name]).all():
             raise InputError(f"{path} has a weight that is not finite: {name}. Use an earlier checkpoint.")
 
@@ -208,7 +210,8 @@ def check_weights(ckpt):
 def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
     """Return the GPT of a checkpoint, on the CPU.
 
-    block_size: a shorter context, with rope also a longer one. vocab_size: a larger vocabulary.
+    block_size: the new context length, which may be longer only with rope. vocab_size: the new vocabulary
+    size; a smaller one is ignored. By default, both are the checkpoint's.
     """
     config = GPTConfig(**{**ckpt['model_args'], 'dropout': dropout})
     n_new = max(0, (vocab_size or 0) - config.vocab_size)
@@ -230,9 +233,9 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
 
 
 def add_rows(weight, n_new):
-    """Return a matrix with n_new more rows, each the mean of the old ones and a little noise.
+    """Return a matrix with n_new more rows, each the mean of the old ones plus a little noise.
 
-    So new tokens start as likely as the average one, and different from each other.
+    So a new token starts about as likely as an average one, and no two are equal.
     """
     rows = weight.mean(0, keepdim=True).repeat(n_new, 1)
     noise = torch.randn(rows.shape) * weight.std() * 0.1
@@ -244,10 +247,10 @@ def add_rows(weight, n_new):
 
 
 def is_compatible(ckpt, state, n_ids, n_added=0):
-    """Return whether a tokenizer with n_ids ids may be the checkpoint's.
+    """Return whether a tokenizer with n_ids ids can be used with the checkpoint.
 
-    nanoGPT's checkpoints only have its size, which may be padded. n_added: the number of special tokens that
-    may be new.
+    n_added: up to this many of the ids may be missing in the checkpoint, as they are new special tokens.
+    nanoGPT's checkpoints have no tokenizer, only a vocab_size, which may be padded.
     """
     vocab_size = ckpt['model_args']['vocab_size']
     if ckpt['tokenizer'] is None:
@@ -256,8 +259,8 @@ def is_compatible(ckpt, state, n_ids, n_added=0):
 
 
 def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
-    """Return the state of a checkpoint's tokenizer, or that of a dataset if it is named or the checkpoint has
-    none, as nanoGPT's."""
+    """Return the state of the tokenizer of `dataset` or, if that is None, of the checkpoint. For nanoGPT's
+    checkpoints, which have no tokenizer, it is that of the dataset that the model was trained on."""
     if dataset is None and ckpt['tokenizer'] is not None:
         return ckpt['tokenizer']
     name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # nanoGPT's default
@@ -266,8 +269,8 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
     state = read_tokenizer_files(folder, meta)
     if not is_compatible(ckpt, state, meta['vocab_size']):
         vocab_size = ckpt['model_args']['vocab_size']
-        raise InputError(f"{folder} does not exist, or has another tokenizer than {ckpt['path']}: "
-                         f"{meta['vocab_size']} ids, up to {vocab_size} there. Name the dataset that it was "
+        raise InputError(f"{folder} does not exist, or its tokenizer ({meta['vocab_size']} ids) does not "
+                         f"match {ckpt['path']} (vocab_size {vocab_size}). Name the dataset that it was "
                          "trained on: --dataset=NAME --data_dir=PATH.")
     return state
 
@@ -289,7 +292,7 @@ def load(source='out', dataset=None, data_dir=None):
 def load_for_resume(out_dir, step=0):
     """Return the newest valid checkpoint of a run, or the one of iteration `step`. All processes call it.
 
-    The first process decides, as others may see another state of a network folder.
+    Rank 0 chooses the file, as other ranks may see an older state of a network file system.
     """
     path = None
     if process_ranks()[0] == 0:
@@ -302,9 +305,9 @@ def load_for_resume(out_dir, step=0):
 
 
 def newest_valid(out_dir, step):
-    """Return the path of the newest checkpoint that can be resumed, or None. step: only of that iteration."""
+    """Return the path of the newest checkpoint that can be resumed, or None. step: its iteration; 0: any."""
     for path in candidates(out_dir):
-        if step not in (0, iteration_of(path)):
+        if step and iteration_of(path) != step:
             continue
         try:
             if read(path)['optimizer']:
@@ -334,10 +337,12 @@ def inherit(config, given, ckpt, resuming, kinds):
     """
     Return the settings (config, given) of a run that starts from a checkpoint, and print what changes.
 
-    The architecture is the checkpoint's; a new run may have a shorter context and, with rope, any. On a
-    resume, all other settings are train.py's defaults, then those that the run was given before, then those
-    that are given now. config, given: as configure() returns them. kinds: the types of the settings, which
-    the checkpoint's values are checked against.
+    The architecture is the checkpoint's, but a new run may use a smaller block_size, or with rope any. When a
+    run is resumed, each other setting has the value that is given now, else the one that the run was given
+    before, else the default of train.py.
+
+    config, given: as configure() returns them
+    kinds: {name: types}; a value in the checkpoint of another type is ignored
     """
     path = ckpt['path']
     restored = {}
@@ -393,7 +398,7 @@ def check_data(ckpt, data, tokens_per_iter, resuming):
     n_ids = data.meta['vocab_size']
     n_added = 0
     if data.train.masked and not resuming:
-        n_added = 5  # finetuning on conversations: four roles, and perhaps <|bos|>
+        n_added = 5  # finetuning on conversations adds four role tokens and, for some tokenizers, <|bos|>
     if not is_compatible(ckpt, data.tokenizer_state, n_ids, n_added):
         raise InputError(f"the tokenizer of dataset {data.name} is not that of {path}: {n_ids} ids, up to "
                          f"{vocab_size} there. Make a dataset with it: python prepare.py NAME --input=FILE "
@@ -412,10 +417,10 @@ def check_data(ckpt, data, tokens_per_iter, resuming):
 
 def best_so_far(ckpt, config, out_dir):
     """
-    Return the lowest validation loss of a resumed run and its iteration; (inf, None) if that starts again.
+    Return the lowest validation loss of a resumed run and its iteration, or (inf, None) if it is not valid.
 
-    It starts again if ckpt_best.pt is not of that iteration, or if evaluations read other sequences than
-    before. All processes call it, after prepare_folder().
+    It is not valid if ckpt_best.pt is not of that iteration, or if evaluations read other sequences than
+    before. All processes call this, after prepare_folder().
     """
     before = ckpt['best_val_loss']
     has_best = broadcast(iteration_of(os.path.join(out_dir, 'ckpt_best.pt'))) == ckpt['best_iter']
@@ -423,7 +428,7 @@ def best_so_far(ckpt, config, out_dir):
     same_evaluation = all(config[name] == ckpt['config'].get(name) for name in names)
     if math.isinf(before) or (has_best and same_evaluation):
         return before, ckpt['best_iter']
-    print0("note: the best validation loss starts again, as its checkpoint is gone, or one of "
+    print0("note: the best validation loss so far is discarded, as its checkpoint is gone, or one of "
            f"{', '.join(names)} has changed")
     return math.inf, None
 
@@ -444,17 +449,18 @@ def load_moments(optimizer, state):
             raise InputError(f"the optimizer state has another number of parameters: {len(saved_names)}, not "
                              f"{len(names)}. Train the same ones, or start a new run from the weights.")
         saved_names = names = range(len(names))
+    # state_dict() numbers the parameters through all groups
     moments_of = {name: state['state'].get(i) for i, name in enumerate(saved_names)}
     names = iter(names)
     n_without = 0
     for group in optimizer.param_groups:
-        needed = None
+        needed = None  # a moment that shows which optimizer the others are for
         if group.get('muon'):
             needed = 'momentum_buffer'
         elif 'betas' in group:
             needed = 'exp_avg'
-        for p, name in zip(group['params'], names):
-            moments = moments_of.get(name)
+        for p in group['params']:
+            moments = moments_of.get(next(names))
             if moments and (needed is None or needed in moments):
                 optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
             else:
@@ -498,14 +504,15 @@ def prepare_folder(out_dir, start_iter, delete):
     """
     Prepare a run's folder, which the caller has locked, for writing from iteration `start_iter` on.
 
-    delete: remove the run that is in it. Files of later iterations are renamed to *.old; the next save makes
-    the links again.
+    delete: remove the files of the run that is in it. Otherwise, files of later iterations are renamed to
+    *.old, links included, which the next save makes again.
     """
     if exists(out_dir) and not numbered(out_dir):  # nanoGPT's ckpt.pt, which the first save would replace
         link(newest(out_dir), os.path.join(out_dir, 'ckpt_original.pt'))
-    for name in sorted(os.listdir(out_dir), reverse=True):  # newest first: a kill in between leaves no gap
+    # newest first, so that after an interruption no iteration is missing between two others
+    for name in sorted(os.listdir(out_dir), reverse=True):
         path = os.path.join(out_dir, name)
-        is_unfinished = name.endswith('.pt.tmp')  # of a process that was killed
+        is_unfinished = name.endswith('.pt.tmp')  # a process was killed while it wrote this file
         if RUN_FILES.fullmatch(name) and (delete or is_unfinished):
             os.remove(path)
         elif iteration_of(path) > start_iter:

@@ -41,7 +41,7 @@ REFUSED_KEYS = ['history', 'tool_calls', 'function_call']
 def messages_of(row):
     """
     Return the messages of a row of data, and the set of its keys that have a value but are not read. Raise
-    InputError with the reason if the row cannot be used. It has one of these forms:
+    InputError with the reason if the row cannot be used. A row has one of these forms:
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}  OpenAI
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}      ShareGPT
@@ -180,12 +180,12 @@ class ChatFormat:
         self.bos = token_of[tokenizer.end_of_text]
         self.template = TEMPLATE.replace('TOKEN_BOS', self.bos)
 
-    def render(self, messages, answer=False):
+    def render(self, messages, add_generation_prompt=False):
         """
         Return the token ids of a conversation and its loss mask, two arrays.
 
         The mask is True for the targets of the loss: the answers, and the tokens that end them.
-        answer: append the token that begins the assistant's next answer
+        add_generation_prompt: append the token that begins the assistant's next answer
         """
         if messages[0]['role'] == 'system':
             question = messages[0]['content'] + '\n\n' + messages[1]['content']
@@ -198,7 +198,7 @@ class ChatFormat:
             ids += [self.special[f'<|{role}_start|>'], *content, self.special[f'<|{role}_end|>']]
             is_target = role == 'assistant' and message.get('weight') != 0
             mask += [False] + [is_target] * (len(content) + 1)
-        if answer:
+        if add_generation_prompt:
             ids.append(self.special[ASSISTANT_START])
             mask.append(False)
         return np.array(ids), np.array(mask)
@@ -233,7 +233,8 @@ class Conversations(Tokens):
                              f"{MAKE_AGAIN}")
         self.mask = np.unpackbits(bits, count=self.n, bitorder='little').view(bool)
         self.starts = starts.astype(np.int64)
-        self.lengths = np.diff(self.starts, append=self.n) - 1  # inputs: the last token has no target
+        # number of inputs of each conversation: the last token is only a target
+        self.lengths = np.diff(self.starts, append=self.n) - 1
         self.fingerprint['mask_sha256'] = sha256[:16]
 
     @functools.cache
@@ -248,14 +249,17 @@ class Conversations(Tokens):
         lengths = np.minimum(self.lengths, block_size)
         n_before = np.append(0, np.cumsum(self.mask))  # number of targets before each position
         first = self.starts + 1  # the first token is not a target
-        n_targets = n_before[first + lengths] - n_before[first]
-        usable = np.flatnonzero(n_targets > 0)
+        targets_per_conversation = n_before[first + lengths] - n_before[first]
+        usable = np.flatnonzero(targets_per_conversation > 0)
+        if len(usable) == 0:
+            raise InputError(f"no conversation in {self.paths[0]} has an answer within its first "
+                             f"{block_size} tokens. Use a larger block_size or shorter questions.")
         # longest first; equal lengths in random order
         random_order = hash64(self.seed, ORDER, usable.astype(np.uint64))
         longest_first = usable[np.lexsort((random_order, -lengths[usable]))]
         sequences = best_fit(longest_first.tolist(), lengths.tolist(), block_size)
-        targets = [n_targets[sequence].sum() for sequence in sequences]
-        return sequences, np.array(targets, dtype=np.int64)
+        n_targets = [targets_per_conversation[sequence].sum() for sequence in sequences]
+        return sequences, np.array(n_targets, dtype=np.int64)
 
     def sequence_indices(self, seed, indices, block_size):
         """Return the sequence indices of the training samples `indices`. An epoch contains each sequence
@@ -311,10 +315,12 @@ def best_fit(longest_first, lengths, block_size):
     """Pack each conversation into the sequence with the least sufficient free space. Return the conversations
     of each sequence."""
     sequences = []
-    not_full = []  # (free space, -rank of the last conversation in it, sequence), sorted
+    # (free space, -rank of the last conversation in it, sequence), sorted. Ranks are unique, so sequences are
+    # never compared; of those with equal space, the one that was filled last is used
+    not_full = []
     for rank, conversation in enumerate(longest_first):
         length = lengths[conversation]
-        i = bisect.bisect_left(not_full, (length,))
+        i = bisect.bisect_left(not_full, (length,))  # the first with at least this much space
         if i < len(not_full):
             free, _, sequence = not_full.pop(i)
         else:
@@ -339,7 +345,7 @@ def fit_prompt(chat, messages, max_tokens):
     InputError if the last question alone is longer.
     """
     while True:
-        ids, _ = chat.render(messages, answer=True)
+        ids, _ = chat.render(messages, add_generation_prompt=True)
         if len(ids) <= max_tokens:
             return ids.tolist(), messages
         if len(messages) == 1:

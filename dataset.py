@@ -69,11 +69,11 @@ class Dataset:
             kind = Conversations
         self.splits = {}
         self.fingerprint = {'name': name}
-        lengths = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
+        bytes_per_id = token_bytes(self.tokenizer_state, self.meta['vocab_size'])
         for split in ('train', 'val'):
             if not bin_files(self.folder, split):
                 continue
-            tokens = kind(self.folder, split, self.meta, lengths, seed, document_mask)
+            tokens = kind(self.folder, split, self.meta, bytes_per_id, seed, document_mask)
             tokens.check()
             if block_size and tokens.tokens_per_epoch(block_size) < block_size:
                 raise InputError(f"the {split} split of dataset {name} is too short for a sequence of "
@@ -132,11 +132,11 @@ def map_ids(path, dtype):
             ids = np.load(path, mmap_mode='r')
         else:
             ids = np.memmap(path, dtype=dtype, mode='r')
-        if ids.ndim != 1 or ids.dtype.kind not in 'ui':
+        if ids.ndim != 1 or len(ids) == 0 or ids.dtype.kind not in 'ui':
             raise ValueError(f"shape {ids.shape}, dtype {ids.dtype}")
     except Exception as e:  # the file may contain anything
         raise InputError(f"{path} does not contain token ids: {first_line(e)}. {MAKE_AGAIN}") from e
-    return np.asarray(ids)
+    return np.asarray(ids)  # the same memory; slicing an np.memmap object is slower
 
 
 def read_meta(folder):
@@ -162,15 +162,16 @@ def read_meta(folder):
             meta = {'tokenizer': GPT2_STATE, 'vocab_size': 50257, 'end_of_text': 50256}
         vocab_size = int(meta['vocab_size'])
         meta = {
-            'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size},  # the ids are not text
+            'tokenizer': {'kind': 'ids', 'n_vocab': vocab_size},  # if none is named, the ids are not text
             'end_of_text': None,
             'dtype': 'uint16' if vocab_size <= 65536 else 'uint32',
             **meta,
             'vocab_size': vocab_size,
             'splits': {split: dict(entry) for split, entry in meta.get('splits', {}).items()},
         }
-        has_dtype = meta['dtype'] in ('uint16', 'uint32')
-        if not 0 < vocab_size <= 2**32 or not has_dtype or 'kind' not in meta['tokenizer']:
+        is_valid_size = 0 < vocab_size <= 2**32
+        is_valid_dtype = meta['dtype'] in ('uint16', 'uint32')
+        if not is_valid_size or not is_valid_dtype or 'kind' not in meta['tokenizer']:
             raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, tokenizer {meta['tokenizer']}")
     except Exception as e:  # the file may contain anything
         raise InputError(f"the meta file in {folder} is not valid ({type(e).__name__}: {first_line(e)}). "
@@ -182,7 +183,7 @@ class PlainUnpickler(pickle.Unpickler):
     """An unpickler for dicts, lists, strings and numbers only, so that a file cannot execute code."""
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"{module}.{name} is not a plain type, such as int(...) or str(...)")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain type; convert it with int() or str()")
 
 
 def read_meta_pkl(path):
@@ -215,6 +216,7 @@ class Tokens:
 
     n: number of tokens
     token_bytes: bytes of text per token id, (vocab_size,); 0 for special tokens, all 0 if unknown
+    entry: what meta.json contains about this split; {} if nothing
     """
     masked = False  # whether targets are masked, as in conversations
 
@@ -228,8 +230,8 @@ class Tokens:
         self.entry = meta['splits'].get(split, {})
         self.token_bytes = token_bytes
         if self.entry.get('token_bytes'):
-            # If the tokenizer drops characters, its tokens have fewer bytes than the text. Scale them to the
-            # bytes of the text, so that bits per byte are comparable
+            # entry['bytes'] is the size of the text, entry['token_bytes'] that of all its tokens, which is
+            # smaller if the tokenizer drops characters. Scale, so that bits per byte are per byte of the text
             self.token_bytes = token_bytes * (self.entry['bytes'] / self.entry['token_bytes'])
         self.paths = bin_files(folder, split)
         self.shard_starts = []  # the position of the first token of each shard
@@ -240,10 +242,10 @@ class Tokens:
         if self.n != self.entry.get('tokens', self.n):
             raise InputError(f"the {split} split in {folder} has {self.n} tokens, but {self.entry['tokens']} "
                              f"according to meta.json. {MAKE_AGAIN}")
-        # the checksum of a single file, or that of the list of checksums of shards
-        checksums = [str(shard.get('sha256', 'unknown')) for shard in self.entry.get('shards', [self.entry])]
-        sha256 = ' '.join(checksums)[:16]
-        if len(checksums) > 1:
+        shards = self.entry.get('shards', [self.entry])  # without shards, the entry describes the only file
+        checksums = [str(shard.get('sha256', 'unknown')) for shard in shards]
+        sha256 = checksums[0][:16]
+        if len(checksums) > 1:  # the checksum of all checksums
             sha256 = hashlib.sha256(' '.join(checksums).encode()).hexdigest()[:16] + ' of all'
         self.fingerprint = {'tokens': self.n, 'sha256': sha256}
 
@@ -251,7 +253,7 @@ class Tokens:
         """Raise InputError if the first ids or those at 64 evenly spread positions are not valid."""
         first = self.shard(0)[:65536]
         if len(first) >= 64 and not first[1::2].any() and len(np.unique(first)) > 4:
-            # as valid ids they would be trained on, although they are wrong
+            # 0 is a valid id, so without this check a model would be trained on wrong data
             raise InputError(f"every second token id in {self.paths[0]} is 0: it was written as a wider type "
                              f"than {first.dtype}, such as int32 or int64. Convert it, for example: "
                              f"np.fromfile(PATH, np.int32).astype(np.{first.dtype}).tofile(PATH).")
@@ -288,8 +290,11 @@ class Tokens:
         return rows
 
     def read_sequences(self, starts, block_size):
-        """Return x, y, (len(starts), block_size) int64, and with document_mask the index of each token's
-        document within its sequence, else None."""
+        """
+        Return x, y and doc_ids, each (len(starts), block_size) int64.
+
+        doc_ids: the index of each token's document within its sequence; None without document_mask
+        """
         ids = self.read(starts, block_size + 1)
         x = ids[:, :-1]
         y = ids[:, 1:]  # the target is the next token
@@ -315,7 +320,8 @@ class Tokens:
         split; if n_sequences is given, at most that many of them are used, evenly spread."""
         n_all = max(1, math.ceil(self.tokens_per_epoch(block_size) / block_size))
         n = min(n_all, n_sequences or n_all)
-        return np.arange(n) * n_all // n * block_size
+        chosen = np.arange(n) * n_all // n  # n of range(n_all), evenly spread
+        return chosen * block_size
 
     def tokens_per_epoch(self, block_size):
         """Return the number of targets in an epoch, including masked ones."""
@@ -327,9 +333,9 @@ class Tokens:
 
 
 # -----------------------------------------------------------------------------
-# which sample comes when
+# the order of the samples
 
-# the first argument of hash64() after the seed, so that each use gets different random numbers
+# one of these follows the seed in a call of hash64(), so that each purpose gets other random numbers
 OFFSETS = 1  # the start of the first block of an epoch
 ORDER = 2  # the order of blocks in an epoch, and of conversations
 DROPOUT = 3
@@ -350,12 +356,12 @@ def hash64(*numbers):
 
 
 def hash_seed(*numbers):
-    """Return a seed for torch.manual_seed() that is a function of integers."""
+    """Return a seed for torch.manual_seed() that is a function of integers. It fits in an int64."""
     return hash64(*numbers) >> 1
 
 
 def feistel(x, bits, keys):
-    """Permute range(2**bits): return the results for the array x. Each half of the bits is XORed with a hash
+    """Apply a permutation of range(2**bits) to each element of x. Each half of the bits is XORed with a hash
     of the other half, which is invertible for any hash."""
     low_bits = bits // 2
     low_mask = 2**low_bits - 1
@@ -370,10 +376,11 @@ def feistel(x, bits, keys):
 
 def permute(x, n, keys):
     """
-    Permute range(n) by a Feistel network with cycle walking: return the results for the uint64 array x.
+    Apply a pseudorandom permutation of range(n) to each element of x, a uint64 array.
 
-    The network permutes a power of two; it is applied again until the result is below n. No table is stored.
-    keys: selects the permutation for each element of x
+    It is a Feistel network with cycle walking: the network permutes range(2**bits), and is applied again
+    while the result is not below n. No table is stored.
+    keys: array of the same shape as x; an element's key selects its permutation
     """
     bits = max(2, (n - 1).bit_length())
     x = feistel(x, bits, keys)
@@ -385,8 +392,8 @@ def permute(x, n, keys):
 
 
 def shuffled(seed, indices, n):
-    """Return the epoch of each of the samples `indices` (uint64), and its element of range(n). An epoch
-    contains each element once; each epoch has a different order."""
+    """Return two arrays for the samples `indices` (uint64): their epochs, and the elements of range(n) that
+    they use. An epoch contains each element once; each epoch has a different order."""
     epochs = indices // n
     return epochs, permute(indices % n, n, hash64(seed, ORDER, epochs))
 

@@ -17,7 +17,7 @@ init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Fa
 out_dir = 'out'  # the folder of the run, if init_from is 'resume'
 dataset: str = None  # the text: data/<dataset>. None: the dataset that the model was trained on
 data_dir: str = None  # the folder of the datasets and of the files of tasks. None: data/ next to this file
-split = 'val'  # 'train', or 'none': tasks only
+split = 'val'  # 'train'; 'none': only the tasks are evaluated
 eval_tokens = 0  # number of tokens, in sequences spread evenly over the split; 0: the whole split
 tasks = ''  # 'hellaswag,core': HellaSwag, CORE, single tasks of CORE, FILE.jsonl with your own examples
 max_per_task = 0  # examples of each task; 0: all
@@ -68,7 +68,8 @@ model = checkpoint.build_model(ckpt).to(used_device).eval()
 block_size = model.config.block_size
 vocab_size = model.config.vocab_size
 model.loss_chunk_size = loss_chunk_size(used_device, batch_size * block_size, vocab_size, compiled=False)
-# nanoGPT's checkpoints have no tokenizer; it is in the folder of the dataset
+# The checkpoint's tokenizer, even if --dataset names another text. nanoGPT's checkpoints have none; it is in
+# the folder of the dataset
 tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 if split != 'none':
     dataset_name = dataset or ckpt['config'].get('dataset')
@@ -83,10 +84,10 @@ if split != 'none':
     if not checkpoint.is_compatible(ckpt, data.tokenizer_state, data.meta['vocab_size']):
         raise InputError(f"dataset {dataset_name} does not have the tokenizer of {path}. Prepare the text "
                          f"with it: python prepare.py NAME --input=FILE --tokenizer={path}.")
-task_list = {}
+loaded_tasks = {}  # {name: [Task, ...]}
 if tasks:
     from benchmarks import evaluate_tasks, load_tasks
-    task_list = load_tasks(tasks, max_per_task, data_dir, tokenizer)
+    loaded_tasks = load_tasks(tasks, max_per_task, data_dir, tokenizer)
 print0(f"{path}, iteration {ckpt['iter_num']:,}: {model.config.arch}, "
        f"{model.get_num_params(non_embedding=False):,} parameters, block_size {block_size}; "
        f"{ddp_world_size} x {used_device}, {compute_dtype}")
@@ -106,22 +107,23 @@ def save():
 # the loss of the text, and a sample
 if split != 'none':
     t0 = time.perf_counter()
-    tokens = data.splits[split]
-    if not tokens.token_bytes.any():  # unknown, as nanoGPT's datasets do not contain their tokenizer
-        tokens.token_bytes = token_bytes(tokenizer.state(), vocab_size)
+    split_data = data.splits[split]
+    if not split_data.token_bytes.any():  # unknown, as nanoGPT's datasets do not contain their tokenizer
+        split_data.token_bytes = token_bytes(tokenizer.state(), vocab_size)
     n_sequences = math.ceil(eval_tokens / block_size)
-    losses = text_loss(model, tokens, n_sequences, batch_size, ctx)
+    losses = text_loss(model, split_data, n_sequences, batch_size, ctx)
     loss = losses['loss']
     if not math.isfinite(loss):
         raise InputError(f"the loss of {dataset_name}/{split} is not finite: {loss} in {compute_dtype}. Use "
                          "--dtype=float32 or an older checkpoint.")
     perplexity = math.exp(min(loss, 700.0))
     bpb_text = "bits per byte unknown"
+    size = f"{losses['tokens']:,} tokens"
     if losses['bpb'] is not None:
         bpb_text = f"{losses['bpb']:.4f} ± {losses['bpb_error']:.4f} bits per byte"
+        size += f" = {losses['bytes']:,} bytes"
     print0(f"{dataset_name}/{split}: loss {loss:.4f} ± {losses['loss_error']:.4f}, "
-           f"perplexity {perplexity:.2f}, {bpb_text}, over {losses['tokens']:,} tokens = "
-           f"{losses['bytes']:,} bytes in {time.perf_counter() - t0:.0f} s")
+           f"perplexity {perplexity:.2f}, {bpb_text}, over {size} in {time.perf_counter() - t0:.0f} s")
     result.update(dataset=dataset_name, split=split, perplexity=perplexity, **losses)
     if sample_tokens and ddp_rank == 0:
         with ctx:
@@ -132,7 +134,7 @@ if split != 'none':
 # -----------------------------------------------------------------------------
 # the tasks
 if tasks:
-    metrics, result['tasks'] = evaluate_tasks(model, task_list, tokenizer, ctx)
+    metrics, result['tasks'] = evaluate_tasks(model, loaded_tasks, tokenizer, ctx)
     result.update(metrics)
     save()
 if ddp:

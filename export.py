@@ -1,5 +1,5 @@
 """
-Write a checkpoint as a Hugging Face folder, for transformers and whatever opens the same files.
+Write a checkpoint as a Hugging Face folder, for transformers and other programs that read its format.
 
     $ pip install safetensors huggingface_hub tokenizers
     $ python export.py out --to=out-hf
@@ -15,7 +15,7 @@ from configurator import InputError, check_choice, configure
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name
 out_dir = 'out'  # the run's folder, if init_from is 'resume'
 to: str = None  # the folder to write, which must not exist
-dtype = 'float32'  # of the weights; 'bfloat16' and 'float16' have half the size
+dtype = 'float32'  # dtype of the weights; 'bfloat16' and 'float16' halve the size
 dataset: str = None  # the dataset whose tokenizer is written. None: the checkpoint's tokenizer
 data_dir: str = None  # None: data/ next to this file
 # -----------------------------------------------------------------------------
@@ -68,9 +68,9 @@ print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
 
 
 def compare(folder):
-    """Raise InputError if transformers computes other logits than model.py, which may have been edited.
+    """Compare the logits of transformers and model.py. Raise InputError if they differ, as after an edit.
 
-    Return False if transformers is not installed or too old for this network.
+    Return False if transformers is not installed or too old for this network, else True.
     """
     try:
         import transformers
@@ -79,15 +79,15 @@ def compare(folder):
         return False
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    # weights of other shapes are skipped here, and then change the logits
+    # a weight of another shape is not an error here, as the comparison below finds it
     theirs = their_class.from_pretrained(folder, ignore_mismatched_sizes=True).float().eval()
     ours = checkpoint.build_model(checkpoint.read(folder)).eval()
     idx = torch.arange(min(1024, ours.config.block_size))[None] % ours.config.vocab_size  # (1, T)
     with torch.no_grad():
-        wanted = theirs(idx).logits
-        logits, _ = ours(idx, idx)
-    difference = ((logits - wanted).abs().max() / wanted.abs().max()).item()
-    if not difference < 1e-3:
+        their_logits = theirs(idx).logits
+        logits, _ = ours(idx, idx)  # with targets, so that all positions have logits
+    difference = ((logits - their_logits).abs().max() / their_logits.abs().max()).item()
+    if not difference < 1e-3:  # also if it is nan
         raise InputError(f"{kind} of transformers and model.py compute different logits: they differ by "
                          f"{difference:.1%}. Undo the edits of model.py.")
     return True
@@ -102,7 +102,10 @@ with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
     compared = compare(folder)
     os.replace(folder, os.path.join(parent, name))
 
-note = "the same logits in transformers" if compared else "not compared: pip install --upgrade transformers"
+if compared:
+    note = "transformers computes the same logits"
+else:
+    note = "logits not compared with transformers: pip install --upgrade transformers"
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}; {note}")
 chat_flag = ' --chat' if chat else ''
 print(f"sample: python sample.py --init_from={to}{chat_flag}; publish: hf upload OWNER/NAME {to}")

@@ -36,7 +36,7 @@ MODEL_TYPES = {'gpt2': 'gpt2', 'llama': 'llama', 'modern': 'nanochat'}
 ACTIVATION_NAMES = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu2': 'relu2', 'swiglu': 'silu'}
 ROPE_SCALING = ['factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings']
 
-# fields of GPTConfig: (field of config.json, default of transformers, which config.json may leave out)
+# {field of GPTConfig: (field of config.json, its default in transformers, if config.json omits it)}
 GPT2_FIELDS = {
     'vocab_size': ('vocab_size', 50257),
     'block_size': ('n_positions', 1024),
@@ -130,7 +130,7 @@ def weight_names(arch, n_layer):
     for ours, theirs in WEIGHTS[arch].items():
         for i in range(n_layer):
             for kind in ['.weight', '.bias']:
-                names[ours.format(i) + kind] = theirs.format(i) + kind
+                names[ours.format(i) + kind] = theirs.format(i) + kind  # without {}, the same for each i
     return names
 
 
@@ -151,16 +151,17 @@ def convert(name, p, n_head, arch):
 
 
 def check_network(config):
-    """Raise InputError if transformers' class for `arch` does not compute the network of a GPTConfig."""
+    """Raise InputError if the network of a GPTConfig differs from that of its class in transformers."""
     arch = config.arch
-    free = [*FIELDS[arch], 'arch', 'bias', 'dropout', 'init', 'rope_theta', 'rope_scaling']
+    # fields that may have any value: config.json contains them, or they do not matter there
+    any_value = [*FIELDS[arch], 'arch', 'bias', 'dropout', 'init', 'rope_theta', 'rope_scaling']
     if 'swiglu' in (config.mlp, NETWORKS[arch]['mlp']):
-        free.remove('mlp')  # swiglu has three matrices, the others have two
+        any_value.remove('mlp')  # swiglu has three matrices, the others have two
     required = {**NETWORKS[arch], 'n_kv_head': config.n_head}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         wanted = required.get(field.name, field.default)  # a field that an edit added must be at its default
-        if field.name not in free and value != wanted:
+        if field.name not in any_value and value != wanted:
             raise InputError(f"{CLASSES[arch]} of transformers has another network: {field.name} is {wanted} "
                              f"there, {value} here. Train a model with an unedited preset.")
 
@@ -210,7 +211,9 @@ def from_config(theirs, path):
     args = {**NETWORKS[arch], 'arch': arch}
     for ours, (name, default) in FIELDS[arch].items():
         args[ours] = theirs.get(name, default)
-    activation = args['mlp'].replace('gelu_pytorch_tanh', 'gelu_new')  # two names for one function
+    activation = args['mlp']
+    if activation == 'gelu_pytorch_tanh':  # another name for the same function
+        activation = 'gelu_new'
     args['mlp'] = inverse(ACTIVATION_NAMES).get(activation)
     if args['mlp'] is None:
         raise unsupported(path, 'activation', activation)
@@ -348,9 +351,10 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
     """
     from huggingface_hub import save_torch_state_dict
     theirs = to_config(config, dtype)
+    stop_ids = chat.stop_ids if chat else tokenizer.stop_ids
     generation = {
         'bos_token_id': tokenizer.end_of_text,
-        'eos_token_id': list((chat or tokenizer).stop_ids) or None,
+        'eos_token_id': list(stop_ids) if stop_ids else None,
         'pad_token_id': None,  # NanoChat's default is 1; token 1 would not be trained in transformers
     }
     theirs.update(generation)
@@ -419,13 +423,13 @@ def our_tokenizer(tokenizer):
         ids = {}  # of the tokens, with a character for each byte
         for id, piece in tokenizer.text_pieces.items():
             ids[''.join(letters[byte] for byte in piece)] = id
-        # tiktoken merges any two tokens whose concatenation is a token; the lowest id of that goes first
+        # tiktoken merges any two tokens whose concatenation is a token; the lowest resulting id goes first
         merges = []
         for token in sorted(ids, key=ids.get):
             for i in range(1, len(token)):
                 if token[:i] in ids and token[i:] in ids:
                     merges.append((token[:i], token[i:]))
-        # ignore_merges: as in tiktoken, a word that is a token is encoded as that, whatever its merges give
+        # ignore_merges: as in tiktoken, a word that is itself a token gets its id even if no merge yields it
         theirs = Tokenizer(models.BPE({**ids, **special}, merges, ignore_merges=True))
         theirs.pre_tokenizer = pre_tokenizer_of(tokenizer.state().get('pat_str', PATTERN))
         theirs.decoder = decoders.ByteLevel()

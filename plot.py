@@ -17,8 +17,8 @@ from files import format_count, format_duration, read_json, read_rows, run_flags
 # -----------------------------------------------------------------------------
 runs = ['out']  # folders of runs; words without --
 x = 'tokens'  # 'iter'; 'seconds' of training, 'wall_seconds' with everything else; or any column of log.csv
-y = 'loss'  # with the validation loss, dashed; 'val_bpb' or any column of log.csv
-smooth = 0.9  # of the column loss: weight of the mean so far against the next logged value; 0: as logged
+y = 'loss'  # the validation loss is drawn with it, dashed; 'val_bpb' or any other column of log.csv
+smooth = 0.9  # decay of the exponential moving average of the column loss; 0: no smoothing
 to = 'curves.png'  # the picture
 # -----------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def read_log(out_dir):
 
 
 def curve(log, x, y, smooth=0.0):
-    """Return the columns x and y of the rows that have both, two lists; y as an exponential mean."""
+    """Return columns x and y of the rows that have both, two lists; y as an exponential moving average."""
     rows = [row for row in log if x in row and y in row]
     values = []
     mean = 0.0
@@ -53,8 +53,8 @@ def curve(log, x, y, smooth=0.0):
 def draw(curves, path, x_label, y_label, dashed=None):
     """Draw curves, {name: (x values, y values)}, into a PNG file.
 
-    dashed: more curves, in the colours of those with the same names. Raise InputError without matplotlib, or
-    if the file cannot be written.
+    dashed: one more curve for each name, drawn dashed in the same color. Raise InputError if matplotlib is
+    not installed, or if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure  # without pyplot, which needs a display
@@ -97,7 +97,7 @@ def write_report(out_dir, samples='', picture=True):
     """
     run = read_json(os.path.join(out_dir, 'run.json'))
     if not run:
-        return  # it could not be written, which train.py has reported
+        return  # run.json could not be written; train.py has printed a warning
     name = os.path.basename(os.path.abspath(out_dir))
     log = read_log(out_dir)
     if picture:
@@ -115,7 +115,7 @@ def write_report(out_dir, samples='', picture=True):
 def report_text(out_dir, run, log, samples):
     """Return the report in Markdown without its title. run: the contents of run.json."""
     config = run['config']
-    latest = {}  # value of each column
+    latest = {}  # {column: its last value}; a row has only some of the columns
     for row in log:
         latest.update(row)
     tokens = run['iterations'] * run['tokens_per_iter']

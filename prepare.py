@@ -9,8 +9,8 @@ Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and me
     $ python prepare.py mine --input='hf:OWNER/NAME/data/train-*.parquet'    # files of the Hugging Face Hub
 
 docs/data.md describes which files are read, and what a document is. The documents of all files are read in
-order, in chunks of about 100 MB. Threads encode the documents of a chunk, which becomes a shard. If the script
-is interrupted, the same command resumes after the last complete shard.
+order, in chunks of about 100 MB. Threads encode the documents of a chunk, which becomes a shard. If the
+script is interrupted, the same command resumes after the last complete shard.
 """
 
 from configurator import InputError, check_range, configure, print0
@@ -24,10 +24,10 @@ input: list = None  # files, folders, patterns or hf:OWNER/NAME/PATTERN, as in -
 tokenizer: str = None
 text_key = 'text'  # key of the text in a row of .jsonl or .json, or its column in .parquet
 chat = False  # the input is conversations, see docs/chat.md
-# share of the documents for val.bin, chosen by a hash; if there are few, the end of each document. None: the
-# built-in dataset's, else 0.1
+# share of the documents that go to val.bin, chosen by a hash; if there are few documents, the end of each one
+# goes there. None: the built-in dataset's, else 0.1
 val_fraction: float = None
-max_tokens: int = None  # stop after the shard with which train has at least this many tokens
+max_tokens: int = None  # stop after the shard in which train reaches this many tokens
 shard_mb = 100.0  # megabytes of text per shard
 threads: int = None  # that encode. None: one per core that this process may use
 overwrite = False  # replace an existing dataset
@@ -145,20 +145,20 @@ def find_files(sources):
     """
     found = {}  # {real path: path}
     for source in sources:
-        pattern = os.path.expanduser(source)
+        expanded = os.path.expanduser(source)
         if source.startswith('hf:'):
             matches = find_hub_files(source)
-        elif os.path.exists(pattern):
-            matches = [pattern]
+        elif os.path.exists(expanded):
+            matches = [expanded]
         else:
-            matches = sorted(glob.glob(pattern, recursive=True))
+            matches = sorted(glob.glob(expanded, recursive=True))
         chosen = []
         skipped = []
         for match in matches:
             in_folder = os.path.isdir(match)
             for path in files_below(match) if in_folder else [match]:
-                # usually the description of a dataset
-                is_readme = os.path.basename(path).lower() == 'readme.md' and path != pattern
+                # a README.md usually describes the dataset; it is only read if it is named
+                is_readme = os.path.basename(path).lower() == 'readme.md' and path != expanded
                 if is_readme or (in_folder and kind_of(path) not in TEXT_KINDS):
                     skipped.append(path)
                 else:
@@ -320,16 +320,17 @@ class Passage(typing.NamedTuple):
 
 
 def read_documents(paths):
-    """Yield the passages of all files, in order. None is empty, or longer than LONGEST_TEXT."""
+    """Yield the passages of all files, in order: no empty one, and none longer than LONGEST_TEXT."""
     for path in paths:
         path = local_path(path)
         if kind_of(path) in ROW_KINDS:
             passages = read_row_texts(path)
         else:
             passages = read_plain_text(path)
-        held = ''
-        begins = True
-        for passage in itertools.chain(passages, [Passage('', True, path)]):
+        held = ''  # the end of the current document, which is not yielded yet
+        begins = True  # whether it is also the beginning
+        end = Passage('', True, path)  # yields what is held at the end of the file
+        for passage in itertools.chain(passages, [end]):
             if passage.begins:
                 if held:
                     yield Passage(held, begins, path)
@@ -348,8 +349,9 @@ def read_documents(paths):
 def read_plain_text(path):
     """Yield the passages of plain text, in which <|endoftext|> separates documents, as in TinyStories."""
     begins = True
-    held = ''  # the end of the last block, where a marker and its \n may begin
+    held = ''  # the end of the last block, in which a marker may begin
     for block in read_text(path):
+        # (?!\Z): a marker at the very end is held, as the \n that belongs to it may be in the next block
         *complete, rest = re.split(r'<\|endoftext\|>(?!\Z)\n?', held + block)
         for text in complete:
             yield Passage(text, begins, path)
@@ -387,9 +389,9 @@ class Chunk:
 def gather_chunks(paths, n_bytes, val_fraction):
     """Yield chunks with at least `n_bytes` of text each, except for the last one.
 
-    A hash of a document's beginning decides whether it goes to train or val, so it stays there when
-    others are added. If there are so few documents that val might get none, val is the end of each passage,
-    as in nanoGPT.
+    A hash of a document's beginning decides whether it goes to train or val, so it stays in its split when
+    documents are added. If there are so few documents that val might get none, val is the end of each
+    passage, as in nanoGPT.
     """
     are_few = val_fraction > 0 and not has_documents(paths, 5 / val_fraction)
     number = 0
@@ -494,7 +496,8 @@ def choose_threads():
 def choose_tokenizer(chosen, paths):
     """Return the tokenizer that --tokenizer names. char and bpe:N learn their vocabulary from the files."""
     if not chosen:
-        sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]  # not those of the Hub
+        # files of the Hub have no size here, and count as large
+        sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]
         is_small = len(sizes) == len(paths) and sum(sizes) < 1e6
         chosen = 'char' if is_small and not chat else 'gpt2'
         print0(f"--tokenizer={chosen} by default")
@@ -559,7 +562,7 @@ def write_json(path, value):
 
 def begin(folder, plan, tok, end_of_text):
     """Remove an older dataset from the folder, and write the tokenizer. Return the content of plan.json."""
-    # a folder with plan.json and without meta.json is not read as a dataset
+    # a folder with plan.json and without meta.json is not read as a dataset, so meta.json is removed first
     write_json(os.path.join(folder, 'plan.json'), {})
     for file in ['meta.json', *os.listdir(folder)]:
         path = os.path.join(folder, file)
@@ -598,11 +601,11 @@ def make_text(folder, plan, meta, tok, paths, separated):
     def count(split, key):
         return sum(shard[split][key] for shard in shards if split in shard)
 
-    for chunk in itertools.islice(chunks, len(shards), None):  # the missing ones
+    for chunk in itertools.islice(chunks, len(shards), None):  # without those whose shards are complete
         if max_tokens and count('train', 'tokens') >= max_tokens:
             break
         shard = encode_chunk(chunk, tok, end_of_text)
-        if meta is None:  # only now, as the input could be read and encoded
+        if meta is None:  # only now: if the input cannot be read or encoded, the older dataset is kept
             meta = begin(folder, plan, tok, end_of_text)
             shards = meta['shards']
         for entry, content in shard.values():
@@ -636,6 +639,7 @@ def make_conversations(folder, plan, tok, paths):
     form = chat_format(tok)
     conversations = read_conversations(paths)
     hashes = [hash_fraction(json.dumps(messages)) for messages in conversations]
+    # the conversations with the lowest hashes go to val, so that even few have the exact share
     n_val = int(plan['val_fraction'] * len(hashes))
     limit = sorted(hashes)[n_val] if hashes else 0
     rendered = {'train': [], 'val': []}
@@ -724,18 +728,20 @@ def main():
         raise InputError(f"neither a file or folder nor a built-in dataset: {name}. Name a file, or one of "
                          f"{', '.join([*BUILT_IN, *BENCHMARKS])}.")
     folder = folder_of(dataset, data_dir)
-    built_in = BUILT_IN.get(dataset, BuiltIn('', tokenizer=''))
+    # a file that only has the name of a built-in dataset, such as tinystories.txt, gets the defaults
+    built_in = BUILT_IN.get(name, BuiltIn('', tokenizer=''))  # '': choose_tokenizer() chooses
     chosen = tokenizer or built_in.tokenizer
     if any(kind_of(path) == 'parquet' for path in paths):
         import_package('pyarrow')  # before anything is downloaded
 
     # everything that determines the result. A dataset with the same plan is resumed, or is complete
-    stamps = []
+    inputs = []  # names, and for local files the size and time of the last change
     for path in [*paths, chosen]:
         if os.path.isfile(path):
             status = os.stat(path)
-            path = f'{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}'
-        stamps.append(path)
+            inputs.append(f'{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}')
+        else:
+            inputs.append(path)
     plan = {
         'tokenizer': chosen,
         'text_key': text_key,
@@ -743,7 +749,7 @@ def main():
         'max_tokens': max_tokens,
         'shard_mb': shard_mb,
         'chat': chat,
-        'files': hashlib.sha256('\n'.join(stamps).encode('utf-8', 'surrogateescape')).hexdigest(),
+        'files': hashlib.sha256('\n'.join(inputs).encode('utf-8', 'surrogateescape')).hexdigest(),
     }
 
     with lock_folder(folder):

@@ -197,7 +197,8 @@ def format_ranks(ranks):
 
 
 def without_surrogates(text):
-    """Replace each half of a surrogate pair, which JSON can contain and UTF-8 cannot, by U+FFFD."""
+    """Replace surrogates, which JSON can contain and UTF-8 cannot: a pair by its character, a single one by
+    U+FFFD."""
     return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
@@ -206,9 +207,10 @@ def without_surrogates(text):
 
 
 def learn_bpe(n_vocab, texts):
-    """Learn a byte-level BPE of `n_vocab` ids, the last of which is <|endoftext|>, from `texts`.
+    """Learn a byte-level BPE from `texts`. It has `n_vocab` ids, or fewer if the texts are short; the last
+    one is <|endoftext|>.
 
-    The `tokenizers` package learns it. tiktoken encodes with it, as it is three times as fast.
+    The `tokenizers` package learns the merges. tiktoken uses them to encode, which is three times as fast.
     """
     if not 257 <= n_vocab <= 1_000_000:  # the package aborts the process if memory runs out
         raise InputError(f"the size of the vocabulary is out of range: bpe:{n_vocab}. Use 257 to 1000000, as "
@@ -247,8 +249,8 @@ def bytes_to_unicode():
 def pre_tokenizer_of(pattern):
     """Return a pre-tokenizer of the `tokenizers` package that splits a text by a pattern of tiktoken.
 
-    In that package's regular expressions, {1,3}+ is a repetition, not possessive, and $ matches at each end
-    of a line.
+    Two parts of the pattern mean something else in that package and are replaced: {1,3}+ is not possessive,
+    but repeats {1,3}; and $ also matches before each newline.
     """
     from tokenizers import Regex, pre_tokenizers
     pattern = re.sub(r'(\{\d+(?:,\d*)?\})\+', r'\1', pattern).replace('$', r'\z')
@@ -265,7 +267,8 @@ def pre_tokenizer_of(pattern):
 class HFTokenizer(Tokenizer):
     """A tokenizer.json, read by the `tokenizers` package.
 
-    Each document starts with its beginning-of-sequence token or, if it has none, its end-of-sequence token.
+    A document starts with the tokenizer's beginning-of-sequence token or, without one, with its
+    end-of-sequence token.
     """
 
     def __init__(self, state):
@@ -286,20 +289,20 @@ class HFTokenizer(Tokenizer):
         super().__init__(state, self.text_pieces_of(vocab, special), special)
 
         self.config = json.loads(state.get('config', '{}'))  # of tokenizer_config.json
-        ids = {}
-        for role, names in SPECIAL_NAMES.items():
+        id_of = {}  # of 'bos_token' and 'eos_token'
+        for key, names in SPECIAL_NAMES.items():
             for name in names:
                 if name in special:
-                    self.config.setdefault(role, name)
-            token = self.config.get(role)
-            if isinstance(token, dict):
+                    self.config.setdefault(key, name)
+            token = self.config.get(key)
+            if isinstance(token, dict):  # with its properties
                 token = token['content']
-            ids[role] = special.get(token)
-        self.end_of_text = ids['bos_token']
+            id_of[key] = special.get(token)
+        self.end_of_text = id_of['bos_token']
         if self.end_of_text is None:
-            self.end_of_text = ids['eos_token']
+            self.end_of_text = id_of['eos_token']
         # the end-of-sequence token ends a text, and so does the token that starts the next document
-        ends = [ids['eos_token'], self.end_of_text, *state.get('stop_ids', [])]
+        ends = [id_of['eos_token'], self.end_of_text, *state.get('stop_ids', [])]
         self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
 
     def text_pieces_of(self, vocab, special):
@@ -325,7 +328,7 @@ class HFTokenizer(Tokenizer):
     def encode_prompt(self, text):
         encoding = self.encode_with(text, is_prompt=True)
         # Keep the tokens that the template puts first, such as Llama's <s>, and drop those that it puts last,
-        # such as </s>, which would end the text. Tokens of a template belong to no sequence
+        # such as </s>, which would end the text. sequence_ids is None for a token of the template
         ids = encoding.ids
         while len(ids) > 1 and encoding.sequence_ids[len(ids) - 1] is None:
             ids.pop()
@@ -349,9 +352,9 @@ class HFTokenizer(Tokenizer):
 def hugging_face_state(path):
     """Return the state of a Hugging Face tokenizer.
 
-    path: a tokenizer.json (of any name), or the folder that has one. Other files in the folder are read, too:
-    tokenizer_config.json; generation_config.json, whose eos_token_id end a text; config.json, which has the
-    size of the model's embedding.
+    path: a tokenizer.json (of any name), or the folder that contains it. If they exist, these files in the
+    folder are read as well: tokenizer_config.json, generation_config.json (the ids that end a text) and
+    config.json (the size of the model's embedding).
     """
     path = os.path.abspath(path)
     file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
@@ -425,9 +428,9 @@ def same_tokenizer(a, b):
 
 
 # -----------------------------------------------------------------------------
-# the files of a dataset for the parts of a state that are too long for its meta.json
+# a dataset's tokenizer: meta.json contains the state, and these files the values that are too long for it
 
-# by their keys in a state
+# {key of the state: name of the file}
 TOKENIZER_FILES = {'ranks': 'tokenizer.tiktoken', 'json': 'tokenizer.json', 'config': 'tokenizer_config.json'}
 
 

@@ -232,10 +232,10 @@ if min_lr is None:
 vocab_size = data.vocab_size
 if ckpt:  # the same tokenizer; on a resume also the same data and tokens per iteration
     vocab_size = checkpoint.check_data(ckpt, data, tokens_per_iter, resuming and not eval_only)
-task_list = {}
+loaded_tasks = {}  # {name: [Task, ...]}
 if tasks:
     from benchmarks import evaluate_tasks, load_tasks
-    task_list = load_tasks(tasks, max_per_task, data_dir, data.tokenizer)
+    loaded_tasks = load_tasks(tasks, max_per_task, data_dir, data.tokenizer)
 prompts = []
 if sample_interval:
     from sampling import Sampler, generate_text, next_sample_step, prompts_for_samples
@@ -688,7 +688,7 @@ for it in itertools.count(start_iter):
         stopwatch.stop()
         try:
             model.eval()
-            scores, _ = evaluate_tasks(model, task_list, data.tokenizer, ctx, should_stop)
+            scores, _ = evaluate_tasks(model, loaded_tasks, data.tokenizer, ctx, should_stop)
             model.train()
             if scores:  # none if it was interrupted
                 log(it, scores)

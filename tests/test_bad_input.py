@@ -120,7 +120,8 @@ def test_the_scripts_print_one_line_and_end_with_status_2(script, tmp_path):
     ('train.py', [
         'min_lr=-1', 'min_lr=1', 'save_interval=-1', 'max_tokens=0', 'max_epochs=0', 'max_minutes=-1',
         'top_p=0', 'top_p=2', 'lr_decay_iters=-5', 'decay_fraction=0', 'adam_eps=-1', 'matrix_lr=-1',
-        'embedding_lr=-1', 'head_lr=-1', 'matrix_weight_decay=-1', 'seed=-1', f"seed={'9' * 23}"]),
+        'embedding_lr=-1', 'learning_rate=0', 'head_lr=-1', 'matrix_weight_decay=-1', 'seed=-1',
+        f"seed={'9' * 23}"]),
     ('sample.py', [
         'top_k=0', 'batch_size=0', 'num_samples=0', 'max_new_tokens=-1', f"seed={'9' * 23}"]),
     ('eval.py', ['sample_tokens=-1']),

@@ -145,6 +145,13 @@ def test_an_epoch_has_each_conversation_once_and_the_counted_targets(talks):
     assert np.array_equal(y[y >= 0], x[y >= 0] + 1), 'of the same conversation, whose ids count upwards'
 
 
+def test_conversations_without_an_answer_in_the_context_are_an_error(talks):
+    train = Dataset('talks', talks).train
+    train.mask = np.zeros_like(train.mask)
+    with pytest.raises(InputError, match='no conversation'):
+        train.packing(16)
+
+
 @pytest.mark.parametrize('name', ['train.mask', 'train.starts'])
 def test_a_mask_of_other_conversations_is_an_error(talks, name):
     path = talks / 'talks' / name
@@ -164,7 +171,7 @@ def test_a_prompt_drops_the_oldest_questions_with_their_answers():
     chat = chat_format(chat_tokenizer('byte'))
     ids, kept = fit_prompt(chat, [*TALK, TALK[0]], 50)
     assert kept == [*TALK[2:], TALK[0]]
-    assert ids == chat.render(kept, answer=True)[0].tolist() and ids[-1] == 259
+    assert ids == chat.render(kept, add_generation_prompt=True)[0].tolist() and ids[-1] == 259
     with pytest.raises(InputError):
         fit_prompt(chat, TALK[:1], 10)
 

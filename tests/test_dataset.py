@@ -137,9 +137,10 @@ def test_npy_shards_are_read(tmp_path):
     np.save(tmp_path / 'edu_val_000000.npy', ids[:100])
     data = Dataset(tmp_path.name, tmp_path.parent, 16)
     assert np.array_equal(data.train.read([0], 1000)[0], ids) and data.val.n == 100
-    np.save(tmp_path / 'edu_train_000003.npy', ids / 2)
-    with pytest.raises(InputError, match='000003'):
-        Dataset(tmp_path.name, tmp_path.parent)
+    for wrong in [ids / 2, ids[:0]]:
+        np.save(tmp_path / 'edu_train_000003.npy', wrong)
+        with pytest.raises(InputError, match='000003'):
+            Dataset(tmp_path.name, tmp_path.parent)
 
 
 def test_documents_are_numbered_with_a_document_mask(tmp_path):

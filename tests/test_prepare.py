@@ -349,6 +349,14 @@ def test_conversations_have_a_mask_of_what_the_assistant_says(prepare, made):
 # the command line
 
 
+def test_a_file_that_is_named_like_a_built_in_dataset_has_the_usual_settings(made):
+    Path('shakespeare.txt').write_text(TEXT)
+    data = made('shakespeare.txt')
+    assert data.train.read([0], 1)[0] == data.tokenizer.end_of_text
+    Path('tinystories.txt').write_text(TEXT)
+    assert made('tinystories.txt').meta['plan']['val_fraction'] == 0.1
+
+
 def test_a_text_that_is_a_program_is_read_and_not_run(made):
     text = 'print("GAME " + "RUNS")\ntokenizer = "char"\n' + TEXT
     Path('game.py').write_text(text)

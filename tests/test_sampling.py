@@ -58,6 +58,12 @@ def test_a_sampler_keeps_the_prompt_draws_no_padding_and_follows_its_seed(captur
     assert torch.equal(first, sampler.generate(idx, 12))
 
 
+def test_more_ids_than_a_sampler_was_made_for_are_refused(capture):
+    sampler = Sampler(lively('gpt2', block_size=256), 1, 100, capture=capture)
+    with pytest.raises(AssertionError, match='max_length'):
+        sampler.generate(random_ids(1, 100), 60)
+
+
 def test_logits_that_are_not_finite_are_an_error(capture):
     net = lively('gpt2')
     with torch.no_grad():
