@@ -89,7 +89,10 @@ def load_tasks(names, max_per_task, data_dir, tokenizer):
             characters = set('\n' if task.n_shots else '')
             for example in task.examples:
                 characters.update(*example.texts)
-            tokenizer.encode(' '.join(sorted(characters)))  # with spaces, as ids may be numbers
+            try:
+                tokenizer.encode(' '.join(sorted(characters)))  # with spaces, as ids may be numbers
+            except InputError as e:
+                raise InputError(f"the tokenizer cannot encode the task {task.name}: {e}") from e
     return tasks
 
 

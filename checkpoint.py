@@ -27,6 +27,7 @@ from processes import broadcast, innermost
 from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
 
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
+MODEL_FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 
 # -----------------------------------------------------------------------------
 # find a file
@@ -171,6 +172,8 @@ def clean_weights(weights):
 def complete_args(args, weights):
     """Return the arguments of GPTConfig with those that a file leaves out. A tied head is added to `weights`
     if it is missing."""
+    # without the fields of other code that are off
+    args = {name: value for name, value in args.items() if name in MODEL_FIELDS or value}
     if args.get('arch', 'gpt2') == 'gpt2':
         args = {**NANOGPT, **args}  # not the preset, which may have been edited
     embedding = weights['transformer.wte.weight']
@@ -195,7 +198,10 @@ def check_weights(ckpt):
     """Raise InputError unless the weights are finite, and those of the network that model_args describe."""
     path = ckpt['path']
     weights = ckpt['model']
-    expected = empty_model(GPTConfig(**ckpt['model_args'])).state_dict()
+    config = GPTConfig(**ckpt['model_args'])
+    if config.n_layer > len(weights):  # to build all of them could take forever
+        raise InputError(f"{path} has fewer weights than layers: {config.n_layer}. Use another checkpoint.")
+    expected = empty_model(config).state_dict()
     for name in sorted(expected | weights):
         shape = getattr(weights.get(name), 'shape', None)
         expected_shape = getattr(expected.get(name), 'shape', None)
@@ -330,7 +336,6 @@ EXCLUSIVE = [
     ['gradient_accumulation_steps', 'total_batch_size'],
     ['lr_schedule', 'decay_lr'],
 ]
-NETWORK = [field.name for field in dataclasses.fields(GPTConfig) if field.name != 'dropout']
 
 
 def inherit(config, given, ckpt, resuming, kinds):
@@ -365,8 +370,8 @@ def inherit(config, given, ckpt, resuming, kinds):
 
     merged = {**config, **restored}
     network = GPTConfig(**ckpt['model_args'])
-    for name in NETWORK:
-        if name in config:
+    for name in MODEL_FIELDS:
+        if name in config and name != 'dropout':
             merged[name] = getattr(network, name)
     if not resuming:
         merged['block_size'] = min(network.block_size, config['block_size'])
@@ -377,7 +382,8 @@ def inherit(config, given, ckpt, resuming, kinds):
             print0(f"note: {name}={config[name]} is ignored, the checkpoint has {merged[name]}")
     if resuming:
         for name, before in ckpt['config'].items():
-            if name in NETWORK or (name in OF_THIS_START and name not in ckpt['given']):
+            is_of_network = name in MODEL_FIELDS and name != 'dropout'
+            if is_of_network or (name in OF_THIS_START and name not in ckpt['given']):
                 continue
             now = merged.get(name)  # None if there is no such setting any more
             if before != now:
@@ -500,12 +506,12 @@ RUN_FILES = re.compile(r'(ckpt(_best|_original|_\d{8,})?\.pt|eval(_\d{8,})?\.jso
                        r'report\.md|loss\.png)(\.old|\.tmp)?')
 
 
-def prepare_folder(out_dir, start_iter, delete):
+def prepare_folder(out_dir, start_iter, delete, best_iter=None):
     """
     Prepare a run's folder, which the caller has locked, for writing from iteration `start_iter` on.
 
     delete: remove the files of the run that is in it. Otherwise, files of later iterations are renamed to
-    *.old, links included, which the next save makes again.
+    *.old, links included, which the next save makes again. best_iter: the best iteration up to start_iter.
     """
     if exists(out_dir) and not numbered(out_dir):  # nanoGPT's ckpt.pt, which the first save would replace
         link(newest(out_dir), os.path.join(out_dir, 'ckpt_original.pt'))
@@ -517,6 +523,10 @@ def prepare_folder(out_dir, start_iter, delete):
             os.remove(path)
         elif iteration_of(path) > start_iter:
             os.replace(path, path + '.old')
+    best_path = os.path.join(out_dir, 'ckpt_best.pt')
+    for path in numbered(out_dir):
+        if iteration_of(path) == best_iter and not os.path.exists(best_path):
+            link(path, best_path)
     log = os.path.join(out_dir, 'log.csv')
     columns, rows = read_rows(log)
     earlier = [row for row in rows if int(row['iter']) < start_iter]  # the others are written again

@@ -86,7 +86,7 @@ PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
 TEXT_KNOBS = ['start', 'stop']
 SWITCH_VALUES = ['true', 'false', 'auto', '1', '0']  # words that are values after a switch: --compile false
 # a single hyphen before a name, or the dash into which some editors turn two hyphens
-WRONG_DASH = re.compile('[-\u2010-\u2015\u2212][a-zA-Z_]')
+WRONG_DASH = re.compile('[-\u2010-\u2015\u2212]+[a-zA-Z_]')
 
 
 class InputError(ValueError):
@@ -232,15 +232,20 @@ def read_arguments(argv, kinds):
         if word.startswith('--'):
             name, equals, text = word[2:].partition('=')
             texts.setdefault(name, [])
-            if not equals:
-                continue  # the next word is its value, unless it is a switch such as --compile
-        elif name is None or (bool in kinds.get(name, []) and word.lower() not in SWITCH_VALUES):
+            if equals:
+                texts[name].append(text)
+            elif bool in kinds.get(name, []):
+                texts[name].append('True')  # --compile; the next word may be another value
+            if equals and list not in kinds.get(name, []):
+                name = None
+            continue
+        ends_list = list in kinds.get(name, []) and WRONG_DASH.match(word)
+        ends_switch = bool in kinds.get(name, []) and word.lower() not in SWITCH_VALUES
+        if name is None or ends_list or ends_switch:
             words.append(word)
             name = None
             continue
-        else:
-            text = word
-        texts[name].append(text)
+        texts[name].append(word)
         if list not in kinds.get(name, []):  # a list takes all words up to the next flag
             name = None
     return texts, words
@@ -258,8 +263,6 @@ def check_known(unknown, knobs):
 
 def read_value(name, texts, default, kinds):
     """Return the value of a knob from the texts of its flag, the last of them unless the knob is a list."""
-    if not texts and bool in kinds:
-        return True
     if not texts:
         raise InputError(f"--{name} has no value. Write --{name}=VALUE.")
     if list not in kinds:

@@ -310,7 +310,7 @@ def read(source):
             weights.update(load_weights(path))
 
         arch = args['arch']
-        our_names = inverse(weight_names(arch, args['n_layer']))
+        our_names = inverse(weight_names(arch, min(args['n_layer'], len(weights))))
         model = {}
         for name, p in weights.items():
             if arch == 'gpt2' and not name.startswith(('transformer.', 'lm_head.')):
@@ -381,7 +381,10 @@ def their_weights(weights, config, dtype):
     for ours, p in weights.items():
         if ours == 'lm_head.weight' and config.tie:
             continue
-        theirs = names[ours]  # a KeyError if model.py was edited and has more weights
+        if ours not in names:  # model.py was edited
+            raise InputError(f"{CLASSES[arch]} of transformers has no weight {ours}. Train a model without "
+                             "it.")
+        theirs = names[ours]
         converted[theirs] = convert(ours, p, config.n_head, arch).to(dtype)
         if arch == 'gpt2' and not config.bias and ('.h.' in ours or '.ln_f.' in ours):
             # transformers' GPT-2 always has biases, one per output

@@ -45,6 +45,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import multiprocessing.pool
 import os
 import pickle
@@ -390,8 +391,8 @@ def gather_chunks(paths, n_bytes, val_fraction):
     """Yield chunks with at least `n_bytes` of text each, except for the last one.
 
     A hash of a document's beginning decides whether it goes to train or val, so it stays in its split when
-    documents are added. If there are so few documents that val might get none, val is the end of each
-    passage, as in nanoGPT.
+    documents are added. If there are so few documents that val might get none, val is the end of the text of
+    each chunk, as in nanoGPT.
     """
     are_few = val_fraction > 0 and not has_documents(paths, 5 / val_fraction)
     number = 0
@@ -400,17 +401,12 @@ def gather_chunks(paths, n_bytes, val_fraction):
     in_val = False
     for passage in read_documents(paths):
         if n_filled >= n_bytes:
-            yield chunk
+            yield with_end_as_val(chunk, val_fraction) if are_few else chunk
             number += 1
             chunk = Chunk(f'_{number:06d}', [], [])
             n_filled = 0
         n_filled += len(passage.text.encode())
-        if are_few:
-            n_train = int((1 - val_fraction) * len(passage.text))
-            chunk.train.append(passage._replace(text=passage.text[:n_train]))
-            chunk.val.append(passage._replace(text=passage.text[n_train:], begins=False))
-            continue
-        if passage.begins:
+        if passage.begins and not are_few:
             in_val = hash_fraction(passage.text) < val_fraction
         if in_val:
             chunk.val.append(passage)
@@ -419,7 +415,23 @@ def gather_chunks(paths, n_bytes, val_fraction):
     if number == 0:
         chunk.file_suffix = ''
     if n_filled:
-        yield chunk
+        yield with_end_as_val(chunk, val_fraction) if are_few else chunk
+
+
+def with_end_as_val(chunk, val_fraction):
+    """Return a chunk in which val is the end of the text of train."""
+    n_characters = sum(len(passage.text) for passage in chunk.train)
+    n_left = int((1 - val_fraction) * n_characters)  # for train
+    train = []
+    val = []
+    for passage in chunk.train:
+        n = min(n_left, len(passage.text))
+        n_left -= n
+        if n > 0:
+            train.append(passage._replace(text=passage.text[:n]))
+        if n < len(passage.text):
+            val.append(passage._replace(text=passage.text[n:], begins=passage.begins and n == 0))
+    return Chunk(chunk.file_suffix, train, val)
 
 
 def has_documents(paths, n):
@@ -639,9 +651,10 @@ def make_conversations(folder, plan, tok, paths):
     form = chat_format(tok)
     conversations = read_conversations(paths)
     hashes = [hash_fraction(json.dumps(messages)) for messages in conversations]
-    # the conversations with the lowest hashes go to val, so that even few have the exact share
-    n_val = int(plan['val_fraction'] * len(hashes))
-    limit = sorted(hashes)[n_val] if hashes else 0
+    limit = plan['val_fraction']
+    if 0 < limit * len(hashes) < 5:  # so few that val might get none: the lowest hashes go there
+        n_val = min(math.ceil(limit * len(hashes)), len(hashes) - 1)
+        limit = sorted(hashes)[n_val]
     rendered = {'train': [], 'val': []}
     for hash, messages in zip(hashes, conversations):
         split = 'val' if hash < limit else 'train'

@@ -286,7 +286,7 @@ class HFTokenizer(Tokenizer):
             state = {**state, 'json': self.tokenizer.to_str()}
         added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
         special = {token.content: id for id, token in added.items() if token.special}
-        super().__init__(state, self.text_pieces_of(vocab, special), special)
+        super().__init__(state, self.text_pieces_of(vocab, added, special), special)
 
         self.config = json.loads(state.get('config', '{}'))  # of tokenizer_config.json
         id_of = {}  # of 'bos_token' and 'eos_token'
@@ -305,7 +305,7 @@ class HFTokenizer(Tokenizer):
         ends = [id_of['eos_token'], self.end_of_text, *state.get('stop_ids', [])]
         self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
 
-    def text_pieces_of(self, vocab, special):
+    def text_pieces_of(self, vocab, added, special):
         """Return {id: bytes} of the tokens in `vocab`, {token: id}, without special tokens."""
         byte_of = {}
         if 'ByteLevel' in str(self.tokenizer.decoder):  # tokens have a character for each byte
@@ -314,7 +314,7 @@ class HFTokenizer(Tokenizer):
         for token, id in vocab.items():
             if token in special:
                 continue
-            if all(letter in byte_of for letter in token):
+            if id not in added and all(letter in byte_of for letter in token):
                 pieces[id] = bytes(byte_of[letter] for letter in token)
             elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's token for a byte
                 pieces[id] = bytes.fromhex(token[3:5])
@@ -359,10 +359,8 @@ def hugging_face_state(path):
     path = os.path.abspath(path)
     file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
     folder = os.path.dirname(file)
-    content = read_json(file)
+    content = read_valid_json(file) if os.path.exists(file) else {}
     if 'model' not in content:
-        if os.path.exists(file):
-            check_not_lfs_pointer(file)
         raise InputError(f"no tokenizer.json: {path}. docs/huggingface.md shows how to make one from "
                          "sentencepiece's tokenizer.model, or from vocab.json and merges.txt.")
     # a token that was added after training, often [PAD], may have no row in the model's embedding
@@ -370,13 +368,22 @@ def hugging_face_state(path):
     added = content.get('added_tokens', [])
     content['added_tokens'] = [token for token in added if token['id'] < n_rows]
     state = {'kind': 'hf', 'name': os.path.basename(path), 'json': json.dumps(content, ensure_ascii=False)}
-    config = read_json(os.path.join(folder, 'tokenizer_config.json'))
-    if config:
-        state['config'] = json.dumps(config)
+    config_file = os.path.join(folder, 'tokenizer_config.json')
+    if os.path.exists(config_file):
+        state['config'] = json.dumps(read_valid_json(config_file))
     stop_ids = read_json(os.path.join(folder, 'generation_config.json')).get('eos_token_id')
     if stop_ids is not None:
         state['stop_ids'] = stop_ids if isinstance(stop_ids, list) else [stop_ids]
     return state
+
+
+def read_valid_json(path):
+    """Return the dict in a JSON file, or raise InputError."""
+    check_not_lfs_pointer(path)
+    content = read_json(path)
+    if not content:
+        raise InputError(f"{path} is not a valid JSON file. Download or save it again.")
+    return content
 
 
 # -----------------------------------------------------------------------------
@@ -468,7 +475,8 @@ def read_tokenizer_files(folder, meta):
         if os.path.exists(path):
             with open(path, 'rb') as f:
                 content = f.read()
-        if hashlib.sha256(content).hexdigest() != meta.get('checksums', {}).get(file):
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not content or sha256 != meta.get('checksums', {}).get(file, sha256):
             raise InputError(f"{path} is missing or has changed since meta.json was written. Run prepare.py "
                              "again with --overwrite.")
         state[key] = content if key == 'ranks' else content.decode()

@@ -604,7 +604,7 @@ if wandb_log and master_process and not eval_only:
                          "login, WANDB_MODE=offline or --wandb_log=False.")
     wandb_run_id = wandb_run.id
 if master_process and not eval_only:
-    checkpoint.prepare_folder(out_dir, start_iter, deleting)
+    checkpoint.prepare_folder(out_dir, start_iter, deleting, ckpt['best_iter'] if resuming else None)
 best_val_loss, best_iter = math.inf, None
 if resuming:
     best_val_loss, best_iter = checkpoint.best_so_far(ckpt, config, out_dir)

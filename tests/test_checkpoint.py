@@ -145,9 +145,16 @@ REFUSED = {  # a word of the message: what the file contains
     'finite': our_state(net=with_nan),
     'mlp.c_fc': our_state(model_args=other_args),
     'window': our_state(model_args={**other_args, 'window': 9}),
+    'layers': our_state(model_args={**network().config.model_args(), 'n_layer': 10**6}),
     'numpy': {**nanogpt_state(), 'iter_num': np.int64(2)},
     'pathlib': {'model': {}, 'x': Evil()},
 }
+
+
+def test_a_field_of_other_code_that_is_off_does_not_matter(path):
+    net = GPT(GPTConfig(arch='llama', vocab_size=20, **SIZES))
+    torch.save(our_state(net=net, model_args={**net.config.model_args(), 'window': 0}), path)
+    assert checkpoint.build_model(checkpoint.read(path)).config == net.config
 
 
 @pytest.mark.parametrize('word', REFUSED)
@@ -351,6 +358,9 @@ def test_going_back_to_an_earlier_iteration_renames_what_is_later(run):
     for name in ['ckpt.pt', 'ckpt_00000006.pt', 'eval_00000006.json']:
         assert name not in names and f'{name}.old' in names
     assert iter_of(checkpoint.find(run)) == resumed(run) == 4
+    save(run, 8)  # a new best, after which the run goes back
+    checkpoint.prepare_folder(str(run), 4, delete=False, best_iter=2)
+    assert iter_of(run / 'ckpt_best.pt') == best_of(run) == 2
 
 
 def test_only_delete_removes_a_run_and_nothing_else(run):

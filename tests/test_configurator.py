@@ -40,6 +40,7 @@ def configure(monkeypatch):
     ('--start=a=b', {'start': 'a=b'}),
     ('--eval_only=0', {'eval_only': False}),
     ('--eval_only 0', {'eval_only': False}),
+    ('--eval_only=False --eval_only', {'eval_only': True}),
     ('--compile', {'compile': True}),
     ('--min_lr -1e-3', {'min_lr': -1e-3}),
     ('--betas=(0.5,0.6)', {'betas': (0.5, 0.6)}),

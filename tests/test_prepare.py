@@ -195,14 +195,17 @@ def test_a_document_stays_on_its_side_when_others_are_added(made):
     assert 3 < len(few) < 25
 
 
-def test_of_few_documents_val_has_the_ends(made):
-    texts = ['1 ' + TEXT, '2 ' + TEXT[::-1]]
+def test_of_few_documents_val_is_the_end_of_their_text(made):
+    texts = [f'{i:02} ' + TEXT[:100] for i in range(20)]
     write_jsonl('book.jsonl', texts)
-    data = made('book.jsonl', '--val_fraction=0.7')
-    n = int(0.3 * len(texts[0]))
-    assert documents_in(data.train) == [text[:n] for text in texts]
-    assert bins('book')['val'] == np.array([*texts[0][n:].encode(), *texts[1][n:].encode()], '<u2').tobytes()
+    data = made('book.jsonl')
+    assert documents_in(data.train) == texts[:18] and documents_in(data.val) == texts[18:]
     assert made('book.jsonl', '--val_fraction=0', '--overwrite').val is None
+    write_jsonl('two.jsonl', [TEXT, TEXT[::-1]])
+    data = made('two.jsonl', '--val_fraction=0.7')
+    n = int(0.3 * 2 * len(TEXT))
+    assert documents_in(data.train) == [TEXT[:n]]
+    assert bins('two')['val'] == np.array([*TEXT[n:].encode(), 256, *TEXT[::-1].encode()], '<u2').tobytes()
 
 
 def test_of_many_documents_none_is_divided_between_train_and_val(monkeypatch, tmp_path):
@@ -338,6 +341,8 @@ def test_conversations_have_a_mask_of_what_the_assistant_says(prepare, made):
     assert '1 rows' in data.out and '2 rows' in data.out and 'chats.json, row 2)' in data.out
     assert "{'reasoning_content': 40}" in data.out
     assert len(data.train.starts) == 36 and len(data.val.starts) == 4
+    Path('few.json').write_text(json.dumps(rows[3:8]))
+    assert len(made('few.json', '--chat').val.starts) == 1
     ids = data.train.read([0], data.train.n)[0]
     said = data.tokenizer.decode(ids[data.train.mask].tolist())
     assert said.count('Answer') == 36 and 'Question' not in said

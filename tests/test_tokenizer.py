@@ -175,9 +175,23 @@ def test_files_of_other_formats_and_damaged_states_are_refused_in_one_line(tmp_p
     for path in (tmp_path, tmp_path / 'tokenizer.model', tmp_path / 'vocab.json'):
         with pytest.raises(InputError, match='^.*$'):
             hugging_face_state(path)
+    (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
+    for damage in ('{bad', 'version https://git-lfs.github.com/spec/v1'):
+        (tmp_path / 'tokenizer_config.json').write_text(damage)
+        with pytest.raises(InputError, match='^.*tokenizer_config.json.*$'):
+            hugging_face_state(tmp_path)
     for state in (None, {'kind': 'new'}, {'kind': 'tiktoken', 'name': 'x'}, {'kind': 'hf', 'json': '{}'}):
         with pytest.raises(InputError, match='^.*$'):
             make_tokenizer(state)
+
+
+def test_added_tokens_stand_for_their_own_letters(state_of):
+    tokenizers = pytest.importorskip('tokenizers')
+    learner = tokenizers.ByteLevelBPETokenizer()
+    learner.train_from_iterator(['12 times'], vocab_size=260)
+    learner.add_tokens(['\u00e9\u00a1'])  # in a byte-level vocabulary, also two bytes
+    tokenizer = make_tokenizer({'kind': 'hf', 'json': learner.to_str()})
+    assert tokenizer.token_bytes()[learner.token_to_id('\u00e9\u00a1')] == 4
 
 
 def test_a_text_that_cannot_be_encoded_is_an_input_error():
