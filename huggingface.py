@@ -12,15 +12,15 @@ import json
 import os
 import re
 
+import numpy as np
 import torch
 
 from configurator import InputError
-from files import check_not_lfs_pointer, first_line
+from files import check_not_lfs_pointer, first_line, read_json
 from model import NANOGPT
 from tokenizer import (
-    ASSISTANT_END, GPT2_STATE, PATTERN, bytes_to_unicode, hugging_face_state, import_package,
-    pre_tokenizer_of,
-)
+    ASSISTANT_END, GPT2_STATE, PATTERN, Tokenizer, bytes_to_unicode, import_package, pre_tokenizer_of,
+    without_surrogates)
 
 # -----------------------------------------------------------------------------
 # names: ours, theirs
@@ -334,9 +334,141 @@ def read_tokenizer(source, optional=False):
     folder = find_folder(source, CONFIG_FILES)
     if optional and not os.path.exists(os.path.join(folder, 'tokenizer.json')):
         return None
-    state = hugging_face_state(folder)
+    state = tokenizer_state(folder)
     state['name'] = os.path.basename(source.rstrip('/'))  # not that of a folder in the cache
     return state
+
+
+# -----------------------------------------------------------------------------
+# their tokenizers
+
+# the tokens that begin and end a text, if tokenizer_config.json does not name them
+SPECIAL_NAMES = {
+    'bos_token': ['<|bos|>', '<s>', '<bos>', '<SOS>'],  # SimpleLLaMA's bpe_8k.json has <SOS> and <EOS>
+    'eos_token': ['<|endoftext|>', '</s>', '<eos>', '<EOS>'],
+}
+
+
+class HFTokenizer(Tokenizer):
+    """A tokenizer.json, read by the `tokenizers` package.
+
+    A document starts with the tokenizer's beginning-of-sequence token or, without one, with its
+    end-of-sequence token.
+    """
+
+    def __init__(self, state):
+        tokenizers = import_package('tokenizers')
+        self.tokenizer = tokenizers.Tokenizer.from_str(state['json'])
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        vocab = self.tokenizer.get_vocab()
+        pre_tokenizer = self.tokenizer.pre_tokenizer
+        if isinstance(pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel) and not self.tokenizer.decoder:
+            # SimpleLLaMA's bpe_8k.json: its authors set these two after loading it
+            self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            if '<UNK>' in vocab:
+                self.tokenizer.model.unk_token = '<UNK>'
+            state = {**state, 'json': self.tokenizer.to_str()}
+        added = self.tokenizer.get_added_tokens_decoder()  # {id: AddedToken}
+        special = {token.content: id for id, token in added.items() if token.special}
+        super().__init__(state, self.text_pieces_of(vocab, added, special), special)
+
+        self.config = json.loads(state.get('config', '{}'))  # of tokenizer_config.json
+        id_of = {}  # of 'bos_token' and 'eos_token'
+        for key, names in SPECIAL_NAMES.items():
+            for name in names:
+                if name in special:
+                    self.config.setdefault(key, name)
+            token = self.config.get(key)
+            if isinstance(token, dict):  # with its properties
+                token = token['content']
+            id_of[key] = special.get(token)
+        self.end_of_text = id_of['bos_token']
+        if self.end_of_text is None:
+            self.end_of_text = id_of['eos_token']
+        # the end-of-sequence token ends a text, and so does the token that starts the next document
+        ends = [id_of['eos_token'], self.end_of_text, *state.get('stop_ids', [])]
+        self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
+
+    def text_pieces_of(self, vocab, added, special):
+        """Return {id: bytes} of the tokens in `vocab`, {token: id}, without special tokens."""
+        byte_of = {}
+        if 'ByteLevel' in str(self.tokenizer.decoder):  # tokens have a character for each byte
+            byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        pieces = {}
+        for token, id in vocab.items():
+            if token in special:
+                continue
+            if id not in added and all(letter in byte_of for letter in token):
+                pieces[id] = bytes(byte_of[letter] for letter in token)
+            elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's token for a byte
+                pieces[id] = bytes.fromhex(token[3:5])
+            else:
+                pieces[id] = token.replace('\u2581', ' ').encode()  # sentencepiece's mark for a space
+        return pieces
+
+    def encode(self, text):
+        return np.array(self.encode_with(text, is_prompt=False).ids, dtype=np.uint32)
+
+    def encode_prompt(self, text):
+        encoding = self.encode_with(text, is_prompt=True)
+        # Keep the tokens that the template puts first, such as Llama's <s>, and drop those that it puts last,
+        # such as </s>, which would end the text. sequence_ids is None for a token of the template
+        ids = encoding.ids
+        while len(ids) > 1 and encoding.sequence_ids[len(ids) - 1] is None:
+            ids.pop()
+        if ids[:2] == [self.end_of_text] * 2:  # the text itself begins with it
+            return ids[1:]
+        return ids
+
+    def encode_with(self, text, is_prompt):
+        self.tokenizer.encode_special_tokens = not is_prompt  # True: as text
+        try:
+            text = without_surrogates(text)
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0]
+        except Exception as e:  # the package raises Exception itself
+            name = self._state.get('name', 'tokenizer.json')
+            raise InputError(f"the tokenizer {name} cannot encode the text: {first_line(e)}") from e
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def tokenizer_state(path):
+    """Return the state of a Hugging Face tokenizer.
+
+    path: a tokenizer.json (of any name), or the folder that contains it. If they exist, these files in the
+    folder are read as well: tokenizer_config.json, generation_config.json (the ids that end a text) and
+    config.json (the size of the model's embedding).
+    """
+    path = os.path.abspath(path)
+    file = os.path.join(path, 'tokenizer.json') if os.path.isdir(path) else path
+    folder = os.path.dirname(file)
+    content = read_valid_json(file) if os.path.exists(file) else {}
+    if 'model' not in content:
+        raise InputError(f"no tokenizer.json: {path}. docs/huggingface.md shows how to make one from "
+                         "sentencepiece's tokenizer.model, or from vocab.json and merges.txt.")
+    # a token that was added after training, often [PAD], may have no row in the model's embedding
+    n_rows = read_json(os.path.join(folder, 'config.json')).get('vocab_size') or float('inf')
+    added = content.get('added_tokens', [])
+    content['added_tokens'] = [token for token in added if token['id'] < n_rows]
+    state = {'kind': 'hf', 'name': os.path.basename(path), 'json': json.dumps(content, ensure_ascii=False)}
+    config_file = os.path.join(folder, 'tokenizer_config.json')
+    if os.path.exists(config_file):
+        state['config'] = json.dumps(read_valid_json(config_file))
+    stop_ids = read_json(os.path.join(folder, 'generation_config.json')).get('eos_token_id')
+    if stop_ids is not None:
+        state['stop_ids'] = stop_ids if isinstance(stop_ids, list) else [stop_ids]
+    return state
+
+
+def read_valid_json(path):
+    """Return the dict in a JSON file, or raise InputError."""
+    check_not_lfs_pointer(path)
+    content = read_json(path)
+    if not content:
+        raise InputError(f"{path} is not a valid JSON file. Download or save it again.")
+    return content
 
 
 # -----------------------------------------------------------------------------

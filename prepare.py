@@ -61,8 +61,8 @@ import numpy as np
 from dataset import DATA_DIR, bin_files, folder_of, read_meta
 from files import check_not_lfs_pointer, first_line, lock_folder, read_json, write_whole
 from tokenizer import (
-    END_OF_TEXT, hugging_face_state, import_package, learn_bpe, make_tokenizer, read_tokenizer_files,
-    without_surrogates, write_tokenizer_files)
+    END_OF_TEXT, import_package, learn_bpe, make_tokenizer, read_tokenizer_files, without_surrogates,
+    write_tokenizer_files)
 
 
 # -----------------------------------------------------------------------------
@@ -537,7 +537,8 @@ def choose_tokenizer(chosen, paths):
         import checkpoint
         state = checkpoint.tokenizer_state_of(checkpoint.read(checkpoint.find(chosen)))
     elif os.path.exists(chosen) or chosen.endswith('.json'):
-        state = hugging_face_state(chosen)
+        import huggingface
+        state = huggingface.tokenizer_state(chosen)
     else:
         state = {'kind': 'tiktoken', 'name': chosen}
     if chat:

@@ -9,9 +9,10 @@ import pytest
 from conftest import TEXT, data_file
 
 from configurator import InputError
+from huggingface import tokenizer_state
 from tokenizer import (
-    GPT2_STATE, hugging_face_state, learn_bpe, make_tokenizer, read_tokenizer_files, same_tokenizer,
-    token_bytes, write_tokenizer_files)
+    GPT2_STATE, learn_bpe, make_tokenizer, read_tokenizer_files, same_tokenizer, token_bytes,
+    write_tokenizer_files)
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll na\u00efve \u6f22\u5b57 \U0001f642 "
            "<|endoftext|> end \x1cz \u2003w")
@@ -24,7 +25,7 @@ def save_byte_level(path, special=('<s>', '</s>'), **options):
     tokenizer = tokenizers.ByteLevelBPETokenizer(**options)
     tokenizer.train_from_iterator([TEXT], vocab_size=300, special_tokens=list(special))
     tokenizer.save(str(path))
-    return hugging_face_state(path)
+    return tokenizer_state(path)
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_a_file_whose_decoder_is_set_after_loading_is_read_as_its_authors_use_it
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=['<UNK>', '<SOS>', '<EOS>'])
     saved.train_from_iterator([TEXT], trainer)
     saved.save(file)
-    ours = make_tokenizer(hugging_face_state(file))
+    ours = make_tokenizer(tokenizer_state(file))
     theirs = tokenizers.Tokenizer.from_file(file)
     theirs.decoder = tokenizers.decoders.ByteLevel()
     theirs.model.unk_token = '<UNK>'
@@ -147,10 +148,10 @@ def test_the_files_next_to_a_tokenizer_name_the_tokens_that_end_a_text(tmp_path)
     plain = save_byte_level(tmp_path / 'tokenizer.json', ['<s>', '</s>', '<|eot_id|>'])
     (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": {"content": "<s>"}}', encoding='utf-8-sig')
     (tmp_path / 'tokenizer.json').write_text(plain['json'], encoding='utf-8-sig')
-    assert hugging_face_state(tmp_path)['json'] == plain['json'], 'a byte order mark is no part of a file'
+    assert tokenizer_state(tmp_path)['json'] == plain['json'], 'a byte order mark is no part of a file'
     for ends, expected in ([1, 2], [0, 1, 2]), (2, [0, 2]), (None, [0]):
         (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': ends}))
-        assert make_tokenizer(hugging_face_state(tmp_path)).stop_ids == expected
+        assert make_tokenizer(tokenizer_state(tmp_path)).stop_ids == expected
 
 
 @pytest.mark.parametrize('template', ['<s> $A', '$A </s>', '<s> $A </s>'])
@@ -174,12 +175,12 @@ def test_files_of_other_formats_and_damaged_states_are_refused_in_one_line(tmp_p
     (tmp_path / 'vocab.json').write_text('{"a": 0}')
     for path in (tmp_path, tmp_path / 'tokenizer.model', tmp_path / 'vocab.json'):
         with pytest.raises(InputError, match='^.*$'):
-            hugging_face_state(path)
+            tokenizer_state(path)
     (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
     for damage in ('{bad', 'version https://git-lfs.github.com/spec/v1'):
         (tmp_path / 'tokenizer_config.json').write_text(damage)
         with pytest.raises(InputError, match='^.*tokenizer_config.json.*$'):
-            hugging_face_state(tmp_path)
+            tokenizer_state(tmp_path)
     for state in (None, {'kind': 'new'}, {'kind': 'tiktoken', 'name': 'x'}, {'kind': 'hf', 'json': '{}'}):
         with pytest.raises(InputError, match='^.*$'):
             make_tokenizer(state)
