@@ -609,8 +609,6 @@ best_val_loss, best_iter = math.inf, None
 if resuming:
     best_val_loss, best_iter = checkpoint.best_so_far(ckpt, config, out_dir)
 ckpt = None  # free its memory
-
-
 samples = ''
 start_seconds = stopwatch.seconds  # of training, before this process
 
