@@ -59,6 +59,11 @@ def test_a_flag_without_a_valid_value_is_refused(configure, arg):
         configure(arg)
 
 
+def test_a_wrong_dash_after_a_list_is_not_one_of_its_values(configure):
+    with pytest.raises(InputError, match='two hyphens'):
+        configure('--runs', 'a', '-max_iters=3')
+
+
 def test_all_unknown_flags_are_named_in_one_error(configure):
     with pytest.raises(InputError) as e:
         configure('--mini_batch_size', '32', '--max_lr=1', '--nonsense')
