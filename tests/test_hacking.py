@@ -58,10 +58,10 @@ def test_a_diff_applies_and_its_run_resumes_to_the_bit_and_samples(
     assert results(out_dir) != results(plain_run)
 
     before = shutil.copytree(out_dir, tmp_path / 'before')
-    run(tmp_path / 'train.py', '--init_from=resume', '--resume_step=3', f'--out_dir={out_dir}',
-        f'--data_dir={data_dir}')
+    printed = run(tmp_path / 'train.py', '--init_from=resume', '--resume_step=3', f'--out_dir={out_dir}',
+                  f'--data_dir={data_dir}')
+    assert 'samples after 6 iterations' in printed
     assert_same_run(out_dir, before)
-    run(tmp_path / 'sample.py', f'--out_dir={out_dir}', '--num_samples=1', '--max_new_tokens=30')
 
     if 'lora_rank' in text:  # the checkpoint has the merged weights, which the code without the diff reads
         printed = run('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', '--eval_only=True',
