@@ -275,9 +275,9 @@ def generate_text(model, tokenizer, text, max_new_tokens, temperature=1.0, top_k
                   stop=None, sampler=None):
     """Return `text` continued by up to max_new_tokens tokens.
 
-    The text ends before tokenizer.stop_ids and before the text `stop`. seed: of the random numbers; by default
-    drawn from torch's generator. sampler: a Sampler of batch size 1 to use, with its settings; to write several
-    texts with one.
+    The text ends before tokenizer.stop_ids and before the text `stop`. seed: of the random numbers; by
+    default drawn from torch's generator. sampler: a Sampler of batch size 1 to use with its settings, to
+    write several texts with one.
     """
     ids = prompt_ids(tokenizer, text)
     if sampler is None:
