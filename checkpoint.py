@@ -50,7 +50,8 @@ def candidates(out_dir):
 
 def newest(out_dir):
     """Return the path of a run's newest checkpoint, or None."""
-    return next(iter(candidates(out_dir)), None)
+    paths = candidates(out_dir)
+    return paths[0] if paths else None
 
 
 def exists(out_dir):
@@ -227,7 +228,7 @@ def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
     model = empty_model(config)
     weights = {}
     for name, p in model.state_dict().items():
-        weights[name] = ckpt['model'][name].to(p.dtype, copy=True)  # a copy, as it is mapped from a file
+        weights[name] = ckpt['model'][name].to(p.dtype, copy=True)  # not mapped from the file any more
     for name in ['lm_head.weight', 'transformer.wte.weight']:
         weights[name] = add_rows(weights[name], n_new)
     model.load_state_dict(weights, assign=True)

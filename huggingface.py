@@ -546,11 +546,12 @@ def to_tokenizer_json(tokenizer, chat):
 
 def our_tokenizer(tokenizer):
     """Convert a tokenizer of characters, bytes or tiktoken to one of the `tokenizers` package."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    import tokenizers  # its Tokenizer is not ours
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     special = tokenizer.special
     if tokenizer.state()['kind'] == 'char':
         # it has no unknown token, so an unknown character is an error
-        theirs = Tokenizer(models.WordLevel({**tokenizer.id_of, **special}))
+        theirs = tokenizers.Tokenizer(models.WordLevel({**tokenizer.id_of, **special}))
         theirs.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
         theirs.decoder = decoders.Fuse()
     else:
@@ -565,7 +566,7 @@ def our_tokenizer(tokenizer):
                 if token[:i] in ids and token[i:] in ids:
                     merges.append((token[:i], token[i:]))
         # ignore_merges: as in tiktoken, a word that is itself a token gets its id even if no merge yields it
-        theirs = Tokenizer(models.BPE({**ids, **special}, merges, ignore_merges=True))
+        theirs = tokenizers.Tokenizer(models.BPE({**ids, **special}, merges, ignore_merges=True))
         theirs.pre_tokenizer = pre_tokenizer_of(tokenizer.state().get('pat_str', PATTERN))
         theirs.decoder = decoders.ByteLevel()
     theirs.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])

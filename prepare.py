@@ -29,7 +29,7 @@ chat = False  # the input is conversations, see docs/chat.md
 val_fraction: float = None
 max_tokens: int = None  # stop after the shard in which train reaches this many tokens
 shard_mb = 100.0  # megabytes of text per shard
-threads: int = None  # that encode. None: one per core that this process may use
+threads: int = None  # number of threads that encode. None: one per core that this process may use
 overwrite = False  # replace an existing dataset
 data_dir: str = None  # folder that contains the datasets. None: data/ next to this file
 # -----------------------------------------------------------------------------

@@ -65,7 +65,7 @@ weight_dtype = choose_dtype(dtype, used_device)
 source = out_dir if init_from == 'resume' else init_from
 model, tokenizer = checkpoint.load(source, dataset, data_dir)
 if used_device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6:
-    # such short steps gain nothing from a second thread, which next to a busy program only waits
+    # next to a busy program, a second thread makes such short steps many times slower (dev/results.md)
     torch.set_num_threads(1)
 for p in model.parameters():  # not the table of rotations, which stays float32
     p.data = p.data.to(getattr(torch, weight_dtype))

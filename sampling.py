@@ -121,10 +121,11 @@ class Sampler:
         self.captured = CapturedStep(self, compile) if capture else None
 
     def draw(self, logits, noise=None):
-        """Return the next ids (B, 1) from logits (B, 1, V), and a bool tensor: False if one is nan or inf."""
+        """Return the next ids (B, 1) from logits (B, 1, V), and a bool tensor: whether the largest logit is
+        finite, which it is not if any logit is nan."""
         logits = logits[:, -1, :self.vocab_size].float()  # (B, V)
         ids = sample_next(logits, generator=self.generator, noise=noise, **self.settings)
-        return ids, torch.isfinite(logits.amax())  # nan is the maximum
+        return ids, torch.isfinite(logits.amax())
 
     @torch.no_grad()
     @without_cudnn_attention()

@@ -25,7 +25,7 @@ from configurator import InputError, check_choice, configure
 # -----------------------------------------------------------------------------
 what = 'train'  # 'sample', 'race', 'race_cpu'
 peer: str = None  # a checkout of nanoGPT to compare with
-ours: str = None  # for 'train': another checkout of this project to compare with
+ours: str = None  # for 'train' and 'sample': another checkout of this project to compare with
 sizes: str = None  # names from SIZES, or from SAMPLED for 'sample'. None: the first two
 archs = 'gpt2,modern'  # modern trains with Muon, the others with AdamW
 batch_size: int = None  # sequences per micro-batch. None: that of the size
