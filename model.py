@@ -12,6 +12,7 @@ https://github.com/karpathy/nanochat
 
 import dataclasses
 import math
+import typing
 
 import torch
 import torch.nn as nn
@@ -80,6 +81,13 @@ class GPTConfig:
     init: str = None
 
     def __post_init__(self):
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if value is None or not isinstance(kind, type):  # a union, in a field that you have added
+                continue
+            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if not fits or (kind is int and value < 0):
+                raise ValueError(f"{name} must be of type {kind.__name__}, and not negative: {value!r}.")
         if self.arch not in PRESETS:
             raise ValueError(f"unknown arch: {self.arch}. Use {', '.join(PRESETS)}.")
         for name, value in PRESETS[self.arch].items():
@@ -429,13 +437,10 @@ class GPT(nn.Module):
 
         if targets is None:
             return self.compute_logits(x[:, -1:]), None  # not [:, [-1]]: a CUDA graph cannot copy its index
-        targets = targets.flatten()  # (B * T)
-        if self.loss_chunk_size and not return_logits:
-            return None, self.compute_loss_by_chunks(x, targets, reduction)
-        logits = self.compute_logits(x)  # (B, T, V)
-        loss = self.compute_loss(logits, targets, reduction)
-        if not return_logits:
-            logits = None  # if they were returned, torch.compile would compute a gradient for them, all zeros
+        logits = None
+        if return_logits:  # in training they are not: torch.compile would compute their gradient, all zeros
+            logits = self.compute_logits(x)  # (B, T, V)
+        loss = self.compute_loss(x, targets.flatten(), reduction, logits)
         return logits, loss
 
     def attention_mask(self, positions, doc_ids, cache):
@@ -459,22 +464,22 @@ class GPT(nn.Module):
             logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
         return logits
 
-    def compute_loss(self, logits, targets, reduction='mean'):
-        """Return the cross entropy. logits: (..., V), of N positions in total; targets: (N)."""
-        # float32 whatever autocast says: bfloat16 would round the loss to three digits
-        flat = logits.float().view(-1, logits.size(-1))  # (N, V)
-        loss = F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
-        if reduction == 'mean':  # nan if all targets are -1
-            loss = torch.where((targets >= 0).any(), loss, 0.0)
-        return loss
-
-    def compute_loss_by_chunks(self, x, targets, reduction):
-        """Return the same loss from x (B, T, C), holding the logits of loss_chunk_size tokens at a time.
-
-        They are recomputed in backward.
+    def compute_loss(self, x, targets, reduction='mean', logits=None):
         """
+        Return the loss for x (B, T, C) and targets (B * T). logits: those of x, if they exist already.
+
+        With loss_chunk_size, the logits of that many tokens exist at a time. They are recomputed in backward.
+        """
+        if logits is None and self.loss_chunk_size == 0:
+            logits = self.compute_logits(x)  # (B, T, V)
+        if logits is not None:
+            loss = self.cross_entropy(logits, targets, reduction)
+            if reduction == 'mean':  # nan if all targets are -1
+                loss = torch.where((targets >= 0).any(), loss, 0.0)
+            return loss
+
         def chunk_losses(x, targets):
-            return self.compute_loss(self.compute_logits(x), targets, 'none')
+            return self.cross_entropy(self.compute_logits(x), targets, 'none')
 
         x_chunks = x.flatten(0, 1).split(self.loss_chunk_size)  # each (n, C)
         target_chunks = targets.split(self.loss_chunk_size)  # each (n)
@@ -486,6 +491,12 @@ class GPT(nn.Module):
         if reduction == 'none':
             return losses
         return losses.sum() / (targets >= 0).sum().clamp(min=1)
+
+    def cross_entropy(self, logits, targets, reduction):
+        """Return the loss of logits (..., V), of N positions in total, and targets (N). Edit the loss here."""
+        # float32 whatever autocast says: bfloat16 would round the loss to three digits
+        flat = logits.float().view(-1, logits.size(-1))  # (N, V)
+        return F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)
 
     @classmethod
     def from_pretrained(cls, source, override_args=None):

@@ -107,7 +107,7 @@ class MuonAdamW(torch.optim.Optimizer):
             buffer.lerp_(grad, 1 - momentum)
             updates.append(grad.lerp(buffer, momentum))  # Nesterov momentum
         updates = orthogonalize(updates, params[0], self.dtype)
-        rows, columns = params[0].shape
+        rows, columns = params[0].shape[-2:]
         step_size = lr * math.sqrt(max(1, rows / columns))  # taller orthogonal matrices have smaller entries
         for p, update in zip(params, updates):
             weight = to_local(p)
@@ -130,7 +130,7 @@ def batches_of(params):
 
 
 def zeropower_via_newtonschulz(G, steps=5):
-    """Return the matrices G (n, rows, columns) with their singular values moved close to one.
+    """Return the matrices G (..., rows, columns) with their singular values moved close to one.
 
     The Newton-Schulz iteration is a polynomial of the matrix, so it consists of matrix products. With these
     coefficients, five steps bring singular values above 0.0017 of the matrix's norm to between 0.68 and 1.2;
@@ -138,13 +138,17 @@ def zeropower_via_newtonschulz(G, steps=5):
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.size(-2) > G.size(-1)
-    X = G.mT if tall else G
+    X = G.flatten(0, -3)  # (n, rows, columns)
+    if tall:
+        X = X.mT
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
     for _ in range(steps):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A A
         X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
-    return X.mT if tall else X
+    if tall:
+        X = X.mT
+    return X.reshape(G.shape)
 
 
 # -----------------------------------------------------------------------------
@@ -169,11 +173,11 @@ def orthogonalize(updates, p, dtype):
     if not hasattr(p, 'to_local'):
         return orthogonalize_in_shares(updates, dtype)
     from torch.distributed.tensor import DTensor, distribute_tensor
-    n = len(updates)
-    rows, columns = p.shape
+    rows, *rest = p.shape  # FSDP shards the first dimension
+    shape = torch.Size((rows, len(updates), *rest))
     stack = torch.stack(updates, dim=1).to(dtype)  # (our rows, n, columns)
     stack = DTensor.from_local(stack, p.device_mesh, p.placements,
-                               shape=torch.Size((rows, n, columns)), stride=(n * columns, columns, 1))
+                               shape=shape, stride=torch.empty(shape, device='meta').stride())
     matrices = stack.full_tensor().unbind(1)
     results = torch.stack(list(orthogonalize_in_shares(matrices, dtype)), dim=1)  # (rows, n, columns)
     # src_data_rank=None: each process takes its rows from its own tensor, so nothing is sent
@@ -182,7 +186,7 @@ def orthogonalize(updates, p, dtype):
 
 
 def orthogonalize_in_shares(matrices, dtype):
-    """Return the orthogonalized `matrices`, (n, rows, columns), of a list that is the same in all processes.
+    """Return the orthogonalized `matrices`, (n, ..., rows, columns), of a list that is the same in all processes.
     Each process works on its share and sends the results to all."""
     n_own = math.ceil(len(matrices) / n_processes())
     if n_own == len(matrices):
