@@ -9,20 +9,26 @@ Find, read, check and write checkpoints; merge the settings when a run is resume
 Nothing in a file that is read is executed. From Python: model, tokenizer = load('out').
 """
 
+import copy
 import dataclasses
 import glob
+import inspect
+import io
 import math
 import os
 import re
 import shutil
+import types
 import zipfile
 
+import numpy as np
 import torch
 
 from configurator import INVALID, InputError, fit_value, print0, process_ranks
 from dataset import folder_of, padded_vocab_size, read_meta
 from files import check_not_lfs_pointer, first_line, read_rows, replacing, write_rows
 from model import GPT, NANOGPT, GPTConfig
+from optim import MuonAdamW
 from processes import broadcast, innermost
 from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
 
@@ -40,12 +46,15 @@ def numbered(out_dir):
 
 
 def candidates(out_dir):
-    """Return the paths of a run's checkpoints in the order in which a resume tries them.
-
-    The links are last: one of them may be nanoGPT's ckpt.pt, or the only name of the best checkpoint.
-    """
-    links = [os.path.join(out_dir, name) for name in LINKS]
-    return numbered(out_dir)[::-1] + [path for path in links if os.path.exists(path)]
+    """Return the paths of a run's checkpoints in the order in which a resume tries them: the one with the
+    highest iteration first, whatever its name. ckpt.pt may be nanoGPT's, or a newer one from elsewhere."""
+    paths = numbered(out_dir)[::-1]
+    for name in LINKS:
+        path = os.path.join(out_dir, name)
+        if os.path.exists(path) and not any(os.path.samefile(path, other) for other in paths):
+            paths.append(path)
+    iterations = {path: iteration_of(path) for path in paths}
+    return sorted(paths, key=lambda path: iterations[path] if iterations[path] < math.inf else -1, reverse=True)
 
 
 def newest(out_dir):
@@ -81,8 +90,11 @@ def unpack(path, verify=True):
     """Return what torch.save wrote to `path`, with memory-mapped tensors. verify: check the checksums."""
     check_not_lfs_pointer(path)
     with open(path, 'rb') as file:
-        if verify and zipfile.ZipFile(file).testzip():
-            raise InputError(f"{path} is damaged: a checksum is wrong. Use another checkpoint.")
+        archive = zipfile.ZipFile(file)
+        # torch compresses nothing, so that a small file cannot need much memory
+        is_compressed = any(entry.file_size > entry.compress_size for entry in archive.infolist())
+        if is_compressed or (verify and archive.testzip()):
+            raise InputError(f"{path} is damaged: a size or checksum is wrong. Use another checkpoint.")
         # torch opens the path several times. A run may replace the file in between, and the tensors would be
         # read at positions of the other file. So give torch the open file, which stays the same
         source = f'/proc/self/fd/{file.fileno()}'  # not /dev/fd: on macOS, it shares the file's position
@@ -110,39 +122,65 @@ def iteration_of(path):
         return math.inf
 
 
-def read(path, verify=True):
+# What a checkpoint contains besides tensors: the value if it is missing, and the allowed types. Numbers are
+# finite and not negative. Other entries, such as yours, are not checked
+NONE = types.NoneType
+FIELDS = {
+    'model': (None, [dict]),
+    'model_args': (None, [dict]),
+    'optimizer': (None, [dict, NONE]),
+    'optimizer_class': (None, [str, NONE]),
+    'scaler': (None, [dict, NONE]),
+    'iter_num': (0, [int]),
+    'best_val_loss': (math.inf, [float]),
+    'best_iter': (None, [int, NONE]),
+    'evaluation': (None, [dict, NONE]),
+    'samples': (None, [int, NONE]),
+    'tokens': (0, [int]),
+    'tokens_per_iter': (None, [int, NONE]),
+    'n_iters': (None, [int, NONE]),
+    'train_seconds': (0.0, [float]),
+    'wall_seconds': (0.0, [float]),
+    'config': ({}, [dict]),
+    'given': (None, [dict, list, NONE]),
+    'tokenizer': (None, [dict, NONE]),
+    'data': (None, [dict, NONE]),
+    'commit': (None, [str, NONE]),
+    'starts': ([], [list]),
+    'wandb_run_id': (None, [str, NONE]),
+}
+
+
+def read(path, verify=True, strict=True):
     """
     Return the checkpoint at `path` (see find), checked against model.py: a dict with the tensors on the CPU.
 
-    model             {name: tensor}, without the prefixes of torch.compile and DDP
+    model             {name: tensor}, with the names of the network
     model_args        the arguments of GPTConfig
     optimizer, scaler their states; None if the file has weights only
     iter_num, best_val_loss, best_iter, tokens_per_iter, train_seconds
+    samples           training samples read so far; None in nanoGPT's
+    evaluation        what the validation loss depends on besides the weights
     config, given     all settings, and those that were given, {name: value}
     n_iters           the number of iterations, if it was measured for train_minutes, or None
     tokenizer, data   the tokenizer's state, and what identifies the data; None if unknown
     path
+
+    strict: the weights are exactly those of the network. Otherwise, those that the file lacks are missing in
+    `model`, and those that the network lacks are dropped, with a note.
     """
     path = os.fspath(path)
-    ckpt = {'optimizer': None, 'scaler': None, 'iter_num': 0, 'best_val_loss': math.inf, 'best_iter': None,
-            'tokens_per_iter': None, 'train_seconds': 0.0, 'n_iters': None, 'tokenizer': None, 'data': None,
-            'config': {}}
     try:
         if os.path.isfile(path):
-            ckpt.update(unpack(path, verify))
+            content = unpack(path, verify)
         else:
             import huggingface
-            ckpt.update(huggingface.read(path))
-        ckpt['path'] = path
-        ckpt['best_val_loss'] = float(ckpt['best_val_loss'])  # nanoGPT's is a tensor
-        config = ckpt['config']
-        if 'given' not in ckpt:  # nanoGPT's; dtype and compile depend on the machine
+            content = huggingface.read(path)
+        ckpt = {**content, **checked_fields(content), 'path': path}
+        if not isinstance(ckpt['given'], dict):  # nanoGPT's; dtype and compile depend on the machine
+            config = ckpt['config']
             ckpt['given'] = {name: config[name] for name in config if name not in ('dtype', 'compile')}
-        elif not isinstance(ckpt['given'], dict):  # commit 67db31c stored the names
-            ckpt['given'] = {name: config[name] for name in ckpt['given']}
-        ckpt['model'] = clean_weights(ckpt['model'])
-        ckpt['model_args'] = complete_args(ckpt['model_args'], ckpt['model'])
-        check_weights(ckpt)
+        fit_weights(ckpt, strict)
     except InputError:
         raise
     except Exception as e:  # a file may contain anything
@@ -152,35 +190,54 @@ def read(path, verify=True):
     return ckpt
 
 
+def checked_fields(content):
+    """Return the entries of a checkpoint that FIELDS lists. Raise ValueError if one has another type."""
+    fields = {}
+    for name, (default, kinds) in FIELDS.items():
+        value = content.get(name, default)
+        if isinstance(value, torch.Tensor) and value.dim() == 0:  # nanoGPT's best_val_loss
+            value = value.item()
+        if isinstance(value, dict):
+            value = dict(value)  # a state_dict is an OrderedDict
+        if value != default:
+            value = fit_value(value, kinds)
+        if isinstance(value, dict) and name in ('config', 'given'):
+            if not all(isinstance(key, str) and key.isidentifier() for key in value):
+                value = INVALID
+        if value is INVALID or (isinstance(value, (int, float)) and value < 0):
+            raise ValueError(f"{name} has another type or range")
+        fields[name] = value
+    return fields
+
+
+def setting(ckpt, name, default):
+    """Return a setting of the run that wrote a checkpoint; `default` if it is missing or of another type."""
+    value = ckpt['config'].get(name, default)
+    return value if type(value) is type(default) else default
+
+
 # -----------------------------------------------------------------------------
 # the network
 
 # causal masks and rotations, which older versions of nanoGPT and transformers saved among the weights
 CONSTANTS = ('.attn.bias', '.attn.masked_bias', '.rotary_emb.inv_freq')
+MAX_BLOCK_SIZE = 2**20  # no weight shows the length of rotary positions, and their table needs memory
 
 
-def clean_weights(weights):
-    """Return the weights under their names in a GPT."""
-    cleaned = {}
-    for name, p in weights.items():
-        # torch.compile and DDP put these in front of names, in any order
-        parts = [part for part in name.split('.') if part not in ('_orig_mod', 'module')]
-        if not name.endswith(CONSTANTS):
-            cleaned['.'.join(parts)] = p
-    return cleaned
+def without_prefixes(name):
+    """Return a weight's name without what torch.compile and DDP put in front of names, in any order."""
+    return '.'.join(part for part in name.split('.') if part not in ('_orig_mod', 'module'))
 
 
 def complete_args(args, weights):
-    """Return the arguments of GPTConfig with those that a file leaves out. A tied head is added to `weights`
-    if it is missing."""
+    """Return the arguments of GPTConfig with those that a file leaves out."""
     # without the fields of other code that are off
     args = {name: value for name, value in args.items() if name in MODEL_FIELDS or value}
     if args.get('arch', 'gpt2') == 'gpt2':
         args = {**NANOGPT, **args}  # not the preset, which may have been edited
-    embedding = weights['transformer.wte.weight']
-    if args.get('tie', True):
-        weights.setdefault('lm_head.weight', embedding)
-    if not torch.equal(weights['lm_head.weight'], embedding):
+    plain_names = {without_prefixes(name): p for name, p in weights.items()}
+    embedding = plain_names['transformer.wte.weight']
+    if not torch.equal(plain_names.get('lm_head.weight', embedding), embedding):
         args = {**args, 'tie': False}  # forks of nanoGPT that untie the head do not record it
     return args
 
@@ -189,51 +246,111 @@ def empty_model(config):
     """Return a GPT on the meta device: its weights have shapes but no values, so it is made quickly."""
     with torch.device('meta'):
         model = GPT(config)
-    # no checkpoint contains the buffers. model.py's own is computed anyway; one that an edit has added is not
-    if any(buffer.is_meta for buffer in model.buffers()):
+    # Tensors that no checkpoint contains, such as a mask that an edit has added, need their values. model.py's
+    # own are computed on the CPU in any case
+    others = list(model.buffers())
+    for module in model.modules():
+        others += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    if any(tensor.is_meta for tensor in others):
         model = GPT(config)
     return model
 
 
-def check_weights(ckpt):
-    """Raise InputError unless the weights are finite, and those of the network that model_args describe."""
+def listing(names):
+    """Return up to three of the names, and how many there are, for a message."""
+    if not names:
+        return 'none'
+    text = ', '.join(repr(name) for name in names[:3])
+    return text if len(names) <= 3 else f'{text}, ... ({len(names)})'
+
+
+def fit_weights(ckpt, strict):
+    """
+    Complete ckpt['model_args'], and give the tensors in ckpt['model'] their names in the network.
+
+    Raise InputError unless they are finite and those of the network. If not strict, the network may lack some
+    of them, and the file some of the network's.
+    """
     path = ckpt['path']
     weights = ckpt['model']
+    ckpt['model_args'] = complete_args(ckpt['model_args'], weights)
     config = GPTConfig(**ckpt['model_args'])
-    if config.n_layer > len(weights):  # to build all of them could take forever
-        raise InputError(f"{path} has fewer weights than layers: {config.n_layer}. Use another checkpoint.")
-    expected = empty_model(config).state_dict()
-    for name in sorted(expected | weights):
-        shape = getattr(weights.get(name), 'shape', None)
-        expected_shape = getattr(expected.get(name), 'shape', None)
-        if shape != expected_shape:
-            raise InputError(f"{path} does not match model.py: {name} has shape {shape} in the file, "
-                             f"{expected_shape} in model.py (None: missing). Use the code that it was "
+    if config.n_layer > len(weights) or config.block_size > MAX_BLOCK_SIZE:  # it would take forever, or all memory
+        raise InputError(f"{path} has fewer weights than layers ({config.n_layer}), or a block_size above "
+                         f"{MAX_BLOCK_SIZE} ({config.block_size}). Use another checkpoint.")
+    network = empty_model(config).state_dict(keep_vars=True)  # a shared tensor is one object with several names
+
+    # a name is changed or dropped only if the network does not have it
+    fitted = {}
+    unused = []
+    for name, p in weights.items():
+        if name not in network:
+            name = without_prefixes(name)
+        if name in network:
+            fitted[name] = p
+        elif not name.endswith(CONSTANTS):
+            unused.append(name)
+    first_names = {}
+    for name, tensor in network.items():
+        first_name = first_names.setdefault(id(tensor), name)
+        if first_name in fitted:
+            shared = fitted.setdefault(name, fitted[first_name])  # transformers saves a tied head once
+            if shared is not fitted[first_name] and not torch.equal(shared, fitted[first_name]):
+                raise InputError(f"{path} does not match model.py: {first_name!r} and {name!r} are the same "
+                                 "parameter in model.py, but not in the file. Use the code that it was trained "
+                                 "with.")
+    missing = [name for name in network if name not in fitted]
+    if missing or unused:
+        difference = f"missing in the file: {listing(missing)}; missing in model.py: {listing(unused)}"
+        if strict:
+            raise InputError(f"{path} does not match model.py. {difference}. Use the code that it was trained "
+                             f"with, or start a new run from what matches: train.py --init_from={path}.")
+        print0(f"note: what matches model.py is used of {path}. {difference}")
+    for name, p in fitted.items():
+        if p.shape != network[name].shape:
+            raise InputError(f"{path} does not match model.py: {name!r} has shape {tuple(p.shape)} in the "
+                             f"file, {tuple(network[name].shape)} in model.py. Use the code that it was "
                              "trained with.")
-        if not torch.isfinite(weights[name]).all():
-            raise InputError(f"{path} has a weight that is not finite: {name}. Use an earlier checkpoint.")
+        if p.numel() * p.element_size() > p.untyped_storage().nbytes():
+            raise InputError(f"{path} is damaged: {name!r} has fewer numbers than its shape says. Use another "
+                             "checkpoint.")
+        # not a buffer, such as a mask with minus infinity
+        if isinstance(network[name], torch.nn.Parameter) and not torch.isfinite(p).all():
+            raise InputError(f"{path} has a weight that is not finite: {name!r}. Use an earlier checkpoint.")
+    ckpt['model'] = fitted
 
 
 def build_model(ckpt, block_size=None, dropout=0.0, vocab_size=None):
-    """Return the GPT of a checkpoint, on the CPU.
+    """Return the GPT of a checkpoint, on the CPU. Weights that it lacks have their initial values.
 
     block_size: the new context length, which may be longer only with rope. vocab_size: the new vocabulary
     size; a smaller one is ignored. By default, both are the checkpoint's.
     """
     config = GPTConfig(**{**ckpt['model_args'], 'dropout': dropout})
+    weights = dict(ckpt['model'])
     n_new = max(0, (vocab_size or 0) - config.vocab_size)
-    config.vocab_size += n_new
+    if n_new:
+        config.vocab_size += n_new
+        for name in ['lm_head.weight', 'transformer.wte.weight']:
+            weights[name] = add_rows(weights[name], n_new)
     if block_size and config.positions == 'rope':
         config.block_size = block_size
     model = empty_model(config)
-    weights = {}
-    for name, p in model.state_dict().items():
-        weights[name] = ckpt['model'][name].to(p.dtype, copy=True)  # not mapped from the file any more
-    for name in ['lm_head.weight', 'transformer.wte.weight']:
-        weights[name] = add_rows(weights[name], n_new)
-    model.load_state_dict(weights, assign=True)
-    if config.tie:
-        model.transformer.wte.weight = model.lm_head.weight
+    network = model.state_dict(keep_vars=True)  # a shared tensor is one object with several names
+    if not network.keys() <= weights.keys():
+        model = GPT(config)
+        network = model.state_dict(keep_vars=True)
+    loaded = {}  # by the id of the network's tensor, so that what it shares stays shared
+    for name, tensor in network.items():
+        if id(tensor) in loaded:
+            continue
+        value = tensor.detach()
+        if name in weights:
+            value = weights[name].to(tensor.dtype, copy=True)  # not mapped from the file any more
+        if isinstance(tensor, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, tensor.requires_grad)
+        loaded[id(tensor)] = value
+    model.load_state_dict({name: loaded[id(tensor)] for name, tensor in network.items()}, assign=True)
     if block_size and block_size != config.block_size:
         model.crop_block_size(block_size)
     return model
@@ -270,7 +387,7 @@ def tokenizer_state_of(ckpt, dataset=None, data_dir=None):
     checkpoints, which have no tokenizer, it is that of the dataset that the model was trained on."""
     if dataset is None and ckpt['tokenizer'] is not None:
         return ckpt['tokenizer']
-    name = dataset or ckpt['config'].get('dataset') or 'openwebtext'  # nanoGPT's default
+    name = dataset or setting(ckpt, 'dataset', 'openwebtext')  # nanoGPT's default
     folder = folder_of(name, data_dir)  # not a path, as the checkpoint may be untrusted
     meta = read_meta(folder)  # GPT-2's if there is no file, as in nanoGPT
     state = read_tokenizer_files(folder, meta)
@@ -318,6 +435,8 @@ def newest_valid(out_dir, step):
             continue
         try:
             if read(path)['optimizer']:
+                if os.path.basename(path) in LINKS and numbered(out_dir):
+                    print0(f"note: {path} has a higher iteration than the newest numbered file")
                 return path
             print0(f"note: skipped: {path} has weights only. Start a new run from them: --init_from={path}")
         except InputError as e:
@@ -411,68 +530,112 @@ def check_data(ckpt, data, tokens_per_iter, resuming):
                          f"{vocab_size} there. Make a dataset with it: python prepare.py NAME --input=FILE "
                          f"--tokenizer={path}.")
     if resuming:
-        changes = [('tokens per iteration', ckpt['tokens_per_iter'], tokens_per_iter)]
+        changes = [('tokens per iteration', ckpt['tokens_per_iter'] or tokens_per_iter, tokens_per_iter)]
         for split in ['train', 'val']:
             before = (ckpt['data'] or {}).get(split)
-            changes.append((f'{split}.bin of dataset {data.name}', before, data.fingerprint.get(split)))
+            if isinstance(before, dict):  # it may have fewer entries than this version writes
+                now = {key: data.fingerprint.get(split, {}).get(key) for key in before}
+                changes.append((f'{split}.bin of dataset {data.name}', before, now))
         for name, before, now in changes:
-            if before and before != now:
+            if before != now:
                 raise InputError(f"{name}: {before} in {path}, now {now}. Restore it, or start a new run "
                                  f"from these weights: --init_from={path} --out_dir=ANOTHER.")
     return data.vocab_size if n_ids > vocab_size else vocab_size
 
 
-def best_so_far(ckpt, config, out_dir):
+def best_so_far(ckpt, evaluation, out_dir):
     """
     Return the lowest validation loss of a resumed run and its iteration, or (inf, None) if it is not valid.
 
-    It is not valid if ckpt_best.pt is not of that iteration, or if evaluations read other sequences than
-    before. All processes call this, after prepare_folder().
+    It is not valid if ckpt_best.pt is not of that iteration, or if `evaluation`, what the validation loss
+    depends on besides the weights, has changed. All processes call this, after prepare_folder().
     """
     before = ckpt['best_val_loss']
     has_best = broadcast(iteration_of(os.path.join(out_dir, 'ckpt_best.pt'))) == ckpt['best_iter']
-    names = ['eval_iters', 'batch_size', 'document_mask']
-    same_evaluation = all(config[name] == ckpt['config'].get(name) for name in names)
-    if math.isinf(before) or (has_best and same_evaluation):
+    if math.isinf(before) or (has_best and ckpt['evaluation'] == evaluation):
         return before, ckpt['best_iter']
-    print0("note: the best validation loss so far is discarded, as its checkpoint is gone, or one of "
-           f"{', '.join(names)} has changed")
+    print0("note: the best validation loss so far is discarded: its checkpoint is gone, or it was measured on "
+           "other sequences")
     return math.inf, None
 
 
-@torch.no_grad()
-def load_moments(optimizer, state):
+def load_optimizer(optimizer, ckpt):
     """
-    Copy the moments in `state`, the state_dict() of an optimizer, to the parameters of the same names.
+    Restore the optimizer's state: of each parameter, by its name, and what the optimizer keeps in its groups.
 
-    Unlike load_state_dict(), keep this optimizer's groups with their learning rates, betas and weight decay,
-    and FSDP's shards. Return the number of parameters that start without moments: those that were frozen or
-    had another optimizer.
+    Learning rates, betas and other arguments of the optimizer are not restored. Return the number of
+    parameters without state: all of them if the checkpoint is of another class of optimizer.
     """
-    names = names_of(optimizer.param_groups)
-    saved_names = names_of(state['param_groups'])
-    if None in names or None in saved_names:  # nanoGPT and commit 67db31c: no names, but the same order
+    try:
+        return restore_state(optimizer, ckpt)
+    except InputError:
+        raise
+    except Exception as e:  # a file may contain anything
+        raise InputError(f"the optimizer's state in {ckpt['path']} does not match {type(optimizer).__name__}, "
+                         f"or is damaged ({type(e).__name__}: {first_line(e)}). Start a new run from the "
+                         f"weights: --init_from={ckpt['path']}.") from e
+
+
+def restore_state(optimizer, ckpt):
+    saved = ckpt['optimizer']
+    current = optimizer.state_dict()  # its groups have this run's learning rates
+    saved_names = names_of(saved['param_groups'])
+    names = names_of(current['param_groups'])
+    saved_class = ckpt['optimizer_class']
+    if saved_class is None:  # nanoGPT's, and checkpoints before this entry
+        has_muon = any(group.get('muon') for group in saved['param_groups'])
+        saved_class = 'MuonAdamW' if has_muon else 'AdamW'
+    if saved_class != type(optimizer).__name__:
+        return len(names)
+    if None in names or None in saved_names:  # nanoGPT's have no names, but the same order
         if len(saved_names) != len(names):
             raise InputError(f"the optimizer state has another number of parameters: {len(saved_names)}, not "
                              f"{len(names)}. Train the same ones, or start a new run from the weights.")
         saved_names = names = range(len(names))
     # state_dict() numbers the parameters through all groups
-    moments_of = {name: state['state'].get(i) for i, name in enumerate(saved_names)}
-    names = iter(names)
+    state_of = {name: saved['state'].get(i) for i, name in enumerate(saved_names)}
+    state = dict(current['state'])
     n_without = 0
+    i = 0
     for group in optimizer.param_groups:
-        needed = None  # a moment that shows which optimizer the others are for
-        if group.get('muon'):
-            needed = 'momentum_buffer'
-        elif 'betas' in group:
-            needed = 'exp_avg'
         for p in group['params']:
-            moments = moments_of.get(next(names))
-            if moments and (needed is None or needed in moments):
-                optimizer.state[p] = {key: moment_of(p, key, value) for key, value in moments.items()}
+            values = state_of.get(names[i])
+            if values and is_usable(optimizer, group, p, values):
+                state[i] = {key: on_shards(p, value) for key, value in values.items()}
             else:
                 n_without += 1
+            i += 1
+    groups = current['param_groups']
+    if len(groups) == len(saved['param_groups']):
+        arguments = inspect.signature(type(optimizer)).parameters
+        for group, saved_group in zip(groups, saved['param_groups']):
+            for key, value in saved_group.items():
+                # such as the count of a schedule-free optimizer: its own default, or added later
+                if key not in arguments and (key not in group or key in optimizer.defaults):
+                    group[key] = value
+    optimizer.load_state_dict({'state': state, 'param_groups': groups})
     return n_without
+
+
+def is_usable(optimizer, group, p, values):
+    """
+    Return whether the state `values` is one of parameter p. Of a user's own optimizer, each is.
+
+    For AdamW and Muon, raise InputError if a moment has another shape than p: their kernels do not check it,
+    and would write beyond the end of a tensor.
+    """
+    if type(optimizer) not in (torch.optim.AdamW, MuonAdamW):
+        return True
+    needed = {'momentum_buffer'} if group.get('muon') else {'step', 'exp_avg', 'exp_avg_sq'}
+    if not needed <= values.keys():
+        return False
+    for key, value in values.items():
+        expected = () if key == 'step' else p.shape
+        shape = torch.as_tensor(value).shape
+        if shape != expected:
+            raise InputError(f"the optimizer's {key!r} has shape {tuple(shape)}, not {tuple(expected)}. Start a "
+                             "new run from the weights.")
+    return True
 
 
 def names_of(groups):
@@ -483,21 +646,15 @@ def names_of(groups):
     return names
 
 
-def moment_of(p, name, value):
-    """Return `value` for the parameter p, on its device. It is a copy, as `value` may be a mapped file."""
-    value = torch.as_tensor(value)
-    if value.dim() == 0:  # counts the steps; the fused update needs it on the device, too
-        return value.to(p.device, torch.float32, copy=True)
-    # the fused update does not check shapes, and would write beyond the end of a tensor
-    if value.shape != p.shape:
-        raise InputError(f"the optimizer's {name} has another shape than its parameter: {tuple(value.shape)}"
-                         f", not {tuple(p.shape)}. Start a new run from the weights.")
-    value = value.to(p.device, p.dtype, copy=True)
-    if hasattr(p, 'to_local'):  # FSDP's DTensor
-        from torch.distributed.tensor import distribute_tensor
-        # src_data_rank=None: each process takes its rows from its own tensor, so nothing is sent
-        return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
-    return value
+def on_shards(p, value):
+    """Return a copy of `value`, which may be a mapped file; sharded like the parameter p if FSDP shards it."""
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    if not hasattr(p, 'to_local') or value.shape != p.shape:
+        return value.clone()
+    from torch.distributed.tensor import distribute_tensor
+    # src_data_rank=None: each process takes its rows from its own tensor, so nothing is sent
+    return distribute_tensor(value.to(p.device, copy=True), p.device_mesh, p.placements, src_data_rank=None)
 
 
 # -----------------------------------------------------------------------------
@@ -537,6 +694,42 @@ def prepare_folder(out_dir, start_iter, delete, best_iter=None):
         os.replace(log, log + '.old')
 
 
+def plain(value):
+    """Return a nested state in which numpy's arrays and numbers are tensors and Python's numbers, as reading
+    numpy's classes from a file could run code."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
+        return torch.from_numpy(value.copy())
+    return value
+
+
+def check_readable(state):
+    """Raise InputError if a checkpoint with this content could not be read again. Its tensors always can."""
+    def without_tensors(value):
+        if isinstance(value, dict):
+            return {key: without_tensors(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [without_tensors(item) for item in value]
+        return None if isinstance(value, torch.Tensor) else value
+
+    for name, value in state.items():
+        file = io.BytesIO()
+        try:
+            torch.save(without_tensors(value), file)
+            file.seek(0)
+            reason = ', '.join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        except Exception as e:  # such as a function, which cannot be saved at all
+            reason = first_line(e)
+        if reason:
+            raise InputError(f"a checkpoint cannot contain {name!r} as it is: {reason}. Store numbers, texts, "
+                             "lists, dicts and tensors only.")
+
+
 def save(out_dir, state, best, only_best, keep):
     """
     Write `state` as the checkpoint of its iter_num, completely or not at all, and remove all but the newest
@@ -544,6 +737,7 @@ def save(out_dir, state, best, only_best, keep):
 
     best: its validation loss is the lowest so far. only_best: ckpt.pt is the best one, not the newest.
     """
+    check_readable(state)
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     best_path = os.path.join(out_dir, 'ckpt_best.pt')
     is_written = False

@@ -1,5 +1,5 @@
 """
-Datasets: read a dataset folder, compute the order of the samples, and move batches to the device.
+Datasets: read a dataset folder, and compute the order of the samples.
 
 A dataset is a folder data/<name>/ with token ids in train.bin and val.bin (little-endian, no header), and
 meta.json, which describes the tokenizer, the dtype and the counts. A large split is stored in shards,
@@ -11,8 +11,6 @@ depend on a resume or the number of processes.
 """
 
 import bisect
-import collections
-import concurrent.futures
 import functools
 import glob
 import hashlib
@@ -21,7 +19,6 @@ import math
 import os
 import pickle
 import shlex
-import time
 
 import numpy as np
 
@@ -338,8 +335,9 @@ class Tokens:
 # one of these follows the seed in a call of hash64(), so that each purpose gets other random numbers
 OFFSETS = 1  # the start of the first block of an epoch
 ORDER = 2  # the order of blocks in an epoch, and of conversations
-DROPOUT = 3
+MICRO_BATCH = 3  # dropout, and whatever else is drawn for a micro-batch
 SAMPLES = 4  # texts that are generated during training
+UPDATE = 5  # what an optimizer, or an edit of the gradients, draws
 
 ALL_BITS = 2**64 - 1
 
@@ -422,56 +420,3 @@ def sample_starts(seed, indices, n_tokens, block_size):
         chunk, i = divmod(index, CHUNK)
         starts.append(int(chunk_of_starts(seed, chunk, n_tokens, block_size)[i]))
     return starts
-
-
-# -----------------------------------------------------------------------------
-# the loader
-
-
-class Loader:
-    """
-    An iterator over micro-batches: next() returns the result of get_batch(it, micro_step), with its tensors
-    on the device. The first iteration is start_iter.
-
-    For a GPU, a thread reads two micro-batches ahead, and copies from pinned memory are asynchronous.
-    waited: seconds spent in get_batch or waiting for it
-    """
-
-    def __init__(self, get_batch, start_iter, grad_accum_steps, device):
-        self.get_batch = get_batch
-        self.grad_accum_steps = grad_accum_steps
-        self.device = device
-        self.index = start_iter * grad_accum_steps  # of the next micro-batch to read
-        self.waited = 0.0
-        self.is_cuda = device.startswith('cuda')
-        if self.is_cuda:
-            self.thread = concurrent.futures.ThreadPoolExecutor(1)
-            self.pending = collections.deque()
-
-    def read_next(self):
-        it, micro_step = divmod(self.index, self.grad_accum_steps)
-        self.index += 1
-        return self.get_batch(it, micro_step)
-
-    def __next__(self):
-        t0 = time.perf_counter()
-        if self.is_cuda:
-            while len(self.pending) < 3:  # this one and two ahead
-                self.pending.append(self.thread.submit(self.read_next))
-            batch = self.pending.popleft().result()
-        else:
-            batch = self.read_next()
-        self.waited += time.perf_counter() - t0
-        on_device = []
-        for item in batch:
-            if hasattr(item, 'pin_memory'):  # a tensor; others are numbers, or None
-                if self.is_cuda:
-                    item = item.pin_memory()
-                item = item.to(self.device, non_blocking=self.is_cuda)
-            on_device.append(item)
-        return on_device
-
-    def close(self):
-        """End the thread, and drop the micro-batches that it has read ahead."""
-        if self.is_cuda:
-            self.thread.shutdown(cancel_futures=True)

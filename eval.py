@@ -72,13 +72,13 @@ model.loss_chunk_size = loss_chunk_size(used_device, batch_size * block_size, vo
 # the folder of the dataset
 tokenizer = make_tokenizer(ckpt['tokenizer'] or checkpoint.tokenizer_state_of(ckpt, dataset, data_dir))
 if split != 'none':
-    dataset_name = dataset or ckpt['config'].get('dataset')
+    dataset_name = dataset or checkpoint.setting(ckpt, 'dataset', '')
     if not dataset_name:
         raise InputError(f"{path} does not name the dataset that it was trained on. Use --dataset=NAME, or "
                          "--split=none with --tasks.")
     # as in training: attention within documents, conversations packed with the same seed
-    data = Dataset(dataset_name, data_dir, seed=ckpt['config'].get('seed', 0),
-                   document_mask=ckpt['config'].get('document_mask', False))
+    data = Dataset(dataset_name, data_dir, seed=checkpoint.setting(ckpt, 'seed', 0),
+                   document_mask=checkpoint.setting(ckpt, 'document_mask', False))
     if split not in data.splits:
         raise InputError(f"{data.folder} has no such split: {split}. Use {', '.join(data.splits)} or none.")
     if not checkpoint.is_compatible(ckpt, data.tokenizer_state, data.meta['vocab_size']):

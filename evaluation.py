@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from configurator import process_ranks
-from processes import all_reduce_sum
+from processes import all_reduce_sum, to_device
 
 
 @torch.no_grad()
@@ -40,10 +40,10 @@ def text_loss(model, split, n_sequences, batch_size, ctx, should_stop=None):
         indices = np.arange(i * batch_size, min((i + 1) * batch_size, len(starts)))
         # the last batch is filled with repetitions, so that all batches of a compiled model have one shape
         x, y, doc_ids = split.eval_batch(np.resize(starts[indices], batch_size), block_size)
-        x = torch.from_numpy(x).contiguous().to(device)  # (B, T)
-        y = torch.from_numpy(y).contiguous().to(device)  # (B, T), -1: no target
+        x = to_device(x, str(device))  # (B, T)
+        y = to_device(y, str(device))  # (B, T), -1: no target
         if doc_ids is not None:
-            doc_ids = torch.from_numpy(doc_ids).contiguous().to(device)
+            doc_ids = to_device(doc_ids, str(device))
         # On a CPU, compiling for evaluation takes longer than it saves. Elsewhere keep the stance, which is
         # 'force_eager' if the compiler has failed in warm_up()
         eager = torch.compiler.set_stance('force_eager') if device.type == 'cpu' else nullcontext()

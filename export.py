@@ -49,6 +49,7 @@ kind = huggingface.CLASSES[model.config.arch]
 chat = chat_format(tokenizer)  # None if the model only continues texts
 prompt = [{'role': 'user', 'content': 'Hello'}] if chat else 'The '
 parent, name = os.path.split(os.path.abspath(to))
+dataset_name = checkpoint.setting(ckpt, 'dataset', 'unknown data')
 card = f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -56,7 +57,7 @@ pipeline_tag: text-generation
 
 # {name}
 
-A language model with {n_params:,} parameters, trained on {ckpt['config'].get('dataset', 'unknown data')} for
+A language model with {n_params:,} parameters, trained on {dataset_name} for
 {ckpt['iter_num']:,} iterations. It was not trained to avoid harmful texts. License: not chosen yet.
 
 ```python

@@ -13,6 +13,7 @@ import sys
 import time
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed
 
@@ -92,6 +93,14 @@ def autocast(device, dtype):
     if dtype == 'float32':
         return contextlib.nullcontext()
     return torch.autocast(device.partition(':')[0], getattr(torch, dtype))
+
+
+def to_device(array, device):
+    """Return a numpy array as a tensor on the device. A copy to a GPU is asynchronous."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.startswith('cuda'):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def synchronize(device):

@@ -127,7 +127,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import checkpoint
-from dataset import DROPOUT, SAMPLES, Dataset, Loader, hash_seed
+from dataset import MICRO_BATCH, SAMPLES, UPDATE, Dataset, hash_seed
 from evaluation import text_loss
 from files import (
     append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, write_json)
@@ -136,7 +136,7 @@ from optim import create_optimizer
 from processes import (
     Stopwatch, all_finite, all_reduce_any, autocast, broadcast, check_same, choose_compile, choose_device,
     choose_dtype, clip_grad_norm, device_name, environment, full_state_dict, init_processes, loss_chunk_size,
-    mean_over_processes, peak_flops_of, peak_memory, shard_model, warm_up)
+    mean_over_processes, peak_flops_of, peak_memory, shard_model, to_device, warm_up)
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -167,7 +167,7 @@ if resuming:
         lock = lock_folder(out_dir)  # before reading, as another run may be writing
     ckpt = checkpoint.load_for_resume(out_dir, 0 if is_restart else resume_step)
 elif init_from != 'scratch':
-    ckpt = checkpoint.read(checkpoint.find(init_from))
+    ckpt = checkpoint.read(checkpoint.find(init_from), strict=False)
 if ckpt:
     old_config = config
     config, given = checkpoint.inherit(config, given, ckpt, resuming, kinds_of(globals(), config))
@@ -214,7 +214,13 @@ grad_accum_steps = int(micro_batches) // ddp_world_size  # micro-batches of this
 samples_per_iter = batch_size * grad_accum_steps * ddp_world_size
 tokens_per_iter = samples_per_iter * block_size
 tokens_per_epoch = data.train.tokens_per_epoch(block_size)
+n_eval_sequences = eval_iters * batch_size or data.n_eval_sequences(block_size)
 start_iter = ckpt['iter_num'] if resuming else 0
+# training samples that all processes have read before the current iteration. Which samples an iteration
+# reads follows from this number, so the batch may grow during a run
+n_samples = start_iter * samples_per_iter
+if resuming and ckpt['samples'] is not None:
+    n_samples = ckpt['samples']
 n_iters = max_iters  # number of updates
 if max_tokens:
     n_iters = min(n_iters, math.ceil(max_tokens / tokens_per_iter))
@@ -242,19 +248,15 @@ if sample_interval:
     prompts = prompts_for_samples(sample_prompts, data.tokenizer)
 
 
-def micro_batch_index(it, micro_step):
-    """Return the index of a micro-batch among those of all iterations and processes.
-
-    Samples and dropout are functions of it, so that there is no random state to save.
-    """
-    return (it * ddp_world_size + ddp_rank) * grad_accum_steps + micro_step
+def sample_offset(micro_step):
+    """Return the number of samples of an iteration before those of a micro-batch of this process."""
+    return (micro_step * ddp_world_size + ddp_rank) * batch_size
 
 
 @functools.lru_cache(maxsize=2)  # each micro-batch asks for it
-def targets_of_iteration(it):
-    """Return the number of targets of an iteration, over all processes, that are not masked."""
-    indices = range(it * samples_per_iter, (it + 1) * samples_per_iter)
-    return data.train.count_targets(seed, indices, block_size)
+def count_targets(first, n):
+    """Return the number of targets that are not masked in the `n` training samples from `first` on."""
+    return data.train.count_targets(seed, range(first, first + n), block_size)
 
 
 def get_batch(it, micro_step):
@@ -266,27 +268,31 @@ def get_batch(it, micro_step):
     over the targets of a micro-batch; the divisor weights it so that the gradient, summed over micro-batches
     and averaged over processes, is that of the mean over all targets of the iteration.
     """
-    it = 0 if overfit_batch else it
-    first = micro_batch_index(it, micro_step) * batch_size
+    first_of_iter = 0 if overfit_batch else n_samples
+    first = first_of_iter + sample_offset(micro_step)
     x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)
     divisor = grad_accum_steps
     if data.train.masked:
         n_targets = max(1, (y >= 0).sum())  # of this micro-batch
-        divisor = targets_of_iteration(it) / (n_targets * ddp_world_size)
-    x = torch.from_numpy(np.ascontiguousarray(x))
-    y = torch.from_numpy(np.ascontiguousarray(y))
+        n_targets_of_iter = count_targets(first_of_iter, batch_size * grad_accum_steps * ddp_world_size)
+        divisor = n_targets_of_iter / (n_targets * ddp_world_size)
     if doc_ids is not None:
-        doc_ids = torch.from_numpy(np.ascontiguousarray(doc_ids))
-    return x, y, doc_ids, divisor
+        doc_ids = to_device(doc_ids, used_device)
+    return to_device(x, used_device), to_device(y, used_device), doc_ids, divisor
 
-
-batches = Loader(get_batch, start_iter, grad_accum_steps, used_device)  # for a GPU, it reads ahead
 
 # -----------------------------------------------------------------------------
 # model and optimizer
-random.seed(seed)  # for code of yours; this project draws from torch and from hashes of the seed
-np.random.seed(seed % 2**32)
-torch.manual_seed(seed)
+
+
+def seed_everything(number):
+    """Seed the generators of Python, numpy and torch on all devices, for this project's draws and for yours."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+seed_everything(seed)
 torch.set_float32_matmul_precision('highest' if compute_dtype == 'float32' else 'high')  # high: TF32
 if ckpt:
     model = checkpoint.build_model(ckpt, block_size, dropout, vocab_size)
@@ -315,11 +321,12 @@ optimizer = create_optimizer(
     dtype='bfloat16' if compute_dtype == 'bfloat16' else 'float32')
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == 'float16')
 if resuming:
-    # the moments only: learning rates, betas and weight decay are this run's
-    n_without_moments = checkpoint.load_moments(optimizer, ckpt['optimizer'])
-    if n_without_moments:
-        print0(f"note: {n_without_moments} parameters start without moments, as the checkpoint has none")
-    if scaler.is_enabled() and ckpt.get('scaler'):
+    # the moments only, and what else the optimizer has counted: rates, betas and weight decay are this run's
+    n_without_moments = checkpoint.load_optimizer(optimizer, ckpt)
+    if n_without_moments and start_iter > 0:
+        print0(f"note: {n_without_moments} parameters start without moments: the checkpoint has none for "
+               f"{type(optimizer).__name__}")
+    if scaler.is_enabled() and ckpt['scaler']:
         scaler.load_state_dict(ckpt['scaler'])
 ctx = autocast(used_device, compute_dtype)
 if use_compile and (shard_size > 1 or device_type == 'cpu'):
@@ -391,15 +398,12 @@ def estimate_loss():
     """
     Return the loss and the bits per byte of each split, {'train_loss': 3.1, ...}; None if interrupted.
 
-    The same eval_iters x batch_size sequences, spread evenly over the split, are evaluated each time.
+    The same sequences, spread evenly over the split, are evaluated each time.
     """
-    n_sequences = eval_iters * batch_size
-    if eval_iters == 0:
-        n_sequences = data.n_eval_sequences(block_size)
     metrics = {}
     model.eval()
     for split, tokens in data.splits.items():
-        result = text_loss(model, tokens, n_sequences, batch_size, ctx, should_stop)
+        result = text_loss(model, tokens, n_eval_sequences, batch_size, ctx, should_stop)
         if result is None:
             metrics = None
             break
@@ -449,7 +453,7 @@ def log(it, metrics):
     global wandb_has_failed
     if not master_process or eval_only:
         return
-    tokens = it * tokens_per_iter
+    tokens = n_samples * block_size
     row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': stopwatch.seconds,
            'wall_seconds': wall_seconds(), **metrics}
     append_row(os.path.join(out_dir, 'log.csv'), row)
@@ -469,11 +473,13 @@ def wall_seconds():
     return wall_seconds_before + time.perf_counter() - start_time
 
 
-def save(it, is_best):
-    """Save nanoGPT's six keys, and what an exact resume and an offline sample.py need. Return success."""
-    state = full_state_dict({  # gathers what FSDP has sharded, so all processes take part
+def run_state(it):
+    """Return what a checkpoint contains: nanoGPT's six keys, and what an exact resume and an offline sample.py
+    need. Numbers, texts, lists, dicts and tensors can be read again; numpy's become these."""
+    return checkpoint.plain({
         'model': model.state_dict(keep_vars=True),  # keep_vars: a tied matrix is recognized, and saved once
         'optimizer': optimizer.state_dict(),
+        'optimizer_class': type(optimizer).__name__,
         'model_args': model.config.model_args(),
         'iter_num': it,
         'best_val_loss': best_val_loss,
@@ -484,14 +490,21 @@ def save(it, is_best):
         'tokenizer': data.tokenizer_state,
         'data': data.fingerprint,
         'tokens_per_iter': tokens_per_iter,
-        'tokens': tokens_before + it * tokens_per_iter,
+        'samples': n_samples,
+        'tokens': tokens_before + n_samples * block_size,
         'train_seconds': stopwatch.seconds,
         'wall_seconds': wall_seconds(),
         'best_iter': best_iter,
+        'evaluation': evaluation,
         'commit': record['commit'],
         'starts': record['starts'],
         'wandb_run_id': wandb_run_id,
     })
+
+
+def save(it, is_best):
+    """Write a checkpoint, and return whether it was written."""
+    state = full_state_dict(run_state(it))  # gathers what FSDP has sharded, so all processes take part
     # complete or not at all; a full disk is a warning, and the older checkpoints stay
     failed = master_process and not checkpoint.save(
         out_dir, state, best=is_best, only_best=not always_save_checkpoint, keep=keep_checkpoints)
@@ -567,11 +580,11 @@ print0(f"expected initial loss (uniform guess): ln({model.config.vocab_size}) = 
 
 # -----------------------------------------------------------------------------
 # the run's folder: created last, so that a failed start leaves it untouched
-wall_seconds_before = ckpt.get('wall_seconds', ckpt['train_seconds']) if resuming else 0.0
+wall_seconds_before = ckpt['wall_seconds'] if resuming else 0.0
 stopwatch = Stopwatch(used_device, ckpt['train_seconds'] if resuming else 0.0)
-tokens_before = ckpt.get('tokens', 0) if ckpt else 0  # tokens the weights were trained on before this run
+tokens_before = ckpt['tokens'] if ckpt else 0  # tokens the weights were trained on before this run
 if resuming:  # the checkpoint's number includes the earlier iterations of this run
-    tokens_before = max(0, tokens_before - start_iter * tokens_per_iter)
+    tokens_before = max(0, tokens_before - n_samples * block_size)
 record = {
     **environment(used_device), 'dtype': compute_dtype, 'compile': use_compile, 'config': config,
     'given': given, 'dataset': data.fingerprint,
@@ -579,20 +592,23 @@ record = {
     'tokens_per_iter': tokens_per_iter, 'from_iter': start_iter}
 starts = []  # of this run; the first one names the weights that a finetuning started from
 if resuming:
-    starts = read_json(os.path.join(out_dir, 'run.json')).get('starts') or ckpt.get('starts') or []
+    starts = read_json(os.path.join(out_dir, 'run.json')).get('starts') or ckpt['starts']
 record['starts'] = [*starts, {
     'time': time.strftime('%Y-%m-%d %H:%M:%S %z'), 'command': record['command'], 'commit': record['commit'],
     'init_from': 'resume' if resuming else init_from, 'from_iter': start_iter}]
+best_val_loss, best_iter = math.inf, None
+evaluation = {'sequences': n_eval_sequences, 'document_mask': data.train.document_mask}
+wandb_run = None
+wandb_run_id = None
+wandb_has_failed = False
+checkpoint.check_readable(run_state(start_iter))
 if master_process and not eval_only and lock is None:
     lock = lock_folder(out_dir)  # held as long as this process exists
     if checkpoint.exists(out_dir) and not deleting:
         raise InputError(f"another run has written into {out_dir} in the meantime. Start again.")
-wandb_run = None
-wandb_run_id = None
-wandb_has_failed = False
 if wandb_log and master_process and not eval_only:
     if resuming and not resume_step:  # Weights & Biases cannot go back: from an earlier step, a new run
-        wandb_run_id = ckpt.get('wandb_run_id')
+        wandb_run_id = ckpt['wandb_run_id']
     try:
         from wandb import init  # ImportError also if there is only a folder called wandb
         wandb_run = init(project=wandb_project, name=wandb_run_name, config=config, id=wandb_run_id,
@@ -605,12 +621,12 @@ if wandb_log and master_process and not eval_only:
     wandb_run_id = wandb_run.id
 if master_process and not eval_only:
     checkpoint.prepare_folder(out_dir, start_iter, deleting, ckpt['best_iter'] if resuming else None)
-best_val_loss, best_iter = math.inf, None
 if resuming:
-    best_val_loss, best_iter = checkpoint.best_so_far(ckpt, config, out_dir)
+    best_val_loss, best_iter = checkpoint.best_so_far(ckpt, evaluation, out_dir)
 ckpt = None  # free its memory
 samples = ''
 start_seconds = stopwatch.seconds  # of training, before this process
+start_samples = n_samples
 
 
 def write_record(it, outcome=None):
@@ -619,7 +635,7 @@ def write_record(it, outcome=None):
                   best_iter=best_iter, train_seconds=stopwatch.seconds)
     if it > start_iter:
         seconds = max(1e-9, stopwatch.seconds - start_seconds)
-        record['tokens_per_second'] = (it - start_iter) * tokens_per_iter / seconds
+        record['tokens_per_second'] = (n_samples - start_samples) * block_size / seconds
     write_json(os.path.join(out_dir, 'run.json'), record)
     from plot import write_report
     write_report(out_dir, samples, picture=outcome is not None)
@@ -631,7 +647,9 @@ is_saved = True  # False: the newest checkpoint could not be written
 outcome = 'done'
 loss_is_finite = True  # the loss that was logged or evaluated last
 loss_sum = torch.zeros((), device=used_device)  # of the last iteration
+data_wait = 0.0  # seconds in get_batch
 logged_iter = start_iter
+logged_samples = n_samples
 logged_seconds = stopwatch.seconds
 # for train_minutes: updates 6 to 25 are timed, as the first ones are slower
 timing_start = start_iter + 5
@@ -660,11 +678,16 @@ for it in itertools.count(start_iter):
     # save, before benchmarks and samples, which may fail
     is_best = it > 0 and val_loss < best_val_loss
     if save_interval is None:
-        is_due = is_best or (metrics is not None and always_save_checkpoint)
+        # without a validation loss, no checkpoint is known to be better than the newest
+        is_due = is_best or (metrics is not None and (always_save_checkpoint or data.val is None))
     else:
         is_due = save_interval > 0 and it % save_interval == 0
-    is_new = it > start_iter or is_best  # a resumed run does not save again what it has just read
-    is_saving = is_new and (is_due or is_last or is_stopping) and not eval_only
+    if it == start_iter:  # nothing is new, but a run that ends here needs a checkpoint, too
+        is_due = is_best
+        is_ending = (is_last or is_stopping) and not resuming
+    else:
+        is_ending = is_last or is_stopping
+    is_saving = (is_due or is_ending) and not eval_only
     if not loss_is_finite or (is_saving and not all_finite([loss_sum, *model.parameters()])):
         outcome = 'diverged'
         break
@@ -711,22 +734,29 @@ for it in itertools.count(start_iter):
     stopwatch.start()
     loss_sum = torch.zeros((), device=used_device)
     for micro_step in range(grad_accum_steps):
-        if dropout:
-            torch.manual_seed(hash_seed(seed, DROPOUT, micro_batch_index(it, micro_step)))
+        # all that is drawn for a micro-batch (dropout, and what you add) follows from its index, so there is
+        # no random state to save
+        index = (n_samples + sample_offset(micro_step)) // batch_size
+        seed_everything(hash_seed(seed, MICRO_BATCH, index))
+        t0 = time.perf_counter()
+        x, y, doc_ids, divisor = get_batch(it, micro_step)
+        data_wait += time.perf_counter() - t0
         # synchronize gradients in the last micro-step only; set before forward, as no_sync() would
         is_last_micro_step = micro_step == grad_accum_steps - 1
         if shard_size > 1:
             model.set_requires_gradient_sync(is_last_micro_step)
         elif ddp:
             ddp_model.require_backward_grad_sync = is_last_micro_step
-        x, y, doc_ids, divisor = next(batches)
         with ctx:
             _, loss = ddp_model(x, y, doc_ids, return_logits=False)
         loss = loss / divisor
         scaler.scale(loss).backward()
         loss_sum += loss.detach()
 
+    n_new_samples = batch_size * grad_accum_steps * ddp_world_size
+
     # the update
+    seed_everything(hash_seed(seed, UPDATE, it))  # draws are equal in all processes, so their models stay equal
     lr = get_lr(it)
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_scale']
@@ -743,17 +773,20 @@ for it in itertools.count(start_iter):
         loss_value, norm = torch.stack((mean_over_processes(loss_sum), grad_norm)).tolist()
         loss_is_finite = math.isfinite(loss_value)
         seconds = stopwatch.stop()
-        dt = max(1e-9, seconds - logged_seconds) / (it + 1 - logged_iter)  # a clock may be coarse
+        n_logged = it + 1 - logged_iter
+        dt = max(1e-9, seconds - logged_seconds) / n_logged  # a clock may be coarse
+        sequences = (n_samples + n_new_samples - logged_samples) / n_logged  # per iteration
         logged_iter = it + 1
+        logged_samples = n_samples + n_new_samples
         logged_seconds = seconds
-        mfu = model.estimate_mfu(batch_size * grad_accum_steps, dt, peak_flops_of(used_device))
+        mfu = model.estimate_mfu(sequences / ddp_world_size, dt, peak_flops_of(used_device))
         progress = (it + 1) / n_iters
         eta = (n_iters - it - 1) * dt if n_iters < math.inf else 60 * train_minutes - seconds
-        tokens = it * tokens_per_iter
+        tokens = n_samples * block_size
         row = {'progress': progress, 'epoch': tokens / tokens_per_epoch, 'loss': loss_value,
-               'lr': lr, 'grad_norm': norm, 'ms': dt * 1000, 'tokens_per_second': tokens_per_iter / dt,
+               'lr': lr, 'grad_norm': norm, 'ms': dt * 1000, 'tokens_per_second': sequences * block_size / dt,
                'mfu': mfu if mfu > 0 else None,  # nan if the device's peak is unknown
-               'memory_gb': peak_memory(used_device), 'data_wait': batches.waited}
+               'memory_gb': peak_memory(used_device), 'data_wait': data_wait}
         mfu_text = f", mfu {mfu * 100:.2f}%" if mfu > 0 else ''
         total_text = f" ({format_count(tokens_before + tokens)} in total)" if tokens_before else ''
         print0(f"iter {it}: loss {loss_value:.4f}, time {row['ms']:.2f}ms{mfu_text}, "
@@ -770,10 +803,10 @@ for it in itertools.count(start_iter):
         seconds_per_iter = max(1e-9, stopwatch.seconds - timing_start_seconds) / (timing_end - timing_start)
         n_iters = broadcast(it + 1 + max(0, round(seconds_left / seconds_per_iter)))
         print_budget()
+    n_samples += n_new_samples
 
 # -----------------------------------------------------------------------------
 # the end: run.json, report.md, the last line
-batches.close()
 if outcome == 'done' and is_stopping:
     outcome = 'stopped'
 if outcome != 'diverged' and not is_saved:
@@ -782,8 +815,9 @@ if master_process and not eval_only:
     write_record(it, outcome)
     print0(f"report: {os.path.join(out_dir, 'report.md')}")
     best_text = f"best validation loss {best_val_loss:.4f} at {best_iter}, " if best_iter else ''
+    newest = checkpoint.newest(out_dir)
     print0(f"{outcome}: {it:,} iterations in {format_duration(stopwatch.seconds)}, {best_text}newest "
-           f"checkpoint: {checkpoint.newest(out_dir)}")
+           f"checkpoint: {newest}")
     flags = run_flags(out_dir, data_dir)
     if outcome == 'diverged':
         print(f"error: the loss or a weight is not finite after {it} iterations. Resume from the newest "

@@ -4,6 +4,7 @@ executed. A resume restores the right settings, and a save is complete or absent
 import json
 import math
 import os
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ DEFAULTS = {  # settings of train.py
     'out_dir': 'out', 'overwrite': False, 'batch_size': 12, 'block_size': 1024, 'n_layer': 12, 'n_head': 12,
     'n_embd': 768, 'weight_decay': 0.1, 'grad_clip': 1.0, 'max_iters': 600000, 'max_tokens': None,
     'eval_iters': 200, 'document_mask': False, 'device': 'auto', 'sample_prompts': None, 'shard': 1}
+EVALUATION = {'sequences': 8, 'document_mask': False}
 GIVEN = {**SIZES, 'batch_size': 4, 'max_iters': 6, 'eval_iters': 2}
 
 
@@ -42,7 +44,7 @@ def our_state(it=2, net=None, **changes):
         'model': net.state_dict(), 'optimizer': {'state': {0: {'step': torch.ones(())}}},
         'model_args': net.config.model_args(), 'iter_num': it, 'best_val_loss': 3.25,
         'config': {**DEFAULTS, **GIVEN}, 'given': GIVEN, 'tokenizer': TOKENIZER,
-        'data': {'train': {'tokens': 9}}, 'tokens_per_iter': 64, 'best_iter': 2}
+        'data': {'train': {'tokens': 9}}, 'tokens_per_iter': 64, 'best_iter': 2, 'evaluation': EVALUATION}
     return {**state, **changes}
 
 
@@ -174,6 +176,56 @@ def test_a_pointer_of_git_lfs_in_a_hugging_face_folder_is_named(tmp_path):
     (tmp_path / 'model.safetensors').write_bytes(POINTER)
     with pytest.raises(InputError, match='git lfs pull'):
         checkpoint.read(tmp_path)
+
+
+@pytest.mark.parametrize('changes', [
+    {'iter_num': 'x'}, {'iter_num': -1}, {'train_seconds': math.nan}, {'wall_seconds': math.inf},
+    {'tokens': [1]}, {'samples': 0.5}, {'starts': 5}, {'tokenizer': 7}, {'data': 'x'}, {'best_iter': 'x'},
+    {'config': {'a\nb': 1}}, {'scaler': 3}, {'optimizer_class': 4}, {'evaluation': 1}, {'commit': 1}])
+def test_an_entry_of_another_type_is_refused(path, changes):
+    with pytest.raises(InputError, match=next(iter(changes))):
+        read(path, our_state(**changes))
+
+
+@pytest.mark.parametrize('args', [
+    {'softcap': 'x'}, {'norm_eps': [1]}, {'n_head': -2}, {'block_size': 16.0}, {'n_layer': 2**60}, {'mlp': 3},
+    {'positions': 'rope', 'block_size': 2**26}, {'rope_scaling': 3}])
+def test_a_field_of_the_network_of_another_type_or_size_is_refused(path, args):
+    state = our_state()
+    state['model_args'].update(args)
+    with pytest.raises(InputError):
+        read(path, state)
+
+
+def test_a_file_cannot_ask_for_more_memory_than_it_has(path):
+    state = our_state()
+    for name in ['transformer.wte.weight', 'lm_head.weight']:
+        state['model'][name] = torch.zeros(1, 32).expand(2**24, 32)
+    state['model_args']['vocab_size'] = 2**24
+    with pytest.raises(InputError, match='numbers'):
+        read(path, state)
+    torch.save(our_state(), path)
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    with pytest.raises(InputError):
+        checkpoint.read(path)
+
+
+def test_names_in_a_file_are_printed_without_their_escape_sequences(path):
+    state = our_state()
+    state['model']['\x1b[2J\nx'] = torch.zeros(1)
+    with pytest.raises(InputError) as refused:
+        read(path, state)
+    assert '\x1b' not in str(refused.value) and '\n' not in str(refused.value)
+
+
+def test_settings_of_another_type_count_as_missing(ckpt):
+    ckpt['config'].update(dataset=5, seed='x', document_mask=True)
+    assert checkpoint.setting(ckpt, 'dataset', '') == '' and checkpoint.setting(ckpt, 'seed', 3) == 3
+    assert checkpoint.setting(ckpt, 'document_mask', False) is True
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/fd'), reason='a file cannot be opened by its number')
@@ -312,7 +364,7 @@ def resumed(out_dir):
 
 def best_of(out_dir, **changes):
     ckpt = checkpoint.load_for_resume(str(out_dir))
-    return checkpoint.best_so_far(ckpt, {**ckpt['config'], **changes}, str(out_dir))[1]
+    return checkpoint.best_so_far(ckpt, {**EVALUATION, **changes}, str(out_dir))[1]
 
 
 @pytest.fixture
@@ -343,7 +395,7 @@ def test_without_an_optimizer_a_checkpoint_is_not_resumed(path, tmp_path):
 
 def test_the_best_loss_starts_again_if_its_checkpoint_or_its_measure_is_another(run):
     assert best_of(run) == 2
-    assert best_of(run, eval_iters=3) is best_of(run, document_mask=True) is None
+    assert best_of(run, sequences=9) is best_of(run, document_mask=True) is None
     save(run, 8)  # ckpt_best.pt is another one, as after a kill before the links were made
     os.replace(run / 'ckpt_00000008.pt', run / 'other.pt')
     assert best_of(run) is None

@@ -6,11 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from conftest import TEXT
 
 from configurator import InputError
-from dataset import Dataset, Loader, hash64, hash_seed, permute, read_meta, sample_starts
+from dataset import Dataset, hash64, hash_seed, permute, read_meta, sample_starts
 
 
 def write_ids(folder, ids, name='train.bin', dtype='<u2'):
@@ -77,18 +76,6 @@ def test_the_sequences_of_an_evaluation_cover_the_split(data_dir):
     assert np.array_equal(y[y >= 0], targets), 'each token once, none after the end'
     few = data.val.eval_starts(16, 5)
     assert len(few) == 5 and set(few) <= set(starts)
-
-
-@pytest.mark.parametrize('device', ['cpu', 'cuda:0'])
-def test_the_loader_returns_micro_batches_in_order_from_any_iteration(device, monkeypatch):
-    if device != 'cpu':  # tested without a GPU: copies stay where they are
-        monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda tensor: tensor)
-        monkeypatch.setattr(torch.Tensor, 'to', lambda tensor, device, non_blocking: tensor)
-    batches = Loader(lambda it, micro_step: (torch.full((3,), 10 * it + micro_step), None, 0.5), 2, 3, device)
-    for expected in [20, 21, 22, 30, 31, 32, 40]:
-        x, doc_ids, divisor = next(batches)
-        assert x.tolist() == [expected] * 3 and doc_ids is None and divisor == 0.5
-    batches.close()
 
 
 # -----------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import assert_equal
 
-from checkpoint import load_moments
+from checkpoint import load_optimizer
 from configurator import InputError
 from model import GPT, GPTConfig
-from optim import create_optimizer
+from optim import MuonAdamW, create_optimizer
 
 OPTIONS = dict(learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
 
@@ -80,43 +80,88 @@ def test_a_gradscaler_skips_updates_that_are_not_finite_and_no_others():
 # the state in a checkpoint
 
 
+def restore(optimizer, before, name=None):
+    """Restore what the optimizer `before` has saved. Return the number of parameters without state."""
+    state = {'path': 'x', 'optimizer': before.state_dict(), 'optimizer_class': name or type(before).__name__}
+    return load_optimizer(optimizer, state)
+
+
 def test_nanogpts_moments_are_copied_and_ours_can_be_read_by_it():
     net = small('gpt2', n_kv_head=2)
     theirs = net.configure_optimizers(0.1, 1e-2, (0.9, 0.95))
     step(net, theirs, 0)
     ours = create_optimizer(net, **OPTIONS)
-    assert load_moments(ours, theirs.state_dict()) == 0
+    assert restore(ours, theirs) == 0
     for p in net.parameters():
         assert_equal(ours.state[p], theirs.state[p])
         assert ours.state[p]['exp_avg'] is not theirs.state[p]['exp_avg']  # which may be in a mapped file
     theirs.load_state_dict(ours.state_dict())
 
 
-@pytest.mark.parametrize('now', ['adamw', 'muon'])
-def test_moments_are_found_by_name_and_parameters_without_moments_are_counted(now):
+@pytest.mark.parametrize('kind', ['adamw', 'muon'])
+def test_moments_are_found_by_name_and_parameters_without_moments_are_counted(kind):
     net = small('llama')
     first, second = net.transformer.h
     first.requires_grad_(False)
-    before = create_optimizer(net, **OPTIONS)
+    before = create_optimizer(net, matrix_optimizer=kind, **OPTIONS)
     step(net, before, 0)
     first.requires_grad_(True)
     second.requires_grad_(False)
-    optimizer = create_optimizer(net, matrix_optimizer=now, **OPTIONS)
-    assert load_moments(optimizer, before.state_dict()) == len(list(first.parameters()))
+    optimizer = create_optimizer(net, matrix_optimizer=kind, **OPTIONS)
+    assert restore(optimizer, before) == len(list(first.parameters()))
     assert not any(optimizer.state[p] for p in first.parameters())
     assert_equal(optimizer.state[net.lm_head.weight], before.state[net.lm_head.weight])
-
-    second.requires_grad_(True)  # Muon does not use AdamW's moments
-    optimizer = create_optimizer(net, matrix_optimizer=now, **OPTIONS)
-    load_moments(optimizer, before.state_dict())
-    assert bool(optimizer.state[second.mlp.c_fc.weight]) == (now == 'adamw')
     step(net, optimizer, 1)
 
 
-def test_moments_of_another_shape_are_refused():
+def test_the_state_of_another_class_is_not_used_and_the_settings_are_this_runs():
     net = small('llama')
-    optimizer = create_optimizer(net, **OPTIONS)
+    before = create_optimizer(net, **OPTIONS)
+    step(net, before, 0)
+    other = create_optimizer(net, matrix_optimizer='muon', **OPTIONS)
+    assert restore(other, before) == len(list(net.parameters())) and not other.state
+    step(net, other, 1)
+    again = create_optimizer(net, **{**OPTIONS, 'learning_rate': 0.5, 'betas': (0.5, 0.6)})
+    assert restore(again, before) == 0
+    assert again.param_groups[0]['lr'] == 0.5 and again.param_groups[0]['betas'] == (0.5, 0.6)
+    step(net, again, 1)
+
+
+def with_value(state, name, value):
+    """Return an optimizer's state in which the first moment called `name` is another value."""
+    entry = next(entry for entry in state['state'].values() if name in entry)
+    entry[name] = value
+    return state
+
+
+@pytest.mark.parametrize('name, value', [
+    ('exp_avg', torch.zeros(())), ('exp_avg_sq', torch.zeros(3)), ('step', torch.zeros(2)), ('exp_avg', 'x'),
+    ('momentum_buffer', torch.zeros(()))])
+def test_moments_that_do_not_fit_are_refused(name, value):
+    net = small('llama')
+    optimizer = create_optimizer(net, matrix_optimizer='muon', **OPTIONS)
     step(net, optimizer, 0)
-    other = create_optimizer(small('llama', vocab_size=51), **OPTIONS)
+    state = with_value(optimizer.state_dict(), name, value)
     with pytest.raises(InputError):
-        load_moments(other, optimizer.state_dict())
+        load_optimizer(optimizer, {'path': 'x', 'optimizer': state, 'optimizer_class': 'MuonAdamW'})
+
+
+@pytest.mark.parametrize('state', [{'state': 5, 'param_groups': [{'params': [0]}]}, {'param_groups': [3]}, {'state': {}}])
+def test_a_damaged_state_is_one_error(state):
+    net = small('llama')
+    with pytest.raises(InputError):
+        load_optimizer(create_optimizer(net, **OPTIONS),
+                       {'path': 'x', 'optimizer': state, 'optimizer_class': None})
+
+
+def test_muon_updates_matrices_that_are_stacked_in_one_parameter_one_by_one():
+    torch.manual_seed(0)
+    stacked = torch.nn.Parameter(torch.randn(4, 6, 3))
+    single = [torch.nn.Parameter(matrix.clone()) for matrix in stacked.detach()]
+    stacked.grad = torch.randn(4, 6, 3)
+    for p, grad in zip(single, stacked.grad):
+        p.grad = grad.clone()
+    options = {'lr': 0.1, 'weight_decay': 0.1, 'momentum': 0.9, 'muon': True}
+    for params in [[stacked], single]:
+        MuonAdamW([{'params': params, **options}], 0.1, (0.9, 0.95), 1e-8).step()
+    torch.testing.assert_close(stacked.detach(), torch.stack([p.detach() for p in single]))
