@@ -75,7 +75,7 @@ def messages_of(row):
     for turn in turns:
         role = str(turn.get('role') or turn.get('from'))
         if role not in ROLE_OF:
-            raise InputError(f"a message has the role {role[:20]}")
+            raise InputError(f"a message has the role {role[:20]!r}")
         content = turn['content'] if 'content' in turn else turn.get('value')
         message = {'role': ROLE_OF[role], 'content': text_of(content)}
         if not message['content'].strip():

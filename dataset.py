@@ -2,9 +2,13 @@
 Datasets: read a dataset folder, and compute the order of the samples.
 
 A dataset is a folder data/<name>/ with token ids in train.bin and val.bin (little-endian, no header), and
-meta.json, which describes the tokenizer, the dtype and the counts. A large split is stored in shards,
-train_000000.bin and so on, which are read as one long array. nanoGPT's folders and .npy shards can be used
-unchanged.
+meta.json, which describes the tokenizer, the dtype and the counts. Without this code, they are read by
+
+    meta = json.load(open('data/NAME/meta.json'))
+    ids = np.memmap('data/NAME/train.bin', dtype=meta['dtype'], mode='r')
+
+A large split is stored in shards, train_000000.bin and so on, which are read as one long array. nanoGPT's
+folders and .npy shards can be used unchanged. data/README.md describes all files.
 
 Training sample i is a pure function of the seed and i. So the order has no state to save, and it does not
 depend on a resume or the number of processes.
@@ -14,17 +18,20 @@ import bisect
 import functools
 import glob
 import hashlib
+import io
 import json
 import math
 import os
 import pickle
+import pickletools
+import re
 import shlex
 
 import numpy as np
 
 from configurator import InputError
 from files import first_line
-from tokenizer import GPT2_STATE, make_tokenizer, read_tokenizer_files, token_bytes
+from tokenizer import GPT2_STATE, check_vocab_size, make_tokenizer, read_tokenizer_files, token_bytes
 
 
 DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
@@ -105,18 +112,22 @@ def folder_of(name, data_dir=None):
     return os.path.join(data_dir, name)
 
 
+# a .npy file belongs to the validation split if its name has this word. 'medieval_000.npy' does not have it
+VAL_WORD = re.compile(r'(?<![^\W\d_])val(id|idation)?(?![^\W\d_])')
+
+
 def bin_files(folder, split):
     """
     Return the files with the token ids of a split, in order: one file, shards, or [] if there are none.
 
-    If there are no .bin files, .npy files are used; those with 'val' in their names are the validation split.
+    If there are no .bin files, .npy files are used; VAL_WORD in their names tells the splits apart.
     """
     folder = glob.escape(folder)
     shard_name = split + '_' + '[0-9]' * 6 + '.bin'
     paths = glob.glob(f'{folder}/{split}.bin') or glob.glob(f'{folder}/{shard_name}')
     if not paths and not glob.glob(f'{folder}/train*.bin'):
         for path in glob.glob(f'{folder}/*.npy'):
-            is_val = 'val' in os.path.basename(path).lower()
+            is_val = VAL_WORD.search(os.path.basename(path).lower()) is not None
             if is_val == (split == 'val'):
                 paths.append(path)
     return sorted(paths)
@@ -166,10 +177,9 @@ def read_meta(folder):
             'vocab_size': vocab_size,
             'splits': {split: dict(entry) for split, entry in meta.get('splits', {}).items()},
         }
-        is_valid_size = 0 < vocab_size <= 2**32
-        is_valid_dtype = meta['dtype'] in ('uint16', 'uint32')
-        if not is_valid_size or not is_valid_dtype or 'kind' not in meta['tokenizer']:
-            raise ValueError(f"vocab_size {vocab_size}, dtype {meta['dtype']}, tokenizer {meta['tokenizer']}")
+        check_vocab_size(vocab_size)
+        if meta['dtype'] not in ('uint16', 'uint32') or 'kind' not in meta['tokenizer']:
+            raise ValueError(f"dtype {meta['dtype']!r}, tokenizer {meta['tokenizer']!r}")
     except Exception as e:  # the file may contain anything
         raise InputError(f"the meta file in {folder} is not valid ({type(e).__name__}: {first_line(e)}). "
                          f"{MAKE_AGAIN}") from e
@@ -180,13 +190,29 @@ class PlainUnpickler(pickle.Unpickler):
     """An unpickler for dicts, lists, strings and numbers only, so that a file cannot execute code."""
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"{module}.{name} is not a plain type; convert it with int() or str()")
+        raise pickle.UnpicklingError(f"{module!r}.{name!r} is not a plain type; convert it with int() or "
+                                     "str()")
+
+
+def check_pickle(data):
+    """Raise UnpicklingError if reading `data` could crash Python, or take much more memory than its size."""
+    n_tuples = 0
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.startswith('TUPLE'):
+            n_tuples += 1
+        if n_tuples > 20:  # if they are nested, Python's hash() of the outermost recurses without a limit
+            raise pickle.UnpicklingError("more than 20 tuples; convert them to lists")
+        # a place in the table of objects, which is allocated up to there
+        if opcode.name.endswith('PUT') and argument > len(data):
+            raise pickle.UnpicklingError("not written by Python's pickle")
 
 
 def read_meta_pkl(path):
     """Return the content of nanoGPT's meta.pkl in the form of meta.json."""
     with open(path, 'rb') as f:
-        content = PlainUnpickler(f).load()
+        data = f.read()
+    check_pickle(data)
+    content = PlainUnpickler(io.BytesIO(data)).load()
     meta = {'vocab_size': content['vocab_size']}
     itos = content.get('itos') or {}
     chars = ''.join(itos[id] for id in range(len(itos)))  # fewer than vocab_size if that is padded
@@ -214,10 +240,11 @@ class Tokens:
     n: number of tokens
     token_bytes: bytes of text per token id, (vocab_size,); 0 for special tokens, all 0 if unknown
     entry: what meta.json contains about this split; {} if nothing
+    fingerprint: {'tokens': n, 'sha256': of the checksums in meta.json, 'sample': of ids that were read now}
     """
     masked = False  # whether targets are masked, as in conversations
 
-    def __init__(self, folder, split, meta, token_bytes, seed=0, document_mask=False):
+    def __init__(self, folder, split, meta, token_bytes=0, seed=0, document_mask=False):
         self.folder = folder
         self.dtype = np.dtype(meta['dtype']).newbyteorder('<')
         self.vocab_size = meta['vocab_size']
@@ -236,26 +263,50 @@ class Tokens:
         for path in self.paths:
             self.shard_starts.append(self.n)
             self.n += len(map_ids(path, self.dtype))
-        if self.n != self.entry.get('tokens', self.n):
-            raise InputError(f"the {split} split in {folder} has {self.n} tokens, but {self.entry['tokens']} "
-                             f"according to meta.json. {MAKE_AGAIN}")
         shards = self.entry.get('shards', [self.entry])  # without shards, the entry describes the only file
         checksums = [str(shard.get('sha256', 'unknown')) for shard in shards]
+        self.first_sha256 = checksums[0]  # of the first file, according to meta.json
         sha256 = checksums[0][:16]
         if len(checksums) > 1:  # the checksum of all checksums
             sha256 = hashlib.sha256(' '.join(checksums).encode()).hexdigest()[:16] + ' of all'
-        self.fingerprint = {'tokens': self.n, 'sha256': sha256}
+        sample = hashlib.sha256(self.sample().astype('<u4').tobytes()).hexdigest()[:16]
+        self.fingerprint = {'tokens': self.n, 'sha256': sha256, 'sample': sample}
+
+    def sample(self):
+        """Return the first and the last 512 ids, and those at 64 positions in between, (66, 512)."""
+        length = min(self.n, 512)
+        starts = np.arange(66) * (self.n - length) // 65
+        return self.copy_ids(starts, length)
+
+    def is_described(self):
+        """Return whether the data is that which meta.json describes, as far as a quick look can tell."""
+        if self.n != self.entry.get('tokens', self.n):
+            return False
+        if 'sample' in self.entry:
+            return self.fingerprint['sample'] == self.entry['sample']
+        # An older meta.json. A copy has arbitrary times, so they only decide whether the file is read
+        path = self.paths[0]
+        meta_path = os.path.join(self.folder, 'meta.json')
+        if self.first_sha256 == 'unknown' or os.path.getmtime(path) <= os.path.getmtime(meta_path):
+            return True
+        with open(path, 'rb') as f:
+            return hashlib.file_digest(f, 'sha256').hexdigest() == self.first_sha256
 
     def check(self):
-        """Raise InputError if the first ids or those at 64 evenly spread positions are not valid."""
+        """Raise InputError if the data is not that which meta.json describes, or the first ids or those of
+        the sample are not valid."""
+        if not self.is_described():
+            raise InputError(f"{self.paths[0]} ({self.n:,} tokens in all) is not the data that "
+                             f"{os.path.join(self.folder, 'meta.json')} describes. If another program wrote "
+                             "the data, delete meta.json, which is that of an older dataset. Otherwise, run "
+                             "its prepare.py command again with --overwrite.")
         first = self.shard(0)[:65536]
         if len(first) >= 64 and not first[1::2].any() and len(np.unique(first)) > 4:
             # 0 is a valid id, so without this check a model would be trained on wrong data
             raise InputError(f"every second token id in {self.paths[0]} is 0: it was written as a wider type "
                              f"than {first.dtype}, such as int32 or int64. Convert it, for example: "
                              f"np.fromfile(PATH, np.int32).astype(np.{first.dtype}).tofile(PATH).")
-        positions = np.linspace(0, self.n - 1, 64).astype(np.int64)
-        self.read(positions, min(self.n, 1024))
+        self.check_ids(self.sample())
 
     @functools.lru_cache(maxsize=256)  # a process may have about 1,000 open files
     def shard(self, i):
@@ -268,6 +319,12 @@ class Tokens:
 
         Reads wrap around at the end of the data. Raise InputError if an id is not in the vocabulary.
         """
+        rows = self.copy_ids(starts, length)
+        self.check_ids(rows)
+        return rows
+
+    def copy_ids(self, starts, length):
+        """Do the same as read(), without the check of the ids."""
         rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(rows, starts):
             n_read = 0
@@ -279,12 +336,15 @@ class Tokens:
                 assert len(ids), f"{self.paths[i]} became shorter while it was read"
                 row[n_read:n_read + len(ids)] = ids
                 n_read += len(ids)
-        for id in (rows.min(), rows.max()):
+        return rows
+
+    def check_ids(self, ids):
+        """Raise InputError if one of `ids`, an array, is not in the vocabulary."""
+        for id in (ids.min(), ids.max()):
             if not 0 <= id < self.vocab_size:
                 raise InputError(f"the token id {id} in {self.folder} is not in its vocabulary of "
                                  f"{self.vocab_size} ids: the tokenizer or dtype is not the one in the meta "
                                  f"file (without one: GPT-2's, uint16). {MAKE_AGAIN}")
-        return rows
 
     def read_sequences(self, starts, block_size):
         """

@@ -19,8 +19,8 @@ from configurator import InputError
 from files import check_not_lfs_pointer, first_line, read_json
 from model import NANOGPT
 from tokenizer import (
-    ASSISTANT_END, GPT2_STATE, PATTERN, Tokenizer, bytes_to_unicode, import_package, pre_tokenizer_of,
-    without_surrogates)
+    ASSISTANT_END, GPT2_STATE, PATTERN, Tokenizer, bytes_to_unicode, import_package, package_errors,
+    pre_tokenizer_of, without_surrogates)
 
 # -----------------------------------------------------------------------------
 # names: ours, theirs
@@ -391,7 +391,11 @@ class HFTokenizer(Tokenizer):
         self.stop_ids = [id for id in dict.fromkeys(ends) if id is not None]
 
     def text_pieces_of(self, vocab, added, special):
-        """Return {id: bytes} of the tokens in `vocab`, {token: id}, without special tokens."""
+        """Return {id: bytes} of the tokens in `vocab`, {token: id}, without special tokens.
+
+        The unknown token has no bytes, as it takes the place of a text that is lost.
+        """
+        unknown = getattr(self.tokenizer.model, 'unk_token', None)
         byte_of = {}
         if 'ByteLevel' in str(self.tokenizer.decoder):  # tokens have a character for each byte
             byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
@@ -399,7 +403,9 @@ class HFTokenizer(Tokenizer):
         for token, id in vocab.items():
             if token in special:
                 continue
-            if id not in added and all(letter in byte_of for letter in token):
+            if token == unknown:
+                pieces[id] = b''
+            elif id not in added and all(letter in byte_of for letter in token):
                 pieces[id] = bytes(byte_of[letter] for letter in token)
             elif re.fullmatch('<0x[0-9A-F]{2}>', token):  # sentencepiece's token for a byte
                 pieces[id] = bytes.fromhex(token[3:5])
@@ -423,12 +429,10 @@ class HFTokenizer(Tokenizer):
 
     def encode_with(self, text, is_prompt):
         self.tokenizer.encode_special_tokens = not is_prompt  # True: as text
-        try:
-            text = without_surrogates(text)
+        text = without_surrogates(text)
+        name = self._state.get('name', 'tokenizer.json')
+        with package_errors(f"the tokenizer {name!r} cannot encode the text", "Add an unknown token to it."):
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=is_prompt)[0]
-        except Exception as e:  # the package raises Exception itself
-            name = self._state.get('name', 'tokenizer.json')
-            raise InputError(f"the tokenizer {name} cannot encode the text: {first_line(e)}") from e
 
     def decode(self, ids):
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -450,8 +454,9 @@ def tokenizer_state(path):
                          "sentencepiece's tokenizer.model, or from vocab.json and merges.txt.")
     # a token that was added after training, often [PAD], may have no row in the model's embedding
     n_rows = read_json(os.path.join(folder, 'config.json')).get('vocab_size') or float('inf')
-    added = content.get('added_tokens', [])
-    content['added_tokens'] = [token for token in added if token['id'] < n_rows]
+    with package_errors(f"{file} is not valid", "Download or save it again."):
+        added = content.get('added_tokens', [])
+        content['added_tokens'] = [token for token in added if token['id'] < n_rows]
     state = {'kind': 'hf', 'name': os.path.basename(path), 'json': json.dumps(content, ensure_ascii=False)}
     config_file = os.path.join(folder, 'tokenizer_config.json')
     if os.path.exists(config_file):

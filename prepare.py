@@ -58,7 +58,7 @@ import zlib
 
 import numpy as np
 
-from dataset import DATA_DIR, bin_files, folder_of, read_meta
+from dataset import DATA_DIR, Tokens, bin_files, folder_of, read_meta
 from files import check_not_lfs_pointer, first_line, lock_folder, read_json, write_whole
 from tokenizer import (
     END_OF_TEXT, import_package, learn_bpe, make_tokenizer, read_tokenizer_files, without_surrogates,
@@ -264,31 +264,44 @@ def read_text(path, by_line=False):
 def read_rows(path, column=None):
     """Yield (position, row) for each row of a .jsonl, .json or .parquet file.
 
+    A .json file whose first line is a JSON object is read as .jsonl.
     column: if a .parquet file has it, other columns are not read.
     """
-    kind = kind_of(path)
-    if kind == 'jsonl':
-        for number, line in enumerate(read_text(path, by_line=True), start=1):
-            if line.strip():
-                position = f'{path}, line {number}'
-                yield position, parse_json(line, position)
+    if kind_of(path) == 'parquet':
+        for number, row in enumerate(read_parquet(path, column), start=1):
+            yield f'{path}, row {number}', row
         return
-    if kind == 'parquet':
-        rows = read_parquet(path, column)
-    else:
-        rows = parse_json(''.join(read_text(path)), path)
-        if not isinstance(rows, list):
-            rows = [rows]
-    for number, row in enumerate(rows, start=1):
-        yield f'{path}, row {number}', row
+    lines = read_text(path, by_line=True)
+    if kind_of(path) == 'json':
+        first = next(lines, '')
+        if not is_json_object(first):
+            rows = parse_json(first + ''.join(lines), path)
+            if not isinstance(rows, list):
+                rows = [rows]
+            for number, row in enumerate(rows, start=1):
+                yield f'{path}, row {number}', row
+            return
+        lines = itertools.chain([first], lines)
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            position = f'{path}, line {number}'
+            yield position, parse_json(line, position)
+
+
+def is_json_object(line):
+    """Return whether a line is a complete JSON object, as in .jsonl, and not the beginning of one."""
+    try:
+        return line.startswith('{') and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def parse_json(text, position):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise InputError(f"{position} is not JSON: {first_line(e)}. Correct or remove it. A file with a "
-                         "row per line is named .jsonl, one with an array of rows .json.") from e
+        raise InputError(f"{position} is not JSON: {first_line(e)}. Correct or remove it. A file has a row "
+                         "per line, or one array of rows (.json).") from e
 
 
 def read_parquet(path, column):
@@ -370,7 +383,7 @@ def read_row_texts(path):
         if text is None:
             continue
         if not isinstance(text, str):
-            raise InputError(f"{position} has no text under {text_key!r}: {str(row)[:60]}. Name another key "
+            raise InputError(f"{position} has no text under {text_key!r}: {repr(row)[:60]}. Name another key "
                              "with --text_key, or add --chat for conversations. An array of rows is named "
                              ".json.")
         yield Passage(without_surrogates(text), True, path)
@@ -458,15 +471,19 @@ def dtype_of(tok):
     return np.dtype('<u2' if tok.n_vocab <= 1 << 16 else '<u4')
 
 
-def encode_chunk(chunk, tok, end_of_text):
-    """Return {split: (its entry in meta.json, the content of its file)}. An empty split is omitted."""
+def encode_chunk(chunk, tok, end_of_text, found):
+    """
+    Return {split: (its entry in meta.json, the content of its file)}. An empty split is omitted.
+
+    found: a Counter, to which the special tokens that are written in the text are added
+    """
     dtype = dtype_of(tok)
     token_bytes = tok.token_bytes()
     separator = b'' if end_of_text is None else np.array(end_of_text, dtype).tobytes()
 
     def encode(passage):
         try:
-            return tok.encode(passage.text)
+            return tok.encode(passage.text), tok.find_special(passage.text)
         except InputError as e:
             raise InputError(f"{passage.path}: {e} Or use another tokenizer, such as byte.") from e
 
@@ -476,13 +493,14 @@ def encode_chunk(chunk, tok, end_of_text):
         for split, passages in (('train', chunk.train), ('val', chunk.val)):
             content = bytearray()
             counts = collections.Counter()
-            for passage, ids in zip(passages, pool.imap(encode, passages, chunksize=16)):
+            for passage, (ids, special) in zip(passages, pool.imap(encode, passages, chunksize=16)):
+                found.update(special)
                 if passage.begins:
                     content += separator
                 content += ids.astype(dtype).tobytes()
                 counts['documents'] += passage.begins
                 counts['bytes'] += len(passage.text.encode())
-                # fewer than the bytes of the text if the tokenizer drops characters
+                # fewer than the bytes of the text if the tokenizer drops characters or spaces
                 counts['token_bytes'] += int(token_bytes[ids].sum())
             if content:
                 file = f'{split}{chunk.file_suffix}.bin'
@@ -490,6 +508,14 @@ def encode_chunk(chunk, tok, end_of_text):
                          'tokens': len(content) // dtype.itemsize, **counts}
                 shard[split] = entry, content
     return shard
+
+
+def report_special(found):
+    """Print a note about the special tokens in `found`, a Counter."""
+    if found:
+        some = [f'{token!r} ({n:,})' for token, n in found.most_common(5)]
+        print0(f"note: special tokens of the tokenizer are written in the text: {', '.join(some)}. They are "
+               "encoded as text, unlike those in a prompt; docs/data.md has more.")
 
 
 def choose_threads():
@@ -597,6 +623,8 @@ def begin(folder, plan, tok, end_of_text):
 
 def finish(folder, meta):
     del meta['shards']
+    for split, entry in meta['splits'].items():
+        entry['sample'] = Tokens(folder, split, meta).fingerprint['sample']
     write_json(os.path.join(folder, 'meta.json'), meta)
     os.remove(os.path.join(folder, 'plan.json'))
     return meta
@@ -610,6 +638,7 @@ def make_text(folder, plan, meta, tok, paths, separated):
     shards = meta['shards'] if meta else []
     end_of_text = tok.end_of_text if separated else None
     chunks = gather_chunks(paths, shard_mb * 1e6, plan['val_fraction'])
+    found = collections.Counter()  # special tokens in the text
 
     def count(split, key):
         return sum(shard[split][key] for shard in shards if split in shard)
@@ -617,7 +646,7 @@ def make_text(folder, plan, meta, tok, paths, separated):
     for chunk in itertools.islice(chunks, len(shards), None):  # without those whose shards are complete
         if max_tokens and count('train', 'tokens') >= max_tokens:
             break
-        shard = encode_chunk(chunk, tok, end_of_text)
+        shard = encode_chunk(chunk, tok, end_of_text, found)
         if meta is None:  # only now: if the input cannot be read or encoded, the older dataset is kept
             meta = begin(folder, plan, tok, end_of_text)
             shards = meta['shards']
@@ -626,6 +655,7 @@ def make_text(folder, plan, meta, tok, paths, separated):
         shards.append({split: entry for split, (entry, content) in shard.items()})
         write_json(os.path.join(folder, 'plan.json'), meta)
         print0(f"{count('train', 'tokens'):,} tokens to train on")
+    report_special(found)
     if count('train', 'tokens') < 2:
         raise InputError("too little text to train on. Use more, or a smaller --val_fraction.")
 
@@ -638,8 +668,9 @@ def make_text(folder, plan, meta, tok, paths, separated):
                 meta['splits'][split][key] = count(split, key)
             n_lost = count(split, 'bytes') - count(split, 'token_bytes')
             if n_lost > 0:
-                print0(f"note: the tokenizer drops {n_lost:,} bytes of the text for {split}, as its "
-                       "vocabulary lacks some characters. byte, gpt2 and bpe:8192 have all.")
+                print0(f"note: {n_lost:,} bytes of the text for {split} are not in its tokens: the tokenizer "
+                       "lacks characters, drops spaces, or has words as special tokens. byte, gpt2 and "
+                       "bpe:8192 keep all.")
     return finish(folder, meta)
 
 
@@ -657,9 +688,13 @@ def make_conversations(folder, plan, tok, paths):
         n_val = min(math.ceil(limit * len(hashes)), len(hashes) - 1)
         limit = sorted(hashes)[n_val]
     rendered = {'train': [], 'val': []}
+    found = collections.Counter()  # special tokens in the text
     for hash, messages in zip(hashes, conversations):
+        for message in messages:
+            found.update(tok.find_special(message['content']))
         split = 'val' if hash < limit else 'train'
         rendered[split].append(form.render(messages))
+    report_special(found)
     if not rendered['train']:
         raise InputError("no conversation to train on. Use more of them, in a form of docs/chat.md.")
 
@@ -713,6 +748,21 @@ def read_conversations(paths):
 # the script
 
 
+def identity(path):
+    """Return what identifies an input: for a file its name, its size and a checksum of its beginning, so that
+    a copy in another place is the same input."""
+    if os.path.isfile(path):
+        try:
+            with open(path, 'rb') as f:
+                beginning = hashlib.sha256(f.read(1 << 16)).hexdigest()
+        except OSError as e:
+            raise InputError(f"{path} cannot be read: {e.strerror}. Check its permissions.") from e
+        return f'{os.path.basename(path)} {os.path.getsize(path)} {beginning}'
+    if os.path.isdir(path):
+        return os.path.basename(os.path.abspath(path))
+    return path
+
+
 def main():
     if name in BENCHMARKS:
         fetch_benchmark(BENCHMARKS[name], data_dir or DATA_DIR)
@@ -749,15 +799,9 @@ def main():
         import_package('pyarrow')  # before anything is downloaded
 
     # everything that determines the result. A dataset with the same plan is resumed, or is complete
-    inputs = []  # names, and for local files the size and time of the last change
-    for path in [*paths, chosen]:
-        if os.path.isfile(path):
-            status = os.stat(path)
-            inputs.append(f'{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}')
-        else:
-            inputs.append(path)
+    inputs = [identity(path) for path in [*paths, chosen]]
     plan = {
-        'tokenizer': chosen,
+        'tokenizer': os.path.basename(chosen),  # its identity is part of 'files'
         'text_key': text_key,
         'val_fraction': built_in.val_fraction if val_fraction is None else val_fraction,
         'max_tokens': max_tokens,
@@ -774,7 +818,7 @@ def main():
             print0(f"{folder} is complete already. To make it again, add --overwrite.")
         elif bin_files(folder, 'train') and not resuming and not overwrite:
             command = meta.get('command') or unfinished.get('command') or 'another program'
-            raise InputError(f"{folder} contains another dataset ({command}), or its input has changed. "
+            raise InputError(f"{folder} contains another dataset ({command!r}), or its input has changed. "
                              "Choose another name, or replace it with --overwrite.")
         else:
             if resuming:
@@ -792,7 +836,7 @@ def main():
         print0(f"{folder}, {split}: {entry['tokens']:,} tokens, {entry['documents']:,} documents, "
                f"{entry['bytes']:,} bytes of text")
     state = meta['tokenizer']
-    print0(f"tokenizer {state.get('name', state['kind'])}, {meta['vocab_size']:,} ids")
+    print0(f"tokenizer {state.get('name', state['kind'])!r}, {meta['vocab_size']:,} ids")
     config_file = 'config/finetune_chat.py' if chat else built_in.config
     command = ['python', 'train.py', config_file, f'--dataset={dataset}']
     if data_dir:

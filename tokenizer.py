@@ -8,6 +8,7 @@ that are not text. Those of Hugging Face are in huggingface.py. A tokenizer has
     special              {token: id} of the special tokens
     encode(text)         return the ids, an array. Special tokens in the text are encoded as text
     encode_prompt(text)  return the ids, a list. Special tokens in the text become their ids
+    find_special(text)   return the special tokens that are written in the text, a list
     decode(ids)          return the text
     token_bytes()        return the bytes of text per id, (n_vocab,) int64; 0 for special tokens
     state()              return a dict of plain types, from which make_tokenizer() makes the same tokenizer
@@ -17,10 +18,12 @@ raises InputError.
 """
 
 import base64
+import contextlib
 import hashlib
 import importlib
 import os
 import re
+import reprlib
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from files import first_line, write_whole
 END_OF_TEXT = '<|endoftext|>'
 ASSISTANT_END = '<|assistant_end|>'  # ends an answer, see conversations.py
 GPT2_STATE = {'kind': 'tiktoken', 'name': 'gpt2'}  # without its merges, which tiktoken knows
+MAX_VOCAB = 2**20  # more than any tokenizer has. A damaged file may state billions, which take gigabytes
 # the split pattern of GPT-4's tokenizer (tiktoken's cl100k_base); a learned BPE uses it as well
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
            r"\s*[\r\n]|\s+(?!\S)|\s")
@@ -42,6 +46,27 @@ def import_package(name):
         return importlib.import_module(name)
     except ImportError as e:
         raise InputError(f"the package {name} is not installed. Run: pip install {name}") from e
+
+
+def check_vocab_size(n):
+    """Raise InputError if `n` is not a possible number of ids."""
+    if not isinstance(n, int) or not 0 < n <= MAX_VOCAB:
+        raise InputError(f"the size of the vocabulary is out of range: {n!r}. It must be from 1 to "
+                         f"{MAX_VOCAB:,} (MAX_VOCAB in tokenizer.py).")
+
+
+@contextlib.contextmanager
+def package_errors(what, remedy):
+    """Turn any error in the block into an InputError: "WHAT: the error. REMEDY".
+
+    A panic of a package in Rust is a BaseException.
+    """
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        raise InputError(f"{what}: {type(e).__name__}, {first_line(e)!r}. {remedy}") from e
 
 
 # -----------------------------------------------------------------------------
@@ -56,24 +81,29 @@ class Tokenizer:
         self._state = state
         self.text_pieces = text_pieces
         self.special = special
+        if '' in special:
+            raise ValueError("a special token is empty")
+        any_special = '|'.join(re.escape(token) for token in special)
+        self.special_pattern = re.compile(any_special) if special else None
         self.pieces = dict(text_pieces)  # of all ids
         for token, id in special.items():
             self.pieces[id] = token.encode()
         self.n_vocab = max(self.pieces) + 1
+        check_vocab_size(self.n_vocab)
         # <|bos|> is nanochat's name for the token before each document
         self.end_of_text = special.get(END_OF_TEXT, special.get('<|bos|>'))
         self.stop_ids = [special[token] for token in (ASSISTANT_END, END_OF_TEXT) if token in special]
 
+    def find_special(self, text):
+        return self.special_pattern.findall(text) if self.special else []
+
     def encode_prompt(self, text):
-        if not self.special:
-            return self.encode(text).tolist()
-        any_special = '|'.join(re.escape(token) for token in self.special)
         ids = []
-        for part in re.split(f'({any_special})', text):
-            if part in self.special:
-                ids.append(self.special[part])
-            else:
-                ids.extend(self.encode(part).tolist())
+        for token in self.find_special(text):
+            before, _, text = text.partition(token)
+            ids.extend(self.encode(before).tolist())
+            ids.append(self.special[token])
+        ids.extend(self.encode(text).tolist())
         return ids
 
     def decode(self, ids):
@@ -128,6 +158,7 @@ class NumberTokenizer(Tokenizer):
     """Ids that are not text (notes, moves, genes), written as numbers: '7 3 39'."""
 
     def __init__(self, state):
+        check_vocab_size(state['n_vocab'])
         super().__init__(state, {id: b'' for id in range(state['n_vocab'])}, {})
 
     def encode(self, text):
@@ -155,20 +186,22 @@ class TiktokenTokenizer(Tokenizer):
                      'ranks': format_ranks(encoding._mergeable_ranks)}
         ranks = parse_ranks(state['ranks'])
         special = state.get('special_tokens', {})
+        check_ranks(ranks, special)
         self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
                                           special_tokens=special)
         super().__init__(state, {rank: token for token, rank in ranks.items()}, special)
 
     def encode(self, text):
         text = without_surrogates(text)
-        try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=())
-        except ValueError:
-            # its regular expressions cannot match a run of a million spaces: encode each half of the text
-            if len(text) < 1000:
-                raise
-            middle = len(text) // 2
-            return np.concatenate([self.encode(text[:middle]), self.encode(text[middle:])])
+        with package_errors("tiktoken cannot encode the text", "Make the tokenizer again."):
+            try:
+                return self.encoding.encode_to_numpy(text, disallowed_special=())
+            except ValueError:
+                # its regular expressions cannot match a run of a million spaces: encode each half of the text
+                if len(text) < 1000:
+                    raise
+        middle = len(text) // 2
+        return np.concatenate([self.encode(text[:middle]), self.encode(text[middle:])])
 
 
 def is_only_named(state):
@@ -183,6 +216,22 @@ def parse_ranks(content):
         token, rank = line.split()
         ranks[base64.b64decode(token)] = int(rank)
     return ranks
+
+
+def check_ranks(ranks, special):
+    """
+    Raise ValueError if the tiktoken package would panic or take gigabytes.
+
+    ranks: {token: id}
+    special: the same of the special tokens, whose ids may be between the others, as in p50k_base
+    """
+    n = max(ranks.values()) + 1
+    check_vocab_size(n)
+    between = {id for id in special.values() if id < n}
+    if sorted([*ranks.values(), *between]) != list(range(n)):
+        raise ValueError(f"the ids of the tokens are not 0 to {n - 1}, each once")
+    if any(bytes([byte]) not in ranks for byte in range(256)):
+        raise ValueError("a byte has no token")
 
 
 def format_ranks(ranks):
@@ -206,9 +255,10 @@ def learn_bpe(n_vocab, texts):
 
     The `tokenizers` package learns the merges. tiktoken uses them to encode, which is three times as fast.
     """
-    if not 257 <= n_vocab <= 1_000_000:  # the package aborts the process if memory runs out
-        raise InputError(f"the size of the vocabulary is out of range: bpe:{n_vocab}. Use 257 to 1000000, as "
-                         "in bpe:8192.")
+    check_vocab_size(n_vocab)  # the package aborts the process if memory runs out
+    if n_vocab < 257:
+        raise InputError(f"bpe:{n_vocab} has fewer ids than there are bytes. Use at least 257, as in "
+                         "bpe:8192.")
     tokenizers = import_package('tokenizers')
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     learner = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -262,17 +312,14 @@ KINDS = {'byte': ByteTokenizer, 'char': CharTokenizer, 'ids': NumberTokenizer, '
 
 def make_tokenizer(state):
     """Return the tokenizer that has this state()."""
-    try:
+    # a state comes from a file, and each package has its own errors
+    with package_errors(f"the tokenizer {reprlib.repr(state)[:60]} cannot be made",
+                        "Use char, byte, bpe:8192, a tokenizer.json, or an encoding of tiktoken's, such as "
+                        "gpt2, which is downloaded once (docs/data.md)."):
         if state['kind'] == 'hf':
             from huggingface import HFTokenizer  # here, as most datasets do not need it
             return HFTokenizer(state)
         return KINDS[state['kind']](state)
-    except InputError:
-        raise
-    except Exception as e:  # a state comes from a file, and each package has its own errors
-        raise InputError(f"the tokenizer {str(state)[:60]} cannot be made: {type(e).__name__}, "
-                         f"{first_line(e)}. Use char, byte, bpe:8192, a tokenizer.json, or an encoding of "
-                         "tiktoken's, such as gpt2, which is downloaded once (docs/data.md).") from e
 
 
 def token_bytes(state, vocab_size):

@@ -132,6 +132,7 @@ def test_every_kind_of_file_gives_the_same_documents(made):
         'mark.txt': text.encode('utf-8-sig'),
         'zipped.txt.gz': gzip.compress(text.encode()),
         'zippedlines.jsonl.gz': gzip.compress(lines.encode('utf-8-sig')),
+        'objects.json': lines.encode(), 'zippedobjects.json.gz': gzip.compress(lines.encode('utf-8-sig')),
         'array.json': json.dumps([{'text': text} for text in texts], indent=1).encode(),
     }
     for name, content in files.items():
@@ -179,6 +180,25 @@ def test_a_text_in_a_row_is_kept_except_for_half_a_surrogate_pair(made):
     Path('a.jsonl').write_text('{"story": "caf\\u00e9 \\ud83d half<|endoftext|>"}\n')
     data = made('a.jsonl', '--text_key=story', '--val_fraction=0')
     assert documents_in(data.train) == ['café \ufffd half<|endoftext|>']
+
+
+@pytest.mark.parametrize('kind', ['byte', 'learned', 'hf'])
+def test_a_special_token_in_a_text_is_text_and_is_reported(made, kind):
+    write_jsonl('a.jsonl', ['move [WHITE] <|endoftext|>' + TEXT, TEXT])
+    flags = {'byte': '--tokenizer=byte', 'learned': '--tokenizer=bpe:300', 'hf': '--tokenizer=t.json'}
+    if kind != 'byte':
+        tokenizers = pytest.importorskip('tokenizers')
+        tokenizer = tokenizers.ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator([TEXT], vocab_size=300, special_tokens=['<|endoftext|>'])
+        tokenizer.add_tokens(['[WHITE]'])
+        tokenizer.save('t.json')
+    data = made('a.jsonl', flags[kind], '--val_fraction=0')
+    assert "'<|endoftext|>' (1)" in data.out and '[WHITE]' not in data.out
+    ids = data.train.read([0], data.train.n)[0]
+    assert (ids == data.meta['end_of_text']).sum() == 2, 'one before each document'
+    assert 'move [WHITE] <|endoftext|>0 times 0' in data.tokenizer.decode(ids[1:50].tolist())
+    if kind == 'hf':
+        assert data.tokenizer.tokenizer.token_to_id('[WHITE]') in ids, 'an ordinary token that was added'
 
 
 # -----------------------------------------------------------------------------
@@ -341,8 +361,10 @@ def test_conversations_have_a_mask_of_what_the_assistant_says(prepare, made):
     assert '1 rows' in data.out and '2 rows' in data.out and 'chats.json, row 2)' in data.out
     assert "{'reasoning_content': 40}" in data.out
     assert len(data.train.starts) == 36 and len(data.val.starts) == 4
+    rows[3]['messages'][0]['content'] = 'What is <|assistant_end|>?'
     Path('few.json').write_text(json.dumps(rows[3:8]))
-    assert len(made('few.json', '--chat').val.starts) == 1
+    few = made('few.json', '--chat')
+    assert len(few.val.starts) == 1 and "'<|assistant_end|>' (1)" in few.out
     ids = data.train.read([0], data.train.n)[0]
     said = data.tokenizer.decode(ids[data.train.mask].tolist())
     assert said.count('Answer') == 36 and 'Question' not in said
@@ -436,6 +458,34 @@ def test_a_dataset_is_replaced_only_with_overwrite_and_by_input_that_can_be_read
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert made('mine', '--input=b.txt', '--overwrite').tokenizer_state == {'kind': 'byte'}
     assert {path.name for path in folder.iterdir()} == set(before) - {'meta.pkl'}
+
+
+def test_the_same_content_is_the_same_dataset_wherever_its_files_are(prepare, made, monkeypatch):
+    os.makedirs('project/texts')
+    Path('project/texts/a.txt').write_text('1' + TEXT)
+    Path('project/texts/b.txt').write_text('2' + TEXT)
+    made('project', '--input=project/texts')
+    assert 'already' not in made('project', '--input=project/texts', '--overwrite').out
+    shutil.copytree('project', 'moved', copy_function=shutil.copyfile)  # without its times
+    shutil.rmtree('project')
+    os.mkdir('deeper')
+    shutil.move('data', 'deeper/data')
+    monkeypatch.chdir('deeper')
+    assert 'already' in made('project', '--input=../moved/texts').out
+    Path('../moved/texts/b.txt').write_text('3' + TEXT)  # as many characters
+    is_refused(prepare('project', '--input=../moved/texts'), '--overwrite')
+
+
+def test_a_dataset_is_read_in_two_lines_of_numpy_and_checked_at_each_start(made):
+    Path('a.txt').write_text(TEXT)
+    data = made('a.txt')
+    meta = json.loads(Path('data/a/meta.json').read_text())
+    ids = np.memmap('data/a/train.bin', dtype=meta['dtype'], mode='r')
+    assert np.array_equal(ids, data.train.read([0], data.train.n)[0])
+    ids[::-1].copy().tofile('data/a/train.bin')  # another program writes other data
+    os.utime('data/a/train.bin', (0, 0))
+    with pytest.raises(InputError, match='meta.json'):
+        Dataset('a', 'data')
 
 
 def test_files_of_the_hub(prepare, made, tmp_path, monkeypatch):

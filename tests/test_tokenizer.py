@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from conftest import TEXT, data_file
 from configurator import InputError
 from huggingface import tokenizer_state
 from tokenizer import (
-    GPT2_STATE, learn_bpe, make_tokenizer, read_tokenizer_files, same_tokenizer, token_bytes,
+    GPT2_STATE, KINDS, learn_bpe, make_tokenizer, read_tokenizer_files, same_tokenizer, token_bytes,
     write_tokenizer_files)
 
 STRANGE = ("don't  stop\n\n\n   x\t\ty 12345678 ... ---\r\n  'll na\u00efve \u6f22\u5b57 \U0001f642 "
@@ -107,8 +108,8 @@ def test_half_of_a_surrogate_pair_is_encoded_as_unknown(state_of, kind):
 # files of others
 
 
-@pytest.mark.parametrize('unknown', [None, '[UNK]'])
-def test_characters_that_a_tokenizer_drops_have_no_bytes(unknown):
+@pytest.mark.parametrize('unknown, is_special', [(None, False), ('[UNK]', False), ('[UNK]', True)])
+def test_characters_that_a_tokenizer_drops_have_no_bytes(unknown, is_special):
     tokenizers = pytest.importorskip('tokenizers')
     vocab = {char: i for i, char in enumerate('acehst\u2581')}  # the last is sentencepiece's mark for a space
     if unknown:
@@ -116,7 +117,7 @@ def test_characters_that_a_tokenizer_drops_have_no_bytes(unknown):
     saved = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token=unknown))
     saved.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     saved.decoder = tokenizers.decoders.Metaspace()
-    if unknown:
+    if is_special:
         saved.add_special_tokens([unknown])
     tokenizer = make_tokenizer({'kind': 'hf', 'json': saved.to_str()})
     text = 'the cat sat 123 \u00e9\u00e9, the hat'
@@ -181,9 +182,53 @@ def test_files_of_other_formats_and_damaged_states_are_refused_in_one_line(tmp_p
         (tmp_path / 'tokenizer_config.json').write_text(damage)
         with pytest.raises(InputError, match='^.*tokenizer_config.json.*$'):
             tokenizer_state(tmp_path)
+    for content in ({'model': {}, 'added_tokens': [5]}, {'model': {}, 'added_tokens': [{'content': 'a'}]}):
+        (tmp_path / 'tokenizer.json').write_text(json.dumps(content))
+        with pytest.raises(InputError, match='^.*tokenizer.json.*$'):
+            tokenizer_state(tmp_path)
     for state in (None, {'kind': 'new'}, {'kind': 'tiktoken', 'name': 'x'}, {'kind': 'hf', 'json': '{}'}):
         with pytest.raises(InputError, match='^.*$'):
             make_tokenizer(state)
+
+
+def changed_rank(ranks, line, id):
+    lines = ranks.splitlines()
+    lines[line] = lines[line].split()[0] + b' %d' % id
+    return b'\n'.join(lines)
+
+
+def test_ranks_are_0_to_n_1_each_once_and_other_sizes_are_refused_at_once(state_of):
+    learned = state_of('learned')
+    ranks = learned['ranks']
+    damaged = [changed_rank(ranks, 5, 7), changed_rank(ranks, 5, -1), changed_rank(ranks, 398, 2**32 - 1),
+               ranks.split(b'\n', 1)[1], ranks.replace(b'IQ==', b'ISEhISE='), b'']
+    states = [{**learned, 'ranks': content} for content in damaged]
+    states += [{**learned, 'pat_str': '((\x1b[2J'}, {**learned, 'special_tokens': {'<x>': 2**40}}]
+    states += [{'kind': 'ids', 'n_vocab': n} for n in (2**31, 0, 1.5, '\x1b[2J')]
+    for state in states:
+        with pytest.raises(InputError) as e:
+            make_tokenizer(state)
+        assert str(e.value).isprintable(), 'no escape sequences or newlines'
+    between = {**learned, 'ranks': changed_rank(ranks, 398, 399), 'special_tokens': {'<|endoftext|>': 398}}
+    assert make_tokenizer(between).n_vocab == 400, 'as in p50k_base'
+
+
+def test_a_panic_of_a_package_is_an_input_error_and_ctrl_c_is_not(monkeypatch, state_of):
+    class PanicException(BaseException):
+        """As that of packages in Rust."""
+
+    learned = state_of('learned')
+    for error, expected in [(PanicException('oh\x1b'), InputError), (KeyboardInterrupt(), KeyboardInterrupt)]:
+        def fail(*args, **kwargs):
+            raise error
+        tokenizer = make_tokenizer(learned)
+        tokenizer.encoding = SimpleNamespace(encode_to_numpy=fail)
+        with pytest.raises(expected) as e:
+            tokenizer.encode('text')
+        assert str(e.value).isprintable()
+        with monkeypatch.context() as patch, pytest.raises(expected):
+            patch.setitem(KINDS, 'byte', fail)
+            make_tokenizer({'kind': 'byte'})
 
 
 def test_added_tokens_stand_for_their_own_letters(state_of):
