@@ -687,7 +687,8 @@ def prepare_folder(out_dir, start_iter, delete, best_iter=None):
             link(path, best_path)
     log = os.path.join(out_dir, 'log.csv')
     columns, rows = read_rows(log)
-    earlier = [row for row in rows if int(row['iter']) < start_iter]  # the others are written again
+    # by value, as another program may have written 20.0; rows of later iterations are written again
+    earlier = [row for row in rows if float(row.get('iter') or 'nan') < start_iter]
     if earlier:
         write_rows(log, columns, earlier)
     elif os.path.exists(log):

@@ -4,7 +4,8 @@ The knobs at the top of a script, set by config files and by --key=value. This f
     $ python train.py config/train_gpt2.py --batch_size=32 --compile=False     # all knobs: --help
 
 A knob is a plain assignment above the call `config, given = configure(globals())`. Its default determines its
-type; if that is None, or if a knob takes several types, an annotation does: `min_lr: float = None`. Flags win
+type; if that is None, or if a knob takes several types, an annotation does: `min_lr: float = None`,
+`compile: bool | str = 'auto'`, `widths: list[int] = []`, `mode: Literal['fast', 'exact'] = 'fast'`. Flags win
 over config files, wherever they stand; of two files the later one wins. A config file is Python and is
 executed: run only what you would run as a program. It sees the flags, so `n_head = n_embd // 64` agrees with
 --n_embd.
@@ -82,8 +83,66 @@ ELSEWHERE = {
     'use_prev_scheduler': 'a resumed run keeps its schedule',
 }
 PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
-# texts, in which ~ is a character like any other; in all other knobs it is the home folder
+# texts, which are used as they are; in all other knobs ~ is the home folder, and s3://... is refused
 TEXT_KNOBS = ['start', 'stop']
+# The range of each number: the lowest and the highest value, and which of the two is excluded. A name that a
+# script does not have is ignored, and so is a value that is not a number
+RANGES = {
+    'batch_size': (1, math.inf, None),
+    'block_size': (1, math.inf, None),
+    'gradient_accumulation_steps': (1, math.inf, None),
+    'total_batch_size': (1, math.inf, None),
+    'seed': (0, 2**62, None),  # sample.py adds to it, and the sum must fit in an int64
+    'n_layer': (1, math.inf, None),
+    'n_head': (1, math.inf, None),
+    'n_embd': (1, math.inf, None),
+    'n_kv_head': (1, math.inf, None),
+    'mlp_width': (1, math.inf, None),
+    'dropout': (0, 1, 1),
+    'learning_rate': (0, math.inf, 0),
+    'matrix_lr': (0, math.inf, None),
+    'embedding_lr': (0, math.inf, None),
+    'head_lr': (0, math.inf, None),
+    'min_lr': (0, math.inf, None),
+    'momentum': (0, 1, 1),
+    'weight_decay': (0, math.inf, None),
+    'matrix_weight_decay': (0, math.inf, None),
+    'beta1': (0, 1, 1),
+    'beta2': (0, 1, 1),
+    'adam_eps': (0, math.inf, None),
+    'grad_clip': (0, math.inf, None),
+    'max_iters': (0, math.inf, None),
+    'max_tokens': (0, math.inf, 0),
+    'max_epochs': (0, math.inf, 0),
+    'train_minutes': (0, math.inf, 0),
+    'max_minutes': (0, math.inf, 0),
+    'warmup_iters': (0, math.inf, None),
+    'lr_decay_iters': (0, math.inf, None),
+    'decay_fraction': (0, 1, 0),
+    'eval_interval': (0, math.inf, None),
+    'eval_iters': (0, math.inf, None),
+    'eval_tokens': (0, math.inf, None),
+    'log_interval': (0, math.inf, None),
+    'save_interval': (0, math.inf, None),
+    'keep_checkpoints': (0, math.inf, None),
+    'resume_step': (0, math.inf, None),
+    'tasks_interval': (0, math.inf, None),
+    'max_per_task': (0, math.inf, None),
+    'sample_interval': (0, math.inf, None),
+    'sample_growth': (0, math.inf, None),
+    'sample_tokens': (0, math.inf, None),
+    'max_new_tokens': (1, math.inf, None),
+    'num_samples': (1, math.inf, None),
+    'temperature': (0, math.inf, None),
+    'top_k': (1, math.inf, None),
+    'top_p': (0, 1, 0),
+    'ddp_timeout': (1, math.inf, None),
+    'shard': (0, math.inf, None),
+    'val_fraction': (0, 1, 1),
+    'shard_mb': (0, math.inf, 0),
+    'threads': (1, math.inf, None),
+    'smooth': (0, 1, 1),
+}
 SWITCH_VALUES = ['true', 'false', 'auto', '1', '0']  # words that are values after a switch: --compile false
 # a single hyphen before a name, or the dash into which some editors turn two hyphens
 WRONG_DASH = re.compile('[-\u2010-\u2015\u2212]+[a-zA-Z_]')
@@ -149,7 +208,7 @@ def configure(script, positional=None, takes_configs=True):
     knobs = {}
     for name, value in script.items():
         if not name.startswith('_') and isinstance(value, PLAIN_TYPES):
-            knobs[name] = value
+            knobs[name] = plain_value(value)
     kinds = kinds_of(script, knobs)
     texts, words = read_arguments(sys.argv[1:], kinds)
     config_files = []
@@ -159,11 +218,8 @@ def configure(script, positional=None, takes_configs=True):
         elif positional is None or WRONG_DASH.match(word):
             raise InputError(f"{word} is neither a config file (.py) nor a flag. Write --NAME=VALUE, with "
                              "two hyphens; --help lists all names.")
-        elif positional in texts and list not in kinds[positional]:
-            lists = [f'--{name}' for name in knobs if list in kinds[name]]
-            several = f" Several files follow {' or '.join(lists)}." if lists else ''
-            raise InputError(f"{positional} is given twice: {texts[positional][0]}, {word}. "
-                             f"Remove one.{several}")
+        elif positional in texts and not takes(kinds[positional], list):
+            raise InputError(f"{positional} is given twice: {texts[positional][0]}, {word}. Remove one.")
         else:
             texts.setdefault(positional, []).append(word)
     check_known([name for name in texts if name not in knobs], knobs)
@@ -176,27 +232,23 @@ def configure(script, positional=None, takes_configs=True):
         knobs.update(from_file)
         changed.update(from_file)
     for name, value in knobs.items():
-        knobs[name] = expand_home(name, value)
-    script.update(knobs)
+        knobs[name] = local_value(name, value)
     given = {name: knobs[name] for name in changed}
+    check_ranges(given)
+    script.update(knobs)
     return knobs, given
 
 
-def check_range(config, names, low, high=None, exclude=None):
-    """Raise InputError unless each knob in `names` is None or a number from `low` to `high`.
-
-    exclude: an end of the range that does not belong to it.
-    """
-    limits = f'a number above {low}' if exclude == low else f'{low} or more'
-    if high is not None:
-        limits += f', below {high}' if exclude == high else f', at most {high}'
-    for name in names:
-        value = config[name]
-        if value is None:
+def check_ranges(config):
+    """Raise InputError if a number in `config`, {knob: value}, is not in its range in RANGES."""
+    for name, (low, high, excluded) in RANGES.items():
+        value = config.get(name)
+        if not isinstance(value, (int, float)) or (low <= value <= high and value != excluded):
             continue
-        too_high = high is not None and value > high
-        if value < low or value == exclude or too_high:
-            raise InputError(f"{name} is out of range: {value}. Use {limits}.")
+        limits = f'a number above {low}' if excluded == low else f'{low} or more'
+        if high < math.inf:
+            limits += f', below {high}' if excluded == high else f', at most {high}'
+        raise InputError(f"{name} is out of range: {value}. Use {limits}.")
 
 
 def check_choice(config, name, choices):
@@ -207,24 +259,76 @@ def check_choice(config, name, choices):
 
 
 def kinds_of(script, knobs):
-    """Return {knob: list of the types that it takes}, from its annotation if it has one, else its default."""
-    # since Python 3.14, the annotations of a module are made when its attribute is read
-    module = sys.modules.get(script.get('__name__'))
-    annotations = script.get('__annotations__') or getattr(module, '__annotations__', {})
+    """Return {knob: list of the kinds of values that it takes}, from its annotation or else its default.
+
+    A kind is a type (int, list[int]), or a single value ('fast', from a Literal).
+    """
+    annotations = annotations_of(script)
     kinds = {}
     for name, value in knobs.items():
-        if name in annotations:  # `bool | str`; or `float`, whose default is None
-            several = typing.get_args(annotations[name])
-            kinds[name] = list(several) or [annotations[name], types.NoneType]
+        if name in annotations:
+            kinds[name] = annotations[name]
         elif value is None:  # as in nanoGPT's scripts: any type
-            kinds[name] = [bool, int, float, str, types.NoneType]
+            kinds[name] = [bool, int, float, str]
         else:
             kinds[name] = [type(value)]
+        if fit_value(value, kinds[name]) is INVALID:  # the default is always valid: `min_lr: float = None`
+            kinds[name].append(value)
     return kinds
+
+
+def annotations_of(script):
+    """Return {name: kinds} from the annotations in a script's globals().
+
+    One that cannot be evaluated, or that contains a type whose values are not plain, is left out.
+    """
+    annotations = script.get('__annotations__', {})
+    if script.get('__annotate__'):  # since Python 3.14, they are computed when they are needed
+        import annotationlib
+        annotations = annotationlib.call_annotate_function(
+            script['__annotate__'], annotationlib.Format.FORWARDREF)
+    kinds = {}
+    for name, annotation in annotations.items():
+        holder = types.ModuleType(name)  # of this annotation alone, as the first that fails ends the call
+        holder.__annotations__ = {name: annotation}
+        try:
+            hint = typing.get_type_hints(holder, script)[name]
+        except Exception:  # such as a name that is imported for type checkers only
+            continue
+        if all(plain_type(kind) in (bool, *PLAIN_TYPES) for kind in kinds_in(hint)):
+            kinds[name] = kinds_in(hint)
+    return kinds
+
+
+def kinds_in(hint):
+    """Return the kinds in a type: [bool, str] for bool | str, ['a', 'b'] for Literal['a', 'b']."""
+    hint = getattr(hint, '__value__', hint)  # of a statement `type Size = int | str`
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return [hint]
+    kinds = []
+    for member in typing.get_args(hint):
+        kinds += kinds_in(member)
+    return kinds
+
+
+def plain_type(kind):
+    """Return the type of a kind's values: list for list[int], str for 'fast'."""
+    if isinstance(kind, type):
+        return kind
+    return typing.get_origin(kind) or type(kind)
+
+
+def takes(kinds, wanted):
+    """Return whether values of the type `wanted` are among `kinds`."""
+    return wanted in [plain_type(kind) for kind in kinds]
 
 
 def read_arguments(argv, kinds):
     """Return the values of the flags, {name: list of texts}, and the list of words that belong to no flag."""
+    lists = [name for name in kinds if takes(kinds[name], list)]
+    switches = [name for name in kinds if takes(kinds[name], bool)]
     texts = {}
     words = []
     name = None  # the flag that takes the next word
@@ -234,19 +338,19 @@ def read_arguments(argv, kinds):
             texts.setdefault(name, [])
             if equals:
                 texts[name].append(text)
-            elif bool in kinds.get(name, []):
+            elif name in switches:
                 texts[name].append('True')  # --compile; the next word may be another value
-            if equals and list not in kinds.get(name, []):
+            if equals and name not in lists:
                 name = None
             continue
-        ends_list = list in kinds.get(name, []) and WRONG_DASH.match(word)
-        ends_switch = bool in kinds.get(name, []) and word.lower() not in SWITCH_VALUES
+        ends_list = name in lists and WRONG_DASH.match(word)
+        ends_switch = name in switches and word.lower() not in SWITCH_VALUES
         if name is None or ends_list or ends_switch:
             words.append(word)
             name = None
             continue
         texts[name].append(word)
-        if list not in kinds.get(name, []):  # a list takes all words up to the next flag
+        if name not in lists:  # a list takes all words up to the next flag
             name = None
     return texts, words
 
@@ -265,20 +369,29 @@ def read_value(name, texts, default, kinds):
     """Return the value of a knob from the texts of its flag, the last of them unless the knob is a list."""
     if not texts:
         raise InputError(f"--{name} has no value. Write --{name}=VALUE.")
-    if list not in kinds:
-        return check_value(parse_value(texts[-1], kinds), name, kinds, f'--{name}={texts[-1]}')
-    items = [type(item) for item in default or ['']]
-    return [check_value(parse_value(text, items), name, items, text) for text in texts]
+    for kind in kinds:
+        if plain_type(kind) is list:
+            item_kinds = [type(item) for item in default or ['']]
+            if typing.get_args(kind):  # list[int]
+                item_kinds = kinds_in(typing.get_args(kind)[0])
+            return [check_value(parse_value(text, item_kinds), name, item_kinds, text) for text in texts]
+    return check_value(parse_value(texts[-1], kinds), name, kinds, f'--{name}={texts[-1]}')
 
 
-def expand_home(name, value):
-    """Return the value of a knob with ~ replaced by the home folder, which no shell does after `=`."""
-    if isinstance(value, list):
-        return [expand_home(name, item) for item in value]
+def local_value(name, value):
+    """Return the value of a knob with ~ replaced by the home folder, which no shell does after `=`.
+
+    Raise InputError if it is the address of a file that is not on this machine.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)([local_value(name, item) for item in value])
     if not isinstance(value, str):
         return value
     if name in TEXT_KNOBS and not value.startswith('FILE:'):
         return value
+    if re.search(r'(^|,|hf:|FILE:)[a-zA-Z][a-zA-Z0-9+.-]+://', value):  # s3://, gs://, https://
+        raise InputError(f"{name} is an address, not a path on this machine: {value}. Copy or mount the "
+                         "files. A setting of yours that is a text joins TEXT_KNOBS in configurator.py.")
     # also in hellaswag,~/mine.jsonl, hf:~/model and FILE:~/prompt.txt
     return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda match: match[1] + os.path.expanduser('~'), value)
 
@@ -287,14 +400,14 @@ INVALID = object()
 
 
 def parse_value(text, kinds):
-    """Return the value of `text` as one of the types `kinds`, or INVALID."""
+    """Return the value of `text` as one of `kinds`, or INVALID."""
     words = {'true': True, 'false': False, 'none': None}
     word = text.strip().lower()
-    if word in words and type(words[word]) in kinds:
+    if word in words and fit_value(words[word], kinds) is not INVALID:
         return words[word]
-    for kind in (int, float, str, ast.literal_eval):  # 3, 1e5, anything, (0.9, 0.95)
+    for convert in (int, float, str, ast.literal_eval):  # 3, 1e5, anything, (0.9, 0.95)
         try:
-            value = fit_value(kind(text), kinds)
+            value = fit_value(convert(text), kinds)
         except (ValueError, OverflowError, TypeError, SyntaxError):
             continue
         if value is not INVALID:
@@ -302,24 +415,49 @@ def parse_value(text, kinds):
     return INVALID
 
 
+def plain_value(value):
+    """Return a value of numpy or pathlib, or a list, tuple or dict of such values, as Python's own types."""
+    if hasattr(value, 'tolist') and not isinstance(value, type):
+        value = value.tolist()  # a number of a scalar
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value) in (list, tuple):
+        return type(value)([plain_value(item) for item in value])
+    if type(value) is dict:
+        return {plain_value(key): plain_value(item) for key, item in value.items()}
+    return value
+
+
 def fit_value(value, kinds):
-    """Return `value` as one of the types `kinds`, or INVALID: 3 as a float, 1e5 as an int, 0 as a bool."""
+    """Return `value` as one of `kinds`, or INVALID.
+
+    3 becomes a float, 1e5 an int, 0 a bool, a list a tuple, and a value of numpy or pathlib one of Python.
+    """
+    value = plain_value(value)
     if type(value) is float and not math.isfinite(value):
         return INVALID
-    if type(value) is float and float not in kinds and value.is_integer():
+    if type(value) is float and not takes(kinds, float) and value.is_integer():
         value = int(value)
-    if type(value) is int and int not in kinds and float in kinds:
+    if type(value) is int and not takes(kinds, int) and takes(kinds, float):
         value = float(value)
-    if type(value) is int and int not in kinds and value in (0, 1):
+    if type(value) is int and not takes(kinds, int) and value in (0, 1):
         value = bool(value)
-    return value if type(value) in kinds else INVALID
+    if type(value) is list and not takes(kinds, list):
+        value = tuple(value)
+    for kind in kinds:
+        is_value = isinstance(kind, PLAIN_TYPES)
+        if type(value) is plain_type(kind) and (value == kind or not is_value):
+            return value
+    return INVALID
 
 
 def check_value(value, name, kinds, source):
     if value is INVALID:
-        names = {types.NoneType: 'None'}
-        types_of_knob = ' or '.join(names.get(kind, kind.__name__) for kind in kinds)
-        raise InputError(f"{name} must be of type {types_of_knob}: {source}.")
+        names = []
+        for kind in kinds:
+            name_of_kind = repr(kind) if isinstance(kind, PLAIN_TYPES) else plain_type(kind).__name__
+            names.append(name_of_kind.replace('NoneType', 'None'))
+        raise InputError(f"{name} must be {' or '.join(names)}: {source}.")
     return value
 
 
@@ -368,12 +506,8 @@ def run_config(path, script, knobs, kinds, flags):
         if name in flags or name.startswith('_'):
             continue
         if name in knobs:
-            value = fit_value(value, kinds[name])
-            changed[name] = check_value(value, name, kinds[name], f'{name} = {names[name]!r} in {path}')
-        elif name in script and value is not script[name]:
-            kind = type(script[name]).__name__
-            raise InputError(f"{name} in {path} is not a knob, as its default is a {kind}. Make it a number, "
-                             "a text, a list, a tuple or a dict.")
+            source = f'{name} = {plain_value(value)!r} in {path}'
+            changed[name] = check_value(fit_value(value, kinds[name]), name, kinds[name], source)
         elif isinstance(value, PLAIN_TYPES):
             answer = suggestion(name, knobs)
             if answer:

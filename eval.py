@@ -10,7 +10,7 @@ The loss is in nats per token and depends on the tokenizer. Use bits per byte to
 tokenizers.
 """
 
-from configurator import InputError, check_range, configure, launched_by_torchrun, print0, process_ranks
+from configurator import InputError, configure, launched_by_torchrun, print0, process_ranks
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -46,8 +46,6 @@ from tokenizer import make_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
-check_range(config, ['batch_size', 'ddp_timeout'], 1)
-check_range(config, ['eval_tokens', 'max_per_task', 'sample_tokens'], 0)
 if split == 'none' and not tasks:
     raise InputError("there is nothing to evaluate: split=none, and no tasks. Use --split=val or "
                      "--tasks=hellaswag.")

@@ -22,6 +22,7 @@ data_dir: str = None  # None: data/ next to this file
 config, given = configure(globals(), positional='out_dir')
 
 import os
+import shlex
 import tempfile
 
 import torch
@@ -29,6 +30,7 @@ import torch
 import checkpoint
 import huggingface
 from conversations import chat_format
+from files import script_path
 from tokenizer import import_package, make_tokenizer
 
 if not to:
@@ -109,4 +111,5 @@ else:
     note = "logits not compared with transformers: pip install --upgrade transformers"
 print(f"{to}: {kind}, {n_params / 1e6:.2f}M parameters in {dtype}; {note}")
 chat_flag = ' --chat' if chat else ''
-print(f"sample: python sample.py --init_from={to}{chat_flag}; publish: hf upload OWNER/NAME {to}")
+print(f"sample: python {script_path('sample.py')} --init_from={shlex.quote(to)}{chat_flag}; publish: "
+      f"hf upload OWNER/NAME {shlex.quote(to)}")

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 
 from configurator import InputError, print0
 
@@ -111,7 +112,7 @@ def read_rows(path):
     """
     if not os.path.exists(path):
         return [], []
-    with open(path, newline='', encoding='utf-8') as f:
+    with open(path, newline='', encoding='utf-8-sig') as f:  # spreadsheets write a byte order mark
         reader = csv.DictReader(f)
         rows = [row for row in reader if None not in row and None not in row.values()]
         return reader.fieldnames or [], rows
@@ -134,7 +135,7 @@ def append_row(path, row):
     try:
         columns = []
         if os.path.exists(path):
-            with open(path, newline='', encoding='utf-8') as f:
+            with open(path, newline='', encoding='utf-8-sig') as f:
                 columns = next(csv.reader(f), [])
         if not set(row).issubset(columns):
             columns, rows = read_rows(path)
@@ -159,6 +160,14 @@ def first_line(exception):
     """Return the first line of an exception's message."""
     lines = str(exception).strip().splitlines()
     return lines[0][:300] if lines else type(exception).__name__
+
+
+def script_path(name=None):
+    """Return the path of the script that runs, or of the script `name` next to it, quoted for a shell."""
+    path = sys.argv[0]
+    if name is not None:
+        path = os.path.join(os.path.dirname(path), name)
+    return shlex.quote(path)
 
 
 def run_flags(out_dir, data_dir):

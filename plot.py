@@ -11,8 +11,8 @@ import math
 import os
 import textwrap
 
-from configurator import InputError, check_range, configure, print0
-from files import format_count, format_duration, read_json, read_rows, run_flags, write_whole
+from configurator import InputError, configure, print0
+from files import format_count, format_duration, read_json, read_rows, run_flags, script_path, write_whole
 
 # -----------------------------------------------------------------------------
 runs = ['out']  # folders of runs; words without --
@@ -114,7 +114,9 @@ def write_report(out_dir, samples='', picture=True):
 
 def report_text(out_dir, run, log, samples):
     """Return the report in Markdown without its title. run: the contents of run.json."""
-    config = run['config']
+    config = run['config']  # without the settings that an edit of train.py has removed
+    sizes = ['arch', 'n_layer', 'n_head', 'n_embd', 'block_size']
+    model = ', '.join(f'{name} {config[name]}' for name in sizes if name in config)
     latest = {}  # {column: its last value}; a row has only some of the columns
     for row in log:
         latest.update(row)
@@ -123,9 +125,8 @@ def report_text(out_dir, run, log, samples):
         f"{run['outcome'] or 'in progress'}: {run['iterations']:,} iterations, {format_count(tokens)} "
         f"tokens, {format_duration(run['train_seconds'])} of training",
         "",
-        f"- {config['arch']}, n_layer {config['n_layer']}, n_head {config['n_head']}, n_embd "
-        f"{config['n_embd']}, block_size {config['block_size']}: {run['n_params']:,} parameters",
-        f"- dataset {config['dataset']}, {run['dataset']['train']['tokens']:,} tokens; tokenizer "
+        f"- {model}: {run['n_params']:,} parameters",
+        f"- dataset {run['dataset']['name']}, {run['dataset']['train']['tokens']:,} tokens; tokenizer "
         f"{run['tokenizer']}",
         f"- {run['device']}, processes: {run['processes']}",
     ]
@@ -135,7 +136,7 @@ def report_text(out_dir, run, log, samples):
         lines.append(f"- MFU {latest['mfu']:.1%}")
     if 'memory_gb' in latest:
         lines.append(f"- memory {latest['memory_gb']:.2f} GB")
-    for task in config['tasks'].split(','):
+    for task in config.get('tasks', '').split(','):
         task = task.strip()
         if task in latest:
             lines.append(f"- {task}: {latest[task]:.4f}")
@@ -153,11 +154,11 @@ def report_text(out_dir, run, log, samples):
                       "unstable: use a lower learning rate or a longer warm-up."]
     if os.path.exists(os.path.join(out_dir, 'loss.png')):
         lines += ["", "![loss](loss.png)"]
-    flags = run_flags(out_dir, config['data_dir'])
-    lines += ["", "Started, resumed and sampled by:", "",
-              f"    python {run['starts'][0]['command']}",
-              f"    python train.py --init_from=resume {flags}",
-              f"    python sample.py {flags}"]
+    lines += ["", "Started by:", "", f"    python {run['starts'][0]['command']}"]
+    if os.path.exists(os.path.join(out_dir, 'ckpt.pt')):
+        flags = run_flags(out_dir, config.get('data_dir'))
+        lines += ["", "Resumed and sampled by:", "", f"    python {script_path()} --init_from=resume {flags}",
+                  f"    python {script_path('sample.py')} {flags}"]
     if samples:  # indented, so that Markdown shows them as they are
         lines += ["", "Latest samples:", "", textwrap.indent(samples, '    ')]
     return '\n'.join(lines) + '\n'
@@ -165,6 +166,5 @@ def report_text(out_dir, run, log, samples):
 
 if __name__ == '__main__':
     config, given = configure(globals(), positional='runs')
-    check_range(config, ['smooth'], 0, 1, exclude=1)
     draw_logs({run: read_log(run) for run in runs}, to, x, y, smooth)
     print0(f"written: {to}")

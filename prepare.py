@@ -13,7 +13,7 @@ order, in chunks of about 100 MB. Threads encode the documents of a chunk, which
 script is interrupted, the same command resumes after the last complete shard.
 """
 
-from configurator import InputError, check_range, configure, print0
+from configurator import InputError, configure, print0
 
 # -----------------------------------------------------------------------------
 name = 'pystdlib'  # a built-in dataset, the name of a new one with --input, or a file or folder with text
@@ -59,7 +59,7 @@ import zlib
 import numpy as np
 
 from dataset import DATA_DIR, Tokens, bin_files, folder_of, read_meta
-from files import check_not_lfs_pointer, first_line, lock_folder, read_json, write_whole
+from files import check_not_lfs_pointer, first_line, lock_folder, read_json, script_path, write_whole
 from tokenizer import (
     END_OF_TEXT, import_package, learn_bpe, make_tokenizer, read_tokenizer_files, without_surrogates,
     write_tokenizer_files)
@@ -614,7 +614,7 @@ def begin(folder, plan, tok, end_of_text):
         itos = {id: char for char, id in stoi.items()}
         vocabulary = {'vocab_size': tok.n_vocab, 'itos': itos, 'stoi': stoi}
         write_whole(os.path.join(folder, 'meta.pkl'), pickle.dumps(vocabulary))
-    meta['command'] = shlex.join(['python', 'prepare.py', *sys.argv[1:]])
+    meta['command'] = shlex.join(['python', *sys.argv])
     meta['plan'] = plan
     meta['shards'] = []  # of {split: entry of meta.json}
     write_json(os.path.join(folder, 'plan.json'), meta)
@@ -768,12 +768,11 @@ def main():
         fetch_benchmark(BENCHMARKS[name], data_dir or DATA_DIR)
         return
 
-    check_range(config, ['val_fraction'], 0, 1, exclude=1)
-    check_range(config, ['shard_mb', 'max_tokens', 'threads'], 0, exclude=0)
     dataset = name
     if input is not None:
         if 'name' not in given or os.path.isfile(name):
-            raise InputError("--input needs a name for the dataset: python prepare.py NAME --input FILE.")
+            raise InputError("--input needs a name for the dataset: "
+                             f"python {script_path()} NAME --input FILE.")
         paths = find_files(input)
     elif name in BUILT_IN:
         source = BUILT_IN[name].source
@@ -838,10 +837,10 @@ def main():
     state = meta['tokenizer']
     print0(f"tokenizer {state.get('name', state['kind'])!r}, {meta['vocab_size']:,} ids")
     config_file = 'config/finetune_chat.py' if chat else built_in.config
-    command = ['python', 'train.py', config_file, f'--dataset={dataset}']
+    flags = [config_file, f'--dataset={dataset}']
     if data_dir:
-        command.append(f'--data_dir={data_dir}')
-    print0(f"to train on it: {shlex.join(command)}")
+        flags.append(f'--data_dir={data_dir}')
+    print0(f"to train on it: python {script_path('train.py')} {shlex.join(flags)}")
 
 
 if __name__ == '__main__':

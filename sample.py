@@ -9,7 +9,7 @@ Write text with a trained model. The checkpoint contains all that is needed, inc
 A single sample is printed while it is generated. Ctrl-C ends it and keeps the text so far.
 """
 
-from configurator import InputError, check_range, configure
+from configurator import InputError, configure
 
 # -----------------------------------------------------------------------------
 init_from = 'resume'  # the checkpoint in out_dir; or a checkpoint, a Hugging Face folder or name ('gpt2')
@@ -32,10 +32,6 @@ dtype = 'auto'  # of the weights: 'float32', 'bfloat16', 'float16'
 compile: bool | str = False  # on a GPU, compile the step of one token, which pays off for long texts
 # -----------------------------------------------------------------------------
 config, given = configure(globals(), positional='out_dir')
-check_range(config, ['num_samples', 'batch_size', 'max_new_tokens', 'top_k'], 1)
-check_range(config, ['temperature'], 0)
-check_range(config, ['top_p'], 0, 1, exclude=0)
-check_range(config, ['seed'], 0, 2**62)
 
 import signal
 import sys

@@ -8,7 +8,7 @@ weights; data; model and optimizer; helper functions; the printed plan; the run'
 """
 
 from configurator import (
-    InputError, check_choice, check_range, configure, kinds_of, launched_by_torchrun, print0, process_ranks)
+    InputError, check_choice, check_ranges, configure, kinds_of, launched_by_torchrun, print0, process_ranks)
 
 
 # -----------------------------------------------------------------------------
@@ -130,7 +130,8 @@ import checkpoint
 from dataset import MICRO_BATCH, SAMPLES, UPDATE, Dataset, hash_seed
 from evaluation import text_loss
 from files import (
-    append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, write_json)
+    append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, script_path,
+    write_json)
 from model import GPT, GPTConfig
 from optim import create_optimizer
 from processes import (
@@ -175,20 +176,9 @@ if ckpt:
         # assign only what has changed: a setting that you have added may have the name of a variable above
         if config[name] != old_config[name]:
             globals()[name] = config[name]
-check_range(config, [
-    'batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer', 'n_head',
-    'n_embd', 'n_kv_head', 'mlp_width', 'sample_tokens', 'top_k', 'ddp_timeout'], 1)
-check_range(config, [
-    'max_iters', 'warmup_iters', 'lr_decay_iters', 'matrix_lr', 'embedding_lr', 'head_lr', 'weight_decay',
-    'matrix_weight_decay', 'adam_eps', 'grad_clip', 'eval_interval', 'eval_iters', 'log_interval',
-    'save_interval', 'sample_interval', 'sample_growth', 'tasks_interval', 'max_per_task',
-    'keep_checkpoints', 'resume_step', 'shard', 'temperature'], 0)
-check_range(config, [
-    'learning_rate', 'max_tokens', 'max_epochs', 'train_minutes', 'max_minutes'], 0, exclude=0)
-check_range(config, ['dropout', 'beta1', 'beta2', 'momentum'], 0, 1, exclude=1)
-check_range(config, ['decay_fraction', 'top_p'], 0, 1, exclude=0)
-check_range(config, ['min_lr'], 0, learning_rate if decay_lr else None)
-check_range(config, ['seed'], 0, 2**63 - 1)
+check_ranges(config)  # configure() has checked what was given, not the defaults and what is inherited
+if decay_lr and min_lr is not None and min_lr > learning_rate:
+    raise InputError(f"min_lr is out of range: {min_lr}. Use at most learning_rate, {learning_rate:g}.")
 check_choice(config, 'lr_schedule', ['cosine', 'linear', 'constant', 'wsd'])
 check_choice(config, 'matrix_optimizer', ['adamw', 'muon'])
 check_same({name: config[name] for name in config if name not in ('device', 'data_dir', 'wandb_run_name')})
@@ -449,13 +439,16 @@ def report_failure(job):
 
 
 def log(it, metrics):
-    """Write a row of log.csv and of Weights & Biases. metrics: {column: number}."""
+    """Write a row of log.csv and of Weights & Biases. metrics: {column: number or 0-dim tensor}."""
     global wandb_has_failed
-    if not master_process or eval_only:
-        return
     tokens = n_samples * block_size
     row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': stopwatch.seconds,
            'wall_seconds': wall_seconds(), **metrics}
+    for name, value in row.items():
+        if isinstance(value, torch.Tensor):
+            row[name] = value.item()
+    if not master_process or eval_only:
+        return
     append_row(os.path.join(out_dir, 'log.csv'), row)
     if wandb_run is not None and it >= wandb_run.starting_step:  # a resumed one has the earlier rows
         names = {'loss': 'iter/loss', 'train_loss': 'train/loss', 'val_loss': 'val/loss'}
@@ -562,7 +555,7 @@ else:
     print_budget()
 schedule = f"learning_rate {learning_rate:g}"
 for name in ['matrix_lr', 'embedding_lr', 'head_lr']:
-    if config[name] is not None:
+    if config.get(name) is not None:
         schedule += f", {name} {config[name]:g}"
 if decay_lr:
     schedule += f", warm-up {warmup_iters:,} iterations"
@@ -825,9 +818,9 @@ if master_process and not eval_only:
               file=sys.stderr)
     elif outcome == 'done':
         chat_flag = ' --chat' if data.train.masked else ''
-        print0(f"to sample from it: python sample.py {flags}{chat_flag}")
-    else:
-        print0(f"to resume: python train.py --init_from=resume {flags}")
+        print0(f"to sample from it: python {script_path('sample.py')} {flags}{chat_flag}")
+    elif newest:
+        print0(f"to resume: python {script_path()} --init_from=resume {flags}")
 if ddp:
     del ddp_model
     gc.unfreeze()  # see warm_up

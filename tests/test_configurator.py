@@ -13,17 +13,31 @@ from configurator import InputError
 
 KNOBS = dict(
     __name__='knobs', out_dir='out', max_iters=100, learning_rate=1e-3, compile='auto', eval_only=False,
-    top_k=200, min_lr=None, start='\n', runs=[], betas=(0.9, 0.95), rates={'wte': 0.1}, widths=[64, 128],
-    schedule=object(), __annotations__={'compile': bool | str, 'top_k': int | None, 'min_lr': float},
+    top_k=200, offset=None, start='\n', runs=[], betas=(0.9, 0.95), rates={'wte': 0.1}, widths=[64, 128],
+    schedule=object(), __annotations__={'compile': bool | str, 'top_k': int | None, 'offset': float},
 )
+# settings with the types that Python can write
+TYPED = '''
+from typing import Any, Dict, Literal, Optional, Union
+mode: Literal['fast', 'exact'] = 'fast'
+level: Literal[1, 2] | Literal['auto', None] = None
+widths: list[int] = None
+names: tuple[str, ...] = ('a',)
+rates: Dict[str, float] = {}
+rate: Optional[float] = 0.1
+when: Union[int, bool] = 3
+steps: 'int | None' = 5
+anything: Any = 1
+unknown: 'NotImported' = 1.5
+'''
 
 
 @pytest.fixture
 def configure(monkeypatch):
     """configure('--max_iters=3') returns (config, given)."""
-    def run(*args, **options):
+    def run(*args, script=KNOBS, **options):
         monkeypatch.setattr(sys, 'argv', ['script.py', *map(str, args)])
-        return configurator.configure(dict(KNOBS), **options)
+        return configurator.configure(dict(script), **options)
     monkeypatch.setattr(sys, 'excepthook', sys.excepthook)  # restored at the end
     return run
 
@@ -42,7 +56,7 @@ def configure(monkeypatch):
     ('--eval_only 0', {'eval_only': False}),
     ('--eval_only=False --eval_only', {'eval_only': True}),
     ('--compile', {'compile': True}),
-    ('--min_lr -1e-3', {'min_lr': -1e-3}),
+    ('--offset -1e-3', {'offset': -1e-3}),
     ('--betas=(0.5,0.6)', {'betas': (0.5, 0.6)}),
     ("--rates={'wte':0.2}", {'rates': {'wte': 0.2}}),
     ('--widths 32 64 --widths=7', {'widths': [32, 64, 7]}),
@@ -87,6 +101,24 @@ def test_mistyped_names_and_those_of_other_trainers_lead_to_settings_of_train_py
         assert answer in configurator.suggestion(name, knobs)
 
 
+@pytest.mark.parametrize('first_line', ['', 'from __future__ import annotations'])
+def test_a_type_may_have_any_spelling_and_a_literal_restricts_the_values(configure, first_line):
+    script = {'__name__': 'typed'}
+    exec(compile(first_line + TYPED, 'typed.py', 'exec', dont_inherit=True), script)
+    flags = {
+        'mode': ['exact', 'other', 'None'], 'level': ['2', '3', '1.5'], 'widths': ['64', '6.5'],
+        'names': ["('b','c')", 'b'], 'rates': ["{'wte':0.5}", '5'], 'rate': ['2', 'much'],
+        'when': ['True', 'often'], 'steps': ['None', '1.5'], 'anything': ['2', 'x'], 'unknown': ['2.5', 'x']}
+    given = configure(*[f'--{name}={texts[0]}' for name, texts in flags.items()], script=script)[1]
+    assert repr(given) == repr({
+        'mode': 'exact', 'level': 2, 'widths': [64], 'names': ('b', 'c'), 'rates': {'wte': 0.5}, 'rate': 2.0,
+        'when': True, 'steps': None, 'anything': 2, 'unknown': 2.5})
+    for name, texts in flags.items():
+        for text in texts[1:]:
+            with pytest.raises(InputError, match=name):
+                configure(f'--{name}={text}', script=script)
+
+
 # -----------------------------------------------------------------------------
 # positional arguments and lists
 
@@ -109,6 +141,44 @@ def test_a_tilde_is_the_home_folder_except_in_a_prompt(configure, monkeypatch, t
     assert (config['out_dir'], config['compile'], config['start']) == ('/home/me/a', '/home/me/b', '~/c')
     assert config['runs'] == ['/home/me', 'a~/b', 'hellaswag,/home/me/mine']
     assert configure('--start=FILE:~/c')[0]['start'] == 'FILE:/home/me/c'
+
+
+@pytest.mark.parametrize('script, flag', [
+    ('train.py', '--out_dir=s3://bucket/run'), ('train.py', '--init_from=https://x.org/ckpt.pt'),
+    ('train.py', '--tasks=hellaswag,gs://bucket/mine.jsonl'), ('sample.py', '--start=FILE:s3://bucket/a.txt'),
+    ('eval.py', '--data_dir=gs://bucket/data'), ('export.py', '--to=s3://bucket/hf'),
+    ('prepare.py', '--input=https://x.org/a.txt'), ('plot.py', 's3://bucket/run')])
+def test_an_address_is_refused_wherever_a_path_is_expected(script, flag):
+    with pytest.raises(InputError, match='://'):
+        knobs_of(script, flag)
+
+
+def test_texts_hub_names_and_drive_letters_are_not_addresses():
+    assert knobs_of('sample.py', '--start=see https://x.org')['start'] == 'see https://x.org'
+    assert knobs_of('prepare.py', '--input=hf:a/b/*.txt')['input'] == ['hf:a/b/*.txt']
+    assert knobs_of('train.py', '--out_dir=C://out')['out_dir'] == 'C://out'
+
+
+# -----------------------------------------------------------------------------
+# ranges
+
+
+def test_the_table_of_ranges_needs_no_setting_and_takes_new_ones(configure, monkeypatch):
+    configurator.check_ranges({})
+    configurator.check_ranges({'top_k': None, 'batch_size': 'auto'})
+    monkeypatch.setitem(configurator.RANGES, 'offset', (-1, 1, 1))
+    for value in [-1, 0.5]:
+        assert configure(f'--offset={value}')[1] == {'offset': value}
+    for value in [-2, 1, 2]:
+        with pytest.raises(InputError, match='offset'):
+            configure(f'--offset={value}')
+
+
+def test_a_default_out_of_range_is_refused(script, tmp_path):
+    source = (REPO / 'train.py').read_text().replace('\nbeta2 = 0.95\n', '\nbeta2 = 1.5\n')
+    (tmp_path / 'train.py').write_text(source)
+    result = script(tmp_path / 'train.py', f"--out_dir={tmp_path / 'out'}")
+    assert result.status == 2 and 'beta2' in result.err
 
 
 # -----------------------------------------------------------------------------
@@ -138,12 +208,24 @@ def test_a_config_file_is_python_and_may_repeat_a_default(configure, tmp_path):
 
 @pytest.mark.parametrize('content', [
     b'max_iters = "many"\n', b'max_iter = 3\n', b'max_iters = = 3\n', b'max_iters = 1 / 0\n',
-    b'schedule = 3\n', 'out_dir = "a"'.encode('utf-16')])
+    b'import numpy\nmax_iters = numpy.array([1, 2])\n', 'out_dir = "a"'.encode('utf-16')])
 def test_a_config_file_that_cannot_be_used_is_refused(configure, tmp_path, content):
     path = tmp_path / 'a.py'
     path.write_bytes(content)
     with pytest.raises(InputError, match='a.py'):
         configure(path)
+
+
+def test_values_of_numpy_and_pathlib_become_pythons(configure, tmp_path):
+    path = tmp_path / 'a.py'
+    path.write_text("import numpy as np\nfrom pathlib import PurePosixPath\n"
+                    "out_dir = PurePosixPath('a') / 'b'\nruns = [PurePosixPath('c')]\n"
+                    "max_iters = np.int64(20)\nlearning_rate = 1e-3 * np.sqrt(4)\ntop_k = np.float32(5)\n"
+                    "eval_only = np.bool_(True)\nrates = {'wte': np.float64(2)}\n"
+                    "widths = np.arange(2)\nbetas = np.array([0.5, 0.75])\n")
+    assert repr(configure(path)[1]) == repr({
+        'out_dir': 'a/b', 'runs': ['c'], 'max_iters': 20, 'learning_rate': 0.002, 'top_k': 5,
+        'eval_only': True, 'rates': {'wte': 2.0}, 'widths': [0, 1], 'betas': (0.5, 0.75)})
 
 
 def test_all_scripts_but_prepare_py_execute_config_files(configure, tmp_path):
@@ -179,7 +261,7 @@ def test_help_prints_the_settings_without_torch_and_ignores_a_closed_pipe():
     command = [sys.executable, '-X', 'importtime', REPO / 'train.py', '--help']
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0 and '\nlearning_rate = 6e-4  # ' in result.stdout
-    assert 'torch' not in result.stderr
+    assert 'torch' not in result.stderr and 'numpy' not in result.stderr
     read_end, write_end = os.pipe()
     os.close(read_end)
     del command[1:3]

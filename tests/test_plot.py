@@ -1,7 +1,9 @@
 """log.csv, and what report.md and the pictures say of a run."""
 
+import csv
+
 import pytest
-from conftest import TINY
+from conftest import REPO, TINY, read_log
 
 import files
 import plot
@@ -20,13 +22,54 @@ def test_the_report_says_what_was_trained_how_fast_how_well_and_how_to_resume(
     for words in ('done', '6 iterations', 'toy', 'char', f"{run['n_params']:,} parameters", run['device'],
                   f"{run['tokens_per_second']:,.0f} tokens/s", 'GB',
                   f"{row['val_loss']:.4f}, {row['val_bpb']:.4f} bits per byte",
-                  f'python train.py --init_from=resume {flags}'):
+                  f'train.py --init_from=resume {flags}'):
         assert words in text, words
+    # settings that an edit of train.py has removed are left out
+    assert 'bits per byte' in plot.report_text(str(out), {**run, 'config': {}}, [row], '')
     # a report that cannot be written is a warning
     report.unlink()
     report.mkdir()
     plot.write_report(str(out))
     assert 'warning' in capsys.readouterr().out
+
+
+def test_an_edited_copy_of_train_py_logs_tensors_and_is_named_in_the_report(train, tmp_path, out):
+    path = tmp_path / 'my train.py'
+    line = "               'memory_gb': peak_memory(used_device),"
+    edited = line + "\n               'weight_norm': torch.nn.utils.get_total_norm(model.parameters()),"
+    source = (REPO / 'train.py').read_text()
+    assert line in source
+    path.write_text(source.replace(line, edited))
+    result = train(path=path)
+    assert f"python '{path}' --init_from=resume" in (out / 'report.md').read_text()
+    assert f"python {tmp_path / 'sample.py'} --out_dir" in result.out
+    assert plot.curve(plot.read_log(str(out)), 'iter', 'weight_norm')[0] == list(range(6))
+
+
+def test_a_log_that_another_program_has_saved_is_read_by_value(train, out):
+    train()
+    first, *columns = read_log(out)[0]
+    rows = read_log(out)
+    # as pandas and spreadsheets write it
+    with open(out / 'log.csv', 'w', newline='', encoding='utf-8-sig') as f:
+        writer = csv.writer(f, quoting=csv.QUOTE_ALL)
+        writer.writerow(['', *columns, first])
+        for i, row in enumerate(rows):
+            numbers = [float(row[column]) if row[column] else '' for column in [*columns, first]]
+            writer.writerow([i, *numbers])
+    train('--init_from=resume', '--max_iters=9')
+    log = plot.read_log(str(out))
+    assert [row['iter'] for row in log if 'loss' in row] == list(range(9))
+    assert [row['iter'] for row in log if 'val_loss' in row] == [0, 3, 6, 9]
+    assert log[0][''] == 0
+
+
+def test_a_damaged_log_does_not_stop_a_resume(train, out):
+    train()
+    for content in ['', 'iter;loss\n1;2\n']:
+        (out / 'log.csv').write_text(content)
+        train('--init_from=resume', '--resume_step=3')
+        assert plot.read_log(str(out))[-1]['iter'] == 6
 
 
 def test_the_training_loss_is_smoothed_without_a_bias_to_its_start():
