@@ -11,6 +11,7 @@ there on GPT.generate() drops one id per step, and a Sampler half of the context
 see model.py.
 """
 
+import gc
 import math
 
 import torch
@@ -89,7 +90,10 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, 
     # function also checks its input, for which the host would wait for the GPU
     if noise is None:
         noise = torch.empty_like(probs).exponential_(generator=generator)
-    drawn = (probs / noise[:, :probs.size(-1)]).argmax(dim=-1, keepdim=True)  # (B, 1)
+    # mps may draw zero with torch before 2.14 (https://github.com/pytorch/pytorch/issues/192577), and 0 / 0 is
+    # nan, the largest value for argmax
+    noise = noise[:, :probs.size(-1)].clamp_min(torch.finfo(noise.dtype).tiny)
+    drawn = (probs / noise).argmax(dim=-1, keepdim=True)  # (B, 1)
     return drawn if ids is None else ids.gather(1, drawn)
 
 
@@ -101,6 +105,8 @@ class Sampler:
     step of one token as a CUDA graph, which takes a fraction of a second to capture; by default on CUDA.
     compile: compile that step as well, which pays off for long texts. Do not replace weights afterwards: a
     captured step reads the old ones.
+
+    Nothing that a Sampler owns refers to it, so that its cache and graph are freed with its last reference.
     """
 
     def __init__(self, model, batch_size, max_length, temperature=1.0, top_k=None, top_p=1.0,
@@ -110,7 +116,8 @@ class Sampler:
         self.vocab_size = min(vocab_size or weight.size(0), weight.size(0))
         self.settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p}
         self.generator = torch.Generator(weight.device)
-        self.is_sharded = hasattr(weight, 'to_local')  # by FSDP
+        # by FSDP, which adds this method. Its parameters do not tell: after an evaluation, some are whole
+        self.is_sharded = hasattr(model, 'set_requires_gradient_sync')
         # FSDP gathers the weights in hooks, which run only if the model itself is called. In other cases call
         # forward(), which is not compiled: the model may be, and would be compiled again for each length
         self.forward = model if self.is_sharded else model.forward
@@ -118,7 +125,16 @@ class Sampler:
         if capture is None:
             capture = weight.is_cuda and not self.is_sharded
         self.cache = KVCache(model, batch_size, size, static=capture)
-        self.captured = CapturedStep(self, compile) if capture else None
+        self.graph = None
+        if capture:
+            # all that changes from step to step is on the device at fixed addresses, so that the host replays
+            # one graph instead of launching some hundred kernels
+            device = weight.device
+            self.ids = torch.zeros(batch_size, size + 1, dtype=torch.long, device=device)  # by position
+            self.noise = torch.ones(batch_size, self.vocab_size, device=device)
+            self.is_finite = torch.ones((), dtype=torch.bool, device=device)
+            if weight.is_cuda:
+                self.capture_graph(compile)
 
     def draw(self, logits, noise=None):
         """Return the next ids (B, 1) from logits (B, 1, V), and a bool tensor: whether the largest logit is
@@ -151,7 +167,7 @@ class Sampler:
                 context_start = idx.size(1) - (self.block_size + 1) // 2
                 n_cached = 0
                 self.cache.reset()
-            if n_cached == 0 or self.captured is None:
+            if n_cached == 0 or not self.cache.static:
                 # the whole context at first, then its newest id
                 logits, _ = self.forward(idx[:, context_start + n_cached:], cache=self.cache)
                 new, is_finite = self.draw(logits)  # (B, 1)
@@ -159,7 +175,7 @@ class Sampler:
             else:
                 # several ids at a time, as looking at them waits for the GPU
                 n = min(16, length - idx.size(1), self.cache.size - n_cached)
-                new, is_finite = self.captured.run(idx[:, -1], n_cached, n)  # (B, n)
+                new, is_finite = self.draw_several(idx[:, -1], n_cached, n)  # (B, n)
                 n_cached += n
             if not is_finite:
                 raise FloatingPointError("the logits are not finite")
@@ -168,75 +184,58 @@ class Sampler:
                 break  # with FSDP, all processes have to make the same number of steps
         return idx
 
-
-class CapturedStep:
-    """The step of a Sampler from the newest ids to the next ones, as a CUDA graph.
-
-    All that changes from step to step (ids, position, cache, random numbers) is on the device at fixed
-    addresses, so that the host replays one graph instead of launching some hundred kernels. On a CPU, in
-    tests, the same step runs without a graph.
-    """
-
-    def __init__(self, sampler, compile):
-        cache = sampler.cache
-        device = cache.length.device
-        B = cache.k[0].size(0)
-        self.sampler = sampler
-        self.ids = torch.zeros(B, cache.size + 1, dtype=torch.long, device=device)  # by position
-        self.noise = torch.ones(B, sampler.vocab_size, device=device)
-        self.is_finite = torch.ones((), dtype=torch.bool, device=device)
-        self.graph = None
-        self.draw_next_fn = self.draw_next
-        if device.type == 'cuda':
-            if compile:
-                self.draw_next_fn = torch.compile(self.draw_next, dynamic=False)
-            self.capture_graph()
-
     def draw_next(self):
-        """Compute the ids at position cache.length + 1 from those at cache.length."""
-        cache = self.sampler.cache
-        idx = self.ids.index_select(1, cache.length)  # (B, 1)
-        logits, _ = self.sampler.forward(idx, cache=cache)  # advances cache.length
-        new, is_finite = self.sampler.draw(logits, self.noise)
+        """Compute the ids at position cache.length + 1 from those at cache.length, and `noise`."""
+        idx = self.ids.index_select(1, self.cache.length)  # (B, 1)
+        logits, _ = self.forward(idx, cache=self.cache)  # advances cache.length
+        new, is_finite = self.draw(logits, self.noise)
         self.is_finite.logical_and_(is_finite)
-        self.ids.index_copy_(1, cache.length, new)
+        self.ids.index_copy_(1, self.cache.length, new)
 
-    def step(self):
-        self.noise.exponential_(generator=self.sampler.generator)  # not in draw_next, which may be compiled
-        self.draw_next_fn()
-
-    @torch.no_grad()
-    @without_cudnn_attention()
-    def capture_graph(self):
-        # without autocast's cache of weights, which would be freed before the graph reads it
-        precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
-                                   enabled=torch.is_autocast_enabled('cuda'))
-        with torch.cuda.device(self.ids.device), precision:
-            # first twice without capturing, on a side stream, as torch's documentation asks: libraries
-            # allocate their workspaces, and the compiler compiles
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self.sampler.cache.reset()
-                    self.step()
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            self.graph.register_generator_state(self.sampler.generator)
-            # thread_local: work of other threads does not end the capture
-            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode='thread_local'):
-                self.step()
-
-    def run(self, ids, position, n):
+    def draw_several(self, ids, position, n):
         """Return the next n ids (B, n) after `ids` (B) at `position`, and whether all logits were finite."""
         self.ids[:, position] = ids
         self.is_finite.fill_(True)
         for _ in range(n):
+            # not in the graph, which would have to know the generator
+            self.noise.exponential_(generator=self.generator)
             if self.graph is not None:
                 self.graph.replay()
-            else:
-                self.step()
+            else:  # on a CPU, in tests
+                self.draw_next()
         return self.ids[:, position + 1:position + 1 + n].clone(), self.is_finite
+
+    @torch.no_grad()
+    @without_cudnn_attention()
+    def capture_graph(self, compile):
+        """Capture draw_next() as a CUDA graph."""
+        draw_next = torch.compile(self.draw_next, dynamic=False) if compile else self.draw_next
+        # without autocast's cache of weights, which would be freed before the graph reads it
+        precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
+                                   enabled=torch.is_autocast_enabled('cuda'))
+        # A stream of its own, as the end of a graph frees the workspaces that other graphs of the same stream
+        # use: https://github.com/pytorch/pytorch/issues/193402
+        stream = torch.cuda.Stream(self.ids.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.ids.device), precision:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # left also if the capture fails
+                # first twice without capturing, as torch's documentation asks: libraries allocate their
+                # workspaces, and the compiler compiles
+                for _ in range(2):
+                    self.cache.reset()
+                    draw_next()
+                collecting = gc.isenabled()
+                gc.disable()  # if the collector freed another graph now, the capture would fail
+                try:
+                    # thread_local: work of other threads does not end the capture
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode='thread_local'):
+                        draw_next()
+                finally:
+                    if collecting:
+                        gc.enable()
+            torch.cuda.current_stream().wait_stream(stream)
+        self.graph = graph
 
 
 # -----------------------------------------------------------------------------

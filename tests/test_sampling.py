@@ -1,6 +1,8 @@
 """Fast generation gives the same texts as GPT.generate(), its definition."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +29,12 @@ def test_sampling_is_greedy_at_zero_and_keeps_to_top_k_and_top_p():
                           (dict(top_k=3, top_p=0.99), {4, 0, 1})]:
         assert set(sample_next(logits, **options)[:, 0].tolist()) == want, options
     assert sample_next(torch.zeros(500, 8), top_k=3).unique().numel() == 3  # also with ties
+
+
+def test_an_id_of_probability_zero_is_not_drawn_if_the_noise_is_zero():
+    logits = torch.tensor([[-1.0, 2.0, 1.0, 3.0, -torch.inf]])
+    assert sample_next(logits, noise=torch.zeros(1, 5)).item() == 3
+    assert sample_next(logits, top_p=0.7, noise=torch.zeros(1, 5)).item() in (3, 1)
 
 
 def test_a_sampler_draws_each_token_independently_from_the_distribution(capture):
@@ -62,6 +70,18 @@ def test_more_ids_than_a_sampler_was_made_for_are_refused(capture):
     sampler = Sampler(lively('gpt2', block_size=256), 1, 100, capture=capture)
     with pytest.raises(AssertionError, match='max_length'):
         sampler.generate(random_ids(1, 100), 60)
+
+
+def test_a_sampler_and_its_cache_are_freed_with_the_last_reference(capture):
+    sampler = Sampler(lively('gpt2'), 1, 16, capture=capture)
+    sampler.generate(random_ids(1, 4), 9)
+    references = [weakref.ref(sampler), weakref.ref(sampler.cache)]
+    gc.disable()
+    try:
+        del sampler
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_logits_that_are_not_finite_are_an_error(capture):
