@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import time
 from datetime import timedelta
@@ -38,6 +39,12 @@ def choose_device(device, local_rank=0):
             device = 'cpu'
         if device == 'mps' and launched_by_torchrun():
             device = 'cpu'  # several processes cannot share it
+        if device == 'cpu' and torch.version.cuda is None and shutil.which('nvidia-smi'):
+            # the build for Windows on PyPI
+            print0("note: torch is built without CUDA, using the CPU. To use the NVIDIA GPU: pip install "
+                   "--force-reinstall torch --index-url https://download.pytorch.org/whl/cu130")
+    if device in ('cpu:0', 'mps:0'):
+        device = device.removesuffix(':0')  # there is only one
     if device == 'cuda' or (device.startswith('cuda') and launched_by_torchrun()):
         device = f'cuda:{local_rank}'
     try:
@@ -45,8 +52,9 @@ def choose_device(device, local_rank=0):
         if device.startswith('cuda'):
             torch.cuda.set_device(device)  # for functions that use the current GPU
     except (RuntimeError, AssertionError) as e:  # AssertionError: torch is built without CUDA
-        raise InputError(f"this device does not work: {device} ({first_line(e)}). Use --device=auto, cpu, "
-                         "cuda, cuda:1 or mps, and torchrun with --nproc_per_node=GPUS.")
+        raise InputError(f"this device does not work: {device} ({first_line(e)}). Use --device=cpu, cuda, "
+                         "cuda:1 or mps, torchrun with --nproc_per_node=GPUS, or another build of torch, "
+                         "which docs/gpus.md names for old GPUs.")
     return device
 
 
@@ -68,13 +76,17 @@ def choose_dtype(dtype, device):
         return 'bfloat16' if has_bfloat16(device) else fallback
     usable = {
         'float32': True,
-        'bfloat16': device in ('cpu', 'mps') or has_bfloat16(device),  # mps: less memory, the same speed
-        'float16': device.startswith('cuda'),  # on mps: https://github.com/pytorch/pytorch/issues/195910
+        'bfloat16': device == 'cpu' or has_bfloat16(device),
+        'float16': device.startswith('cuda'),
     }
+    if device == 'mps':  # less memory, the same speed
+        # before, attention sees later tokens: https://github.com/pytorch/pytorch/issues/195910
+        usable['bfloat16'] = torch.__version__ >= '2.13'
     if dtype not in usable:
         raise InputError(f"dtype must be one of auto, {', '.join(usable)}: {dtype}.")
     if not usable[dtype]:
-        print0(f"note: {device_name(device)} does not support {dtype}, using {fallback}")
+        print0(f"note: {device_name(device)} with torch {torch.__version__} does not support {dtype}, using "
+               f"{fallback}")
         return fallback
     return dtype
 
@@ -83,9 +95,16 @@ def choose_compile(compile, device):
     """Return whether to call torch.compile. 'auto': on GPUs; on a CPU it rarely pays."""
     if compile not in (True, False, 'auto'):
         raise InputError(f"compile must be one of auto, True, False: {compile}.")
-    if compile == 'auto':
-        return device.startswith('cuda')
-    return compile
+    if compile != 'auto':
+        return compile
+    if not device.startswith('cuda'):
+        return False
+    try:
+        torch.compile(lambda: None)  # compiles nothing yet, but raises if this Python is not supported
+    except Exception as e:
+        print0(f"note: torch.compile does not work, so nothing is compiled ({first_line(e)})")
+        return False
+    return True
 
 
 def autocast(device, dtype):

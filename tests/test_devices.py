@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from test_model import lively, random_ids
 
 import processes
 from configurator import InputError, launched_by_torchrun, process_ranks
@@ -45,9 +46,52 @@ def test_bfloat16_is_chosen_on_a_cpu_with_instructions_for_it(monkeypatch, capab
     assert processes.choose_dtype('auto', 'cpu') == dtype
 
 
-def test_bfloat16_is_used_on_an_apple_gpu_only_on_request():
-    assert processes.choose_dtype('auto', 'mps') == 'float32'
-    assert processes.choose_dtype('bfloat16', 'mps') == 'bfloat16'
+def test_bfloat16_is_used_on_an_apple_gpu_only_on_request_and_if_its_attention_is_right(monkeypatch):
+    for version, dtype in [('2.12.1', 'float32'), ('2.13.0', 'bfloat16'), ('2.14.1', 'bfloat16')]:
+        monkeypatch.setattr(torch, '__version__', torch.torch_version.TorchVersion(version))
+        assert processes.choose_dtype('auto', 'mps') == 'float32'
+        assert processes.choose_dtype('bfloat16', 'mps') == dtype
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_token_is_not_changed_by_later_ones_on_this_machines_accelerator(dtype):
+    device = 'mps' if torch.backends.mps.is_available() else 'cpu'
+    if processes.choose_dtype(str(dtype).removeprefix('torch.'), device) == 'float32':
+        dtype = torch.float32
+    print(device, dtype)
+    net = lively('gpt2', block_size=64).to(device, dtype)
+    idx = random_ids(2, 64).to(device)
+    other = idx.clone()
+    other[:, 32:] = idx[:, 32:].flip(1)
+    with torch.no_grad():
+        logits = net(idx, idx)[0].float()
+        other_logits = net(other, other)[0].float()
+    torch.testing.assert_close(logits[:, :32], other_logits[:, :32])
+    assert (logits - other_logits)[:, 32:].abs().max() > 1
+
+
+def test_the_only_device_of_a_kind_may_be_numbered():
+    assert processes.choose_device('cpu:0') == 'cpu'
+
+
+@pytest.mark.parametrize('cuda, noted', [(None, True), ('13.0', False)])
+def test_a_gpu_that_torch_is_not_built_for_is_mentioned(monkeypatch, capsys, cuda, noted):
+    monkeypatch.setattr(torch.version, 'cuda', cuda)
+    monkeypatch.setattr(processes.shutil, 'which', lambda name: f'C:\\Windows\\System32\\{name}.exe')
+    assert processes.choose_device('auto') == 'cpu'
+    assert ('whl/cu' in capsys.readouterr().out) == noted
+
+
+def test_without_torch_compile_nothing_is_compiled_unless_it_was_asked_for(monkeypatch, capsys):
+    def refuse(function):
+        raise RuntimeError('torch.compile is not supported on Python 3.99+')
+
+    monkeypatch.setattr(torch, 'compile', lambda function: function)
+    assert processes.choose_compile('auto', 'cuda:0') is True
+    monkeypatch.setattr(torch, 'compile', refuse)
+    assert processes.choose_compile('auto', 'cuda:0') is False
+    assert 'Python 3.99' in capsys.readouterr().out
+    assert processes.choose_compile(True, 'cuda:0') is True
 
 
 def test_a_value_that_differs_between_processes_is_named(monkeypatch):
