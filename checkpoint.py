@@ -740,23 +740,32 @@ def save(out_dir, state, best, only_best, keep):
     """
     check_readable(state)
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
-    best_path = os.path.join(out_dir, 'ckpt_best.pt')
-    is_written = False
     try:
         with replacing(path) as file:
             torch.save(state, file)
-        is_written = True
-        if keep:  # before the links, which may be copies that need the space
-            for old in numbered(out_dir)[:-keep]:
-                os.remove(old)
-        if best:
-            link(path, best_path)
-        if best or not only_best or not os.path.exists(best_path):
-            link(path, os.path.join(out_dir, 'ckpt.pt'))
     except (OSError, RuntimeError) as e:  # RuntimeError: torch's, raised in place of the system's
-        print0(f"warning: {path} or a link to it could not be written ({first_line(innermost(e))}), training "
-               "continues. Older checkpoints are kept")
-    return is_written
+        print0(f"warning: {path} could not be written ({first_line(innermost(e))}), training continues. "
+               "Older checkpoints are kept")
+        return False
+    if keep:  # before the links, which may be copies that need the space
+        for old in numbered(out_dir)[:-keep]:
+            try:
+                os.remove(old)
+            except OSError as e:  # Windows: another program reads it. The next save tries again
+                print0(f"note: {old} could not be removed ({e.strerror})")
+    best_path = os.path.join(out_dir, 'ckpt_best.pt')
+    links = []
+    if best:
+        links.append(best_path)
+    if best or not only_best or not os.path.exists(best_path):
+        links.append(os.path.join(out_dir, 'ckpt.pt'))
+    for name in links:
+        try:
+            link(path, name)
+        except OSError as e:
+            print0(f"warning: {name} could not be replaced ({e.strerror}), training continues. The newest "
+                   f"checkpoint is {path}")
+    return True
 
 
 def link(path, name):

@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 
 from configurator import InputError, print0
 
@@ -31,7 +32,7 @@ def replacing(path):
             yield f
             f.flush()
             os.fsync(f.fileno())
-        os.replace(temporary, path)
+        rename(temporary, path)
     except BaseException:
         if os.path.lexists(temporary):
             os.remove(temporary)
@@ -41,6 +42,18 @@ def replacing(path):
         with contextlib.suppress(OSError):  # not on each network mount
             os.fsync(folder)
         os.close(folder)
+
+
+def rename(source, target):
+    """Rename a file to `target`, which is replaced. Windows refuses it while another program, such as a virus
+    scanner, has one of them open: try again for a second."""
+    for _ in range(10):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            time.sleep(0.1)
+    os.replace(source, target)
 
 
 def write_whole(path, content):
@@ -89,13 +102,15 @@ def lock_folder(folder):
     except OSError as e:
         raise InputError(f"cannot write into the folder {folder!r}: {e.strerror}. Choose another one.")
     try:
-        import fcntl
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.name == 'nt':
+            import msvcrt
+            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise InputError(f"another process is writing into {folder}. Wait until it ends, or choose another "
                          "folder.")
-    except ImportError:  # Windows
-        pass
     except OSError as e:
         print0(f"note: {folder} cannot be locked ({e.strerror}). Make sure that no other process uses it.")
     return lock

@@ -456,3 +456,30 @@ def test_without_hard_links_the_names_are_copies(tmp_path, monkeypatch):
     assert save(tmp_path, 1, keep=1) and save(tmp_path, 2, keep=1)
     assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000002.pt', 'ckpt_best.pt']
     assert iter_of(tmp_path / 'ckpt.pt') == iter_of(tmp_path / 'ckpt_best.pt') == 2
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_keep_the_links_from_the_newest(tmp_path, monkeypatch):
+    def refuse(path):  # Windows, while another program reads the file
+        raise PermissionError(13, 'Permission denied')
+
+    save(tmp_path, 1, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'remove', refuse)
+        assert save(tmp_path, 2, keep=1)
+    assert iter_of(tmp_path / 'ckpt.pt') == iter_of(tmp_path / 'ckpt_best.pt') == 2
+    assert save(tmp_path, 3, keep=1)
+    assert names_in(tmp_path) == ['ckpt.pt', 'ckpt_00000003.pt', 'ckpt_best.pt']
+
+
+def test_a_link_that_cannot_be_replaced_keeps_no_other_from_the_newest(tmp_path, monkeypatch, capsys):
+    replace = os.replace
+
+    def refuse_best(source, target):
+        if target.endswith('ckpt_best.pt'):
+            raise PermissionError(13, 'Permission denied')
+        replace(source, target)
+
+    save(tmp_path, 1)
+    monkeypatch.setattr(os, 'replace', refuse_best)
+    assert save(tmp_path, 2) and 'ckpt_best.pt' in capsys.readouterr().out
+    assert iter_of(tmp_path / 'ckpt.pt') == 2 and iter_of(tmp_path / 'ckpt_best.pt') == 1

@@ -1,11 +1,14 @@
 """The choice of the device, the dtype and the number of processes."""
 
-import types
+import os
+import sys
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from test_model import lively, random_ids
 
+import files
 import processes
 from configurator import InputError, launched_by_torchrun, process_ranks
 
@@ -42,7 +45,7 @@ def test_the_cpu_is_used_if_the_accelerator_cannot_be(torchrun, monkeypatch, cap
     ({'architecture': 'ppc64le'}, 'float32'),
 ])
 def test_bfloat16_is_chosen_on_a_cpu_with_instructions_for_it(monkeypatch, capabilities, dtype):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: types.MappingProxyType(capabilities))
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: MappingProxyType(capabilities))
     assert processes.choose_dtype('auto', 'cpu') == dtype
 
 
@@ -55,7 +58,11 @@ def test_bfloat16_is_used_on_an_apple_gpu_only_on_request_and_if_its_attention_i
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_a_token_is_not_changed_by_later_ones_on_this_machines_accelerator(dtype):
-    device = 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        torch.zeros(1, device='mps')
+        device = 'mps'
+    except RuntimeError:
+        device = 'cpu'
     if processes.choose_dtype(str(dtype).removeprefix('torch.'), device) == 'float32':
         dtype = torch.float32
     print(device, dtype)
@@ -92,6 +99,39 @@ def test_without_torch_compile_nothing_is_compiled_unless_it_was_asked_for(monke
     assert processes.choose_compile('auto', 'cuda:0') is False
     assert 'Python 3.99' in capsys.readouterr().out
     assert processes.choose_compile(True, 'cuda:0') is True
+
+
+def test_a_folder_is_locked_on_windows(monkeypatch, tmp_path):
+    locked = []
+
+    def locking(descriptor, mode, n_bytes):
+        if locked:
+            raise PermissionError(13, 'Permission denied')
+        locked.append((mode, n_bytes))
+
+    monkeypatch.setitem(sys.modules, 'msvcrt', SimpleNamespace(locking=locking, LK_NBLCK=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'name', 'nt')
+        lock = files.lock_folder(f'{tmp_path}/out')
+        with pytest.raises(InputError, match='another process'):
+            files.lock_folder(f'{tmp_path}/out')
+    lock.close()
+    assert locked == [(2, 1)]
+
+
+def test_a_file_that_another_program_has_open_for_a_moment_is_replaced(monkeypatch, tmp_path):
+    replace = os.replace
+    refused = []
+
+    def replace_later(source, target):
+        if len(refused) < 3:
+            refused.append(target)
+            raise PermissionError(13, 'Permission denied')
+        replace(source, target)
+
+    monkeypatch.setattr(os, 'replace', replace_later)
+    files.write_whole(str(tmp_path / 'file'), b'content')
+    assert (tmp_path / 'file').read_bytes() == b'content' and len(refused) == 3
 
 
 def test_a_value_that_differs_between_processes_is_named(monkeypatch):
