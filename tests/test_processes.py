@@ -22,8 +22,8 @@ def flags_of(name, data_dir, out_dir):
             '--sample_interval=3', '--sample_tokens=30']
 
 
-def train_in_two(*args):
-    result = run_processes(2, 'train.py', *args)
+def train_in_processes(*args, n=2):
+    result = run_processes(n, 'train.py', *args)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -34,7 +34,7 @@ def two(data_dir, tmp_path_factory):
     folders = {}
     for name in FLAGS:
         folders[name] = tmp_path_factory.mktemp('two') / 'out'
-        train_in_two(*flags_of(name, data_dir, folders[name]))
+        train_in_processes(*flags_of(name, data_dir, folders[name]))
     return folders
 
 
@@ -44,18 +44,27 @@ def test_ddp_and_fsdp_train_as_one_process_which_can_resume_their_runs(works, da
     assert_close_run(two[name], tmp_path / 'one')
     flags = flags_of(name, data_dir, tmp_path / 'shards')
     fsdp = ['--shard=0', '--activation_checkpointing']
-    printed = train_in_two(*flags, *fsdp, '--max_iters=3')
+    printed = train_in_processes(*flags, *fsdp, '--max_iters=3')
     sample = printed.partition('---\n')[2].partition('\nreport: ')[0]
     assert len(sample) > 20 and sample in one.out
-    train_in_two(*flags, *fsdp, '--max_iters=5', '--init_from=resume')
+    train_in_processes(*flags, *fsdp, '--max_iters=5', '--init_from=resume')
     works('train.py', *flags, '--init_from=resume')
     assert_close_run(tmp_path / 'shards', tmp_path / 'one')
 
 
+def test_four_processes_in_two_groups_that_share_a_model_train_as_one_process(works, data_dir, tmp_path):
+    flags = [*flags_of('muon', data_dir, tmp_path / 'one'), '--n_layer=2', '--max_iters=3']
+    one = works('train.py', *flags)
+    printed = train_in_processes(*flags, f'--out_dir={tmp_path / "groups"}', '--shard=2', n=4)
+    assert_close_run(tmp_path / 'groups', tmp_path / 'one')
+    sample = printed.partition('---\n')[2].partition('\nreport: ')[0]
+    assert len(sample) > 20 and sample in one.out
+
+
 def test_two_processes_resume_to_the_bit(data_dir, tmp_path, two):
     flags = flags_of('muon', data_dir, tmp_path / 'out')
-    train_in_two(*flags, '--max_iters=3')
-    train_in_two(*flags, '--init_from=resume')
+    train_in_processes(*flags, '--max_iters=3')
+    train_in_processes(*flags, '--init_from=resume')
     assert_same_run(two['muon'], tmp_path / 'out')
 
 
@@ -89,6 +98,21 @@ def test_fsdp_sends_gradients_once_an_iteration(data_dir, tmp_path, edit):
     assert f'sent {(1 + 2) * n_modules}\n' in result.stdout  # for the warm-up, for two iterations
 
 
+def test_a_sharded_model_is_sampled_through_fsdps_hooks_also_after_an_evaluation(data_dir, tmp_path, edit):
+    # on a GPU, they and what they send must not be captured
+    edit("import os\n"
+         "if os.environ.get('RANK') == '0':\n"
+         "    import sampling\n"
+         "    init = sampling.Sampler.__init__\n"
+         "    def printing_init(self, model, *args, **options):\n"
+         "        init(self, model, *args, **options)\n"
+         "        print('through hooks', self.is_sharded and self.forward is model)\n"
+         "    sampling.Sampler.__init__ = printing_init\n")
+    printed = train_in_processes(*flags_of('gpt2', data_dir, tmp_path / 'out'), '--shard=0', '--max_iters=4',
+                                 '--save_interval=0')
+    assert 'through hooks True' in printed and 'through hooks False' not in printed
+
+
 def test_a_compiler_that_fails_in_one_process_is_used_in_none(data_dir, tmp_path, edit, two):
     edit("import os\n"
          "if 'RANK' in os.environ:\n"
@@ -100,7 +124,7 @@ def test_a_compiler_that_fails_in_one_process_is_used_in_none(data_dir, tmp_path
          "    compile = torch.nn.Module.compile\n"
          "    torch.nn.Module.compile = lambda self: compile(self, backend=backend)\n")
     flags = flags_of('gpt2', data_dir, tmp_path / 'out')
-    assert 'torch.compile failed' in train_in_two(*flags, '--compile=auto', '--ddp_timeout=30')
+    assert 'torch.compile failed' in train_in_processes(*flags, '--compile=auto', '--ddp_timeout=30')
     assert_equal(load_checkpoint(two['gpt2'])['model'], load_checkpoint(tmp_path / 'out')['model'])
 
 
