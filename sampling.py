@@ -90,8 +90,8 @@ def sample_next(logits, temperature=1.0, top_k=None, top_p=1.0, generator=None, 
     # function also checks its input, for which the host would wait for the GPU
     if noise is None:
         noise = torch.empty_like(probs).exponential_(generator=generator)
-    # on mps, noise may be zero before torch 2.14 (https://github.com/pytorch/pytorch/issues/192577), and 0 / 0
-    # is nan, the largest value for argmax
+    # noise of mps may be zero before torch 2.14 (https://github.com/pytorch/pytorch/issues/192577). 0 / 0 is
+    # nan, the largest value for argmax
     noise = noise[:, :probs.size(-1)].clamp_min(torch.finfo(noise.dtype).tiny)
     drawn = (probs / noise).argmax(dim=-1, keepdim=True)  # (B, 1)
     return drawn if ids is None else ids.gather(1, drawn)
