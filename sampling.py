@@ -106,7 +106,8 @@ class Sampler:
     compile: compile that step as well, which pays off for long texts. Do not replace weights afterwards: a
     captured step reads the old ones.
 
-    Nothing that a Sampler owns refers to it, so that its cache and graph are freed with its last reference.
+    Nothing that a Sampler owns refers to it, so that its cache and graph are freed with its last reference;
+    if it is compiled, with the next garbage collection.
     """
 
     def __init__(self, model, batch_size, max_length, temperature=1.0, top_k=None, top_p=1.0,

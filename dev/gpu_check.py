@@ -147,7 +147,7 @@ def losses(work):
         **ways,
         'bfloat16, checkpointing': (0.02, ['--dtype=bfloat16', '--activation_checkpointing=True'], {}),
         'bfloat16, torchrun': (0.02, ['--dtype=bfloat16'], {'launcher': torchrun}),
-        'float32, no C compiler': (0.001, ['--dtype=float32'], {'env': no_compiler}),
+        'float32, no C compiler': (0.001, ['--dtype=float32'], {'env': no_compiler}),  # with a note
         'float16, compiled': (0.1, ['--dtype=float16'], {}),  # its scaler may skip the first updates
     }
     running = {}
@@ -237,8 +237,8 @@ def sampling(work):
             sampler = Sampler(model, 3, 5 + n, top_p=0.9, capture=True, compile=compile)
             first, again, other = [sampler.generate(idx, n, seed=seed) for seed in (1, 1, 2)]
         same = [(texts == first).all(dim=1).sum().item() for texts in (again, other)]
-        report('sampling', f'the same in bfloat16, compile={compile}: texts that are equal with the same seed '
-               '(3); with another (0)', f'{same[0]}; {same[1]}')
+        report('sampling', f'the same in bfloat16, compile={compile}: texts equal with one seed (3); with '
+               'another (0)', f'{same[0]}; {same[1]}')
 
 
 def samplers(work):
