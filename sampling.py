@@ -13,6 +13,7 @@ see model.py.
 
 import gc
 import math
+import weakref
 
 import torch
 from torch.nn import functional as F
@@ -20,6 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configurator import InputError, print0
 from model import matmul_dtype
+
+
+FREE_STREAMS = {}  # {device: streams for captures that no Sampler uses now}
 
 
 def without_cudnn_attention():
@@ -214,9 +218,12 @@ class Sampler:
         # without autocast's cache of weights, which would be freed before the graph reads it
         precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
                                    enabled=torch.is_autocast_enabled('cuda'))
-        # A stream of its own, as the end of a graph frees the workspaces that other graphs of the same stream
-        # use: https://github.com/pytorch/pytorch/issues/193402
-        stream = torch.cuda.Stream(self.ids.device)
+        # A stream that no other Sampler uses now, as the end of a graph frees the workspaces that other graphs of
+        # the same stream use (https://github.com/pytorch/pytorch/issues/193402); but not always a new one, as
+        # each keeps a workspace
+        free_streams = FREE_STREAMS.setdefault(self.ids.device, [])
+        stream = free_streams.pop() if free_streams else torch.cuda.Stream(self.ids.device)
+        weakref.finalize(self, free_streams.append, stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.ids.device), precision:
             stream.wait_stream(torch.cuda.current_stream())
