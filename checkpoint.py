@@ -198,8 +198,8 @@ def checked_fields(content):
         if isinstance(value, torch.Tensor) and value.dim() == 0:  # nanoGPT's best_val_loss
             value = value.item()
         if isinstance(value, dict):
-            value = dict(value)  # a state_dict is an OrderedDict
-        if value != default:
+            value = dict(value) if dict in kinds else INVALID  # a state_dict is an OrderedDict
+        elif value != default:
             value = fit_value(value, kinds)
         if isinstance(value, dict) and name in ('config', 'given'):
             if not all(isinstance(key, str) and key.isidentifier() for key in value):
