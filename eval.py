@@ -36,13 +36,13 @@ import time
 
 import torch
 
-import checkpoint
-from dataset import Dataset
-from evaluation import text_loss
-from files import write_json
-from processes import autocast, choose_device, choose_dtype, init_processes, loss_chunk_size
-from sampling import generate_text
-from tokenizer import make_tokenizer, token_bytes
+from flatgpt import checkpoint
+from flatgpt.dataset import Dataset
+from flatgpt.evaluation import text_loss
+from flatgpt.files import write_json
+from flatgpt.processes import autocast, choose_device, choose_dtype, init_processes, loss_chunk_size
+from flatgpt.sampling import generate_text
+from flatgpt.tokenizer import make_tokenizer, token_bytes
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -84,7 +84,7 @@ if split != 'none':
                          f"with it: python prepare.py NAME --input=FILE --tokenizer={path}.")
 loaded_tasks = {}  # {name: [Task, ...]}
 if tasks:
-    from benchmarks import evaluate_tasks, load_tasks
+    from flatgpt.benchmarks import evaluate_tasks, load_tasks
     loaded_tasks = load_tasks(tasks, max_per_task, data_dir, tokenizer)
 print0(f"{path}, iteration {ckpt['iter_num']:,}: {model.config.arch}, "
        f"{model.get_num_params(non_embedding=False):,} parameters, block_size {block_size}; "

@@ -27,11 +27,10 @@ import tempfile
 
 import torch
 
-import checkpoint
-import huggingface
-from conversations import chat_format
-from files import script_path
-from tokenizer import import_package, make_tokenizer
+from flatgpt import checkpoint, huggingface
+from flatgpt.conversations import chat_format
+from flatgpt.files import script_path
+from flatgpt.tokenizer import import_package, make_tokenizer
 
 if not to:
     raise InputError("no folder to write. Name one: --to=FOLDER.")

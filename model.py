@@ -1,7 +1,8 @@
 """
 The model: GPTConfig and GPT. With arch='gpt2', its parameter names, initial weights and outputs are those of
-nanoGPT. From top to bottom: settings, positions, attention, the block, the GPT with its loss. sampling.py
-generates faster, with a KV cache. This file can be copied alone: only from_pretrained() imports other files.
+nanoGPT. From top to bottom: settings, positions, attention, the block, the GPT with its loss.
+flatgpt/sampling.py generates faster, with a KV cache. This file can be copied alone: only from_pretrained()
+imports other files.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.
@@ -504,7 +505,7 @@ class GPT(nn.Module):
 
         override_args: {'dropout': 0.1} or {'block_size': 256}.
         """
-        from checkpoint import build_model, find, read  # here, so that this file works alone
+        from flatgpt.checkpoint import build_model, find, read  # here, so that this file works alone
         return build_model(read(find(source)), **(override_args or {}))
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type=None):

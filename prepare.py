@@ -58,9 +58,9 @@ import zlib
 
 import numpy as np
 
-from dataset import DATA_DIR, Tokens, bin_files, folder_of, read_meta
-from files import check_not_lfs_pointer, first_line, lock_folder, read_json, script_path, write_whole
-from tokenizer import (
+from flatgpt.dataset import DATA_DIR, Tokens, bin_files, folder_of, read_meta
+from flatgpt.files import check_not_lfs_pointer, first_line, lock_folder, read_json, script_path, write_whole
+from flatgpt.tokenizer import (
     END_OF_TEXT, import_package, learn_bpe, make_tokenizer, read_tokenizer_files, without_surrogates,
     write_tokenizer_files)
 
@@ -555,20 +555,20 @@ def choose_tokenizer(chosen, paths):
     elif chosen == 'byte':
         state = {'kind': 'byte'}
     elif chosen.startswith('hf:'):
-        import huggingface
+        from flatgpt import huggingface
         state = huggingface.read_tokenizer(chosen.removeprefix('hf:'))
     elif os.path.isdir(chosen) and bin_files(chosen, 'train'):
         state = read_tokenizer_files(chosen, read_meta(chosen))
     elif os.path.isdir(chosen) or chosen.endswith('.pt'):
-        import checkpoint
+        from flatgpt import checkpoint
         state = checkpoint.tokenizer_state_of(checkpoint.read(checkpoint.find(chosen)))
     elif os.path.exists(chosen) or chosen.endswith('.json'):
-        import huggingface
+        from flatgpt import huggingface
         state = huggingface.tokenizer_state(chosen)
     else:
         state = {'kind': 'tiktoken', 'name': chosen}
     if chat:
-        from conversations import with_chat_tokens
+        from flatgpt.conversations import with_chat_tokens
         state = with_chat_tokens(state)
     return make_tokenizer(state)
 
@@ -679,7 +679,7 @@ def make_conversations(folder, plan, tok, paths):
 
     conversations.Conversations describes the files.
     """
-    from conversations import chat_format
+    from flatgpt.conversations import chat_format
     form = chat_format(tok)
     conversations = read_conversations(paths)
     hashes = [hash_fraction(json.dumps(messages)) for messages in conversations]
@@ -725,7 +725,7 @@ def make_conversations(folder, plan, tok, paths):
 
 def read_conversations(paths):
     """Return the conversations, lists of messages. Rows that cannot be used are skipped and counted."""
-    from conversations import messages_of
+    from flatgpt.conversations import messages_of
     conversations = []
     skipped = collections.defaultdict(list)  # {reason: positions of rows}
     unread = collections.Counter()  # {key: number of rows}

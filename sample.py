@@ -39,9 +39,9 @@ import time
 
 import torch
 
-import checkpoint
-from processes import choose_compile, choose_device, choose_dtype
-from sampling import Sampler, prompt_ids, read_prompts, read_text, text_after
+from flatgpt import checkpoint
+from flatgpt.processes import choose_compile, choose_device, choose_dtype
+from flatgpt.sampling import Sampler, prompt_ids, read_prompts, read_text, text_after
 
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this script without a traceback
@@ -74,7 +74,7 @@ stop_ids = tokenizer.stop_ids
 is_talking = False  # at the terminal, instead of answering prompts
 max_prompt = block_size  # ids
 if chat:
-    from conversations import chat_format, converse, fit_prompt
+    from flatgpt.conversations import chat_format, converse, fit_prompt
     form = chat_format(tokenizer)
     if form is None:
         raise InputError(f"{source} was not trained on conversations: its tokenizer has no roles. Use python "

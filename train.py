@@ -126,18 +126,18 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import checkpoint
-from dataset import MICRO_BATCH, SAMPLES, UPDATE, Dataset, hash_seed
-from evaluation import text_loss
-from files import (
+from flatgpt import checkpoint
+from flatgpt.dataset import MICRO_BATCH, SAMPLES, UPDATE, Dataset, hash_seed
+from flatgpt.evaluation import text_loss
+from flatgpt.files import (
     append_row, first_line, format_count, format_duration, lock_folder, read_json, run_flags, script_path,
     write_json)
-from model import GPT, GPTConfig
-from optim import create_optimizer
-from processes import (
+from flatgpt.processes import (
     Stopwatch, all_finite, all_reduce_any, autocast, broadcast, check_same, choose_compile, choose_device,
     choose_dtype, clip_grad_norm, device_name, environment, full_state_dict, init_processes, loss_chunk_size,
     mean_over_processes, peak_flops_of, peak_memory, shard_model, to_device, warm_up)
+from model import GPT, GPTConfig
+from optim import create_optimizer
 
 # -----------------------------------------------------------------------------
 # processes and device
@@ -230,11 +230,11 @@ if ckpt:  # the same tokenizer; on a resume also the same data and tokens per it
     vocab_size = checkpoint.check_data(ckpt, data, tokens_per_iter, resuming and not eval_only)
 loaded_tasks = {}  # {name: [Task, ...]}
 if tasks:
-    from benchmarks import evaluate_tasks, load_tasks
+    from flatgpt.benchmarks import evaluate_tasks, load_tasks
     loaded_tasks = load_tasks(tasks, max_per_task, data_dir, data.tokenizer)
 prompts = []
 if sample_interval:
-    from sampling import Sampler, generate_text, next_sample_step, prompts_for_samples
+    from flatgpt.sampling import Sampler, generate_text, next_sample_step, prompts_for_samples
     prompts = prompts_for_samples(sample_prompts, data.tokenizer)
 
 

@@ -45,6 +45,7 @@ compile: bool | str = 'auto'
 # -----------------------------------------------------------------------------
 config, given = configure(globals())
 
+import glob
 import importlib
 import json
 import pickle
@@ -60,8 +61,8 @@ import time
 import numpy as np
 import torch
 
+from flatgpt.processes import choose_compile, choose_device, choose_dtype, environment, synchronize
 from plot import draw
-from processes import choose_compile, choose_device, choose_dtype, environment, synchronize
 
 TOY = dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, vocab_size=65, learning_rate=1e-3)
 BABY = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, vocab_size=65, learning_rate=1e-3)
@@ -331,14 +332,17 @@ def samplers(args, B):
         for p in model.parameters():
             p.data = p.data.to(getattr(torch, weight_dtype))
         few_threads = device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6
-        if os.path.exists(os.path.join(folder, 'sampling.py')):
-            Sampler = import_from(folder, 'sampling').Sampler
-            sampler = Sampler(model, B, 1 + tokens, temperature=0.8, top_k=200, compile=compile)
+        sampler = None
+        for module_name in ['flatgpt.sampling', 'sampling']:  # up to 9257762, all files were in one folder
+            if os.path.exists(os.path.join(folder, module_name.replace('.', '/') + '.py')):
+                Sampler = import_from(folder, module_name).Sampler
+                sampler = Sampler(model, B, 1 + tokens, temperature=0.8, top_k=200, compile=compile)
+                break
 
         def generate(idx):
             torch.set_num_threads(1 if few_threads else all_threads)  # as in sample.py
             with torch.inference_mode():
-                if os.path.exists(os.path.join(folder, 'sampling.py')):
+                if sampler:
                     sampler.generate(idx, tokens)
                 else:  # commit 67db31c and older
                     model.generate(idx, tokens, temperature=0.8, top_k=200, compile=compile)
@@ -359,8 +363,8 @@ def samplers(args, B):
 def import_from(folder, name):
     """Import the module `name` of a checkout, and what it imports there."""
     loaded = dict(sys.modules)
-    for own in [path.removesuffix('.py') for path in os.listdir(REPO)]:
-        sys.modules.pop(own, None)
+    for path in [*glob.glob('**/*.py', root_dir=REPO), *glob.glob('*.py', root_dir=folder)]:
+        sys.modules.pop(path.removesuffix('.py').replace('/', '.'), None)
     sys.path.insert(0, os.path.abspath(folder))
     try:
         return importlib.import_module(name)

@@ -40,11 +40,11 @@ import traceback
 
 import torch
 
-from dataset import hash_seed
+from flatgpt.dataset import hash_seed
+from flatgpt.processes import clip_grad_norm, environment, synchronize
+from flatgpt.sampling import Sampler
 from model import GPT, GPTConfig, attention, document_block_mask, document_mask
 from optim import create_optimizer
-from processes import clip_grad_norm, environment, synchronize
-from sampling import Sampler
 
 START = time.perf_counter()
 DEVICE = 'cpu' if tiny else 'cuda'

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +39,22 @@ TINY = [
     '--gradient_accumulation_steps=1', '--n_layer=2', '--n_head=2', '--n_embd=32', '--max_iters=6',
     '--warmup_iters=2', '--eval_interval=3', '--eval_iters=2', '--learning_rate=1e-2',
 ]
+
+
+def copy_code(folder):
+    """Copy the scripts, and what they import, to another folder."""
+    for path in REPO.glob('*.py'):
+        shutil.copy(path, folder)
+    shutil.copytree(REPO / 'flatgpt', folder / 'flatgpt', ignore=shutil.ignore_patterns('__pycache__'))
+
+
+def forget_modules(monkeypatch):
+    """Let this project's modules be imported again, until the end of the test."""
+    own = [path.stem for path in REPO.glob('*.py')]
+    for name in list(sys.modules):
+        # not configurator, as its InputError is the one that run_here() expects
+        if name.partition('.')[0] in [*own, 'flatgpt'] and name != 'configurator':
+            monkeypatch.delitem(sys.modules, name)
 
 
 def run_script(name, *args, env=None, cwd=None, timeout=300):

@@ -7,12 +7,11 @@ import pytest
 import torch
 from conftest import TINY, char_dataset
 
-import checkpoint
-import huggingface
-import prepare
 from configurator import InputError
-from dataset import Dataset
+from flatgpt import checkpoint, huggingface
+from flatgpt.dataset import Dataset
 from model import GPT, GPTConfig
+import prepare
 
 
 def damaged(content):

@@ -10,9 +10,9 @@ import torch
 from test_evaluation import PLAIN, learn, small_model
 from torch.nn import functional as F
 
-from benchmarks import Task, encode_example, evaluate_tasks, load_tasks, parse_example, score_task
 from configurator import InputError
-from tokenizer import make_tokenizer
+from flatgpt.benchmarks import Task, encode_example, evaluate_tasks, load_tasks, parse_example, score_task
+from flatgpt.tokenizer import make_tokenizer
 
 EOT = '<|endoftext|>'
 BYTES = make_tokenizer({'kind': 'byte'})

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
-import huggingface
-import model
 from configurator import InputError, kinds_of
+from flatgpt import checkpoint, huggingface
+import model
 from model import GPT, GPTConfig
 
 TOKENIZER = {'kind': 'char', 'chars': '\n .0123456789eimst'}

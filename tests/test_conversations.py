@@ -8,9 +8,9 @@ import pytest
 from conftest import TEXT
 
 from configurator import InputError
-from conversations import chat_format, converse, fit_prompt, messages_of, with_chat_tokens
-from dataset import Dataset
-from tokenizer import learn_bpe, make_tokenizer
+from flatgpt.conversations import chat_format, converse, fit_prompt, messages_of, with_chat_tokens
+from flatgpt.dataset import Dataset
+from flatgpt.tokenizer import learn_bpe, make_tokenizer
 
 SYSTEM = {'role': 'system', 'content': 'Be brief.'}
 TALK = [

@@ -10,7 +10,7 @@ import pytest
 from conftest import TEXT
 
 from configurator import InputError
-from dataset import Dataset, bin_files, hash64, hash_seed, permute, read_meta, sample_starts
+from flatgpt.dataset import Dataset, bin_files, hash64, hash_seed, permute, read_meta, sample_starts
 
 
 def write_ids(folder, ids, name='train.bin', dtype='<u2'):

@@ -8,9 +8,8 @@ import pytest
 import torch
 from test_model import lively, random_ids
 
-import files
-import processes
 from configurator import InputError, launched_by_torchrun, process_ranks
+from flatgpt import files, processes
 
 TORCHRUN = {'RANK': '1', 'LOCAL_RANK': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'}
 

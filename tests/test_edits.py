@@ -3,12 +3,12 @@ can be read, equal processes, a loss that is the one you wrote."""
 
 import re
 import shutil
-import sys
 
 import pytest
 import torch
 from conftest import (
-    REPO, TINY, assert_same_run, assert_same_weights, load_checkpoint, losses_of, run_processes)
+    TINY, assert_same_run, assert_same_weights, copy_code, forget_modules, load_checkpoint, losses_of,
+    run_processes)
 
 
 @pytest.fixture
@@ -19,18 +19,14 @@ def edited(works, data_dir, tmp_path, monkeypatch):
         folder = tmp_path / 'code'
         if not folder.exists():
             folder.mkdir()
-            for path in REPO.glob('*.py'):
-                shutil.copy(path, folder)
+            copy_code(folder)
         for name, replacements in changes.items():
             text = (folder / name).read_text()
             for old, new in replacements:
                 assert text.count(old) == 1, old
                 text = text.replace(old, new)
             (folder / name).write_text(text)
-        for path in REPO.glob('*.py'):  # import the edited modules; the others are restored after the test
-            if path.stem != 'configurator':  # its InputError is the one that `script` expects
-                monkeypatch.setitem(sys.modules, path.stem, None)
-                del sys.modules[path.stem]
+        forget_modules(monkeypatch)
         monkeypatch.syspath_prepend(folder)
 
         def run(out_dir, *flags, script='train.py'):
@@ -112,7 +108,7 @@ def test_a_term_of_the_loss_counts_also_where_memory_is_small(edited, tmp_path):
     run = edited({'model.py': [('        return logits, loss\n\n    def attention_mask',
                                 '        return logits, loss + x.square().mean()\n\n    def attention_mask')]})
     run('a')
-    run = edited({'processes.py': [('    bytes_per_logit = 4 if', '    memory = 2**10\n    bytes_per_logit = 4 if')]})
+    run = edited({'flatgpt/processes.py': [('    bytes_per_logit = 4 if', '    memory = 2**10\n    bytes_per_logit = 4 if')]})
     assert run('b').globals['model'].loss_chunk_size > 0
     losses = [[float(row[1]) for row in losses_of(tmp_path / name)] for name in 'ab']
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and losses[0][0] > 3.5

@@ -6,11 +6,10 @@ from conftest import TEXT, char_dataset, run_processes
 from test_benchmarks import write_tasks
 from test_evaluation import PLAIN, save_model, small_model
 
-import benchmarks
-import evaluation
-from checkpoint import load
-from files import read_json
-from dataset import Dataset
+from flatgpt import benchmarks, evaluation
+from flatgpt.checkpoint import load
+from flatgpt.dataset import Dataset
+from flatgpt.files import read_json
 
 ASCII = ''.join(map(chr, range(32, 127))) + '\n' + TEXT[:5000]  # all characters that the tasks have
 

@@ -10,10 +10,10 @@ import torch
 from conftest import TEXT, char_dataset
 from torch.nn import functional as F
 
-import evaluation
-from dataset import Dataset
+from flatgpt import evaluation
+from flatgpt.dataset import Dataset
+from flatgpt.processes import warm_up
 from model import GPT, GPTConfig
-from processes import warm_up
 
 PLAIN = contextlib.nullcontext()  # no autocast
 

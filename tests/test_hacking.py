@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import REPO, TINY, assert_same_run, load_checkpoint, losses_of, read_log, run_script
+from conftest import REPO, TINY, assert_same_run, copy_code, load_checkpoint, losses_of, read_log, run_script
 
 PAGE = (REPO / 'docs' / 'hacking.md').read_text()
 SECTIONS = re.findall(r'^## \d+\. (.*?)\n(.*?)```diff\n(.*?)^```', PAGE, re.M | re.S)
@@ -41,8 +41,7 @@ def plain_run(data_dir, tmp_path_factory):
 @pytest.mark.parametrize('title, text, diff', SECTIONS, ids=[title for title, _, _ in SECTIONS])
 def test_a_diff_applies_and_its_run_resumes_to_the_bit_and_samples(
         data_dir, plain_run, tmp_path, title, text, diff):
-    for path in REPO.glob('*.py'):
-        shutil.copy(path, tmp_path)
+    copy_code(tmp_path)
     subprocess.run(['git', 'init', '-q', tmp_path], check=True)
     applied = subprocess.run(['git', 'apply', '--recount', '-'], cwd=tmp_path, input=diff, text=True,
                              capture_output=True)

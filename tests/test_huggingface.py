@@ -10,12 +10,11 @@ import torch
 from conftest import TINY, assert_equal, data_file
 from test_evaluation import save_model
 
-import checkpoint
-import huggingface
+from flatgpt import checkpoint, huggingface
+from flatgpt.conversations import ROLE_TOKENS, chat_format, with_chat_tokens
+from flatgpt.tokenizer import learn_bpe, make_tokenizer, same_tokenizer
 import model
-from conversations import ROLE_TOKENS, chat_format, with_chat_tokens
 from model import GPT, GPTConfig
-from tokenizer import learn_bpe, make_tokenizer, same_tokenizer
 
 transformers = pytest.importorskip('transformers')
 huggingface_hub = pytest.importorskip('huggingface_hub')

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import REPO, TEXT, TINY, assert_same_run, char_dataset, load_checkpoint, losses_of
 
-import benchmarks
 import configurator
+from flatgpt import benchmarks
 import model
 
 

@@ -28,8 +28,7 @@ def run_cells(folder):
         if words[:2] == ['git', 'clone']:  # with changes that are not committed
             copy = folder / words[-1]
             shutil.copytree(REPO / 'config', copy / 'config')
-            for path in REPO.glob('*.py'):
-                shutil.copy(path, copy)
+            copy_code(copy)
         elif words[0] == 'python' and words[1:] == ['prepare.py', 'shakespeare_char']:
             char_dataset('data', 'shakespeare_char')
         elif words[0] == 'python':

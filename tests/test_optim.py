@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import assert_equal
 
-from checkpoint import load_optimizer
 from configurator import InputError
+from flatgpt.checkpoint import load_optimizer
 from model import GPT, GPTConfig
 from optim import MuonAdamW, create_optimizer
 

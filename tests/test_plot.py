@@ -5,7 +5,7 @@ import csv
 import pytest
 from conftest import REPO, TINY, read_log
 
-import files
+from flatgpt import files
 import plot
 
 

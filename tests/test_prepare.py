@@ -17,9 +17,9 @@ import pytest
 from conftest import REPO, TEXT, data_file
 
 from configurator import InputError
-from dataset import Dataset
+from flatgpt.dataset import Dataset
+from flatgpt.tokenizer import learn_bpe
 from prepare import gather_chunks, read_documents
-from tokenizer import learn_bpe
 
 
 @pytest.fixture

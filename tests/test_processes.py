@@ -102,7 +102,7 @@ def test_a_sharded_model_is_sampled_through_fsdps_hooks_also_after_an_evaluation
     # on a GPU, they and what they send must not be captured
     edit("import os\n"
          "if os.environ.get('RANK') == '0':\n"
-         "    import sampling\n"
+         "    from flatgpt import sampling\n"
          "    init = sampling.Sampler.__init__\n"
          "    def printing_init(self, model, *args, **options):\n"
          "        init(self, model, *args, **options)\n"
@@ -116,7 +116,8 @@ def test_a_sharded_model_is_sampled_through_fsdps_hooks_also_after_an_evaluation
 def test_a_compiler_that_fails_in_one_process_is_used_in_none(data_dir, tmp_path, edit, two):
     edit("import os\n"
          "if 'RANK' in os.environ:\n"
-         "    import torch, processes\n"
+         "    import torch\n"
+         "    from flatgpt import processes\n"
          "    processes.choose_compile = lambda compile, device: True\n"
          "    def backend(graph, inputs):\n"
          "        assert os.environ['RANK'] == '0', 'no compiler'\n"
@@ -133,7 +134,7 @@ def test_torchrun_restarts_a_killed_process_and_the_run_ends_with_the_same_bits(
     # the second process kills itself in the fifth iteration of the first attempt
     edit("import os\n"
          "if os.environ.get('RANK') == '1' and os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0':\n"
-         "    import dataset\n"
+         "    from flatgpt import dataset\n"
          "    batch = dataset.Tokens.batch\n"
          "    def dying_batch(self, seed, numbers, block_size):\n"
          "        if numbers[0] >= 4 * 4 * 4:\n"

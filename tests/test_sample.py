@@ -11,7 +11,7 @@ import torch
 from conftest import REPO, TEXT
 from test_evaluation import learn, save_model, small_model
 
-from tokenizer import make_tokenizer
+from flatgpt.tokenizer import make_tokenizer
 
 DASHES = '\n---------------\n'
 CHARS = ''.join(sorted(set(TEXT)))

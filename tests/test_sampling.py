@@ -10,10 +10,10 @@ import torch
 from test_model import lively, random_ids
 from torch.nn import functional as F
 
+from flatgpt import sampling
+from flatgpt.sampling import Sampler, generate_text, sample_next
+from flatgpt.tokenizer import make_tokenizer
 from model import GPT, PRESETS, GPTConfig
-import sampling
-from sampling import Sampler, generate_text, sample_next
-from tokenizer import make_tokenizer
 
 
 @pytest.fixture(params=[False, True])

@@ -10,8 +10,8 @@ import pytest
 from conftest import TEXT, data_file
 
 from configurator import InputError
-from huggingface import tokenizer_state
-from tokenizer import (
+from flatgpt.huggingface import tokenizer_state
+from flatgpt.tokenizer import (
     GPT2_STATE, KINDS, learn_bpe, make_tokenizer, read_tokenizer_files, same_tokenizer, token_bytes,
     write_tokenizer_files)
 

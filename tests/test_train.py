@@ -14,14 +14,11 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from conftest import (
-    REPO, TEXT, TINY, assert_close_run, assert_same_run, assert_same_weights, char_dataset, load_checkpoint,
-    losses_of, read_log)
+    REPO, TEXT, TINY, assert_close_run, assert_same_run, assert_same_weights, char_dataset, forget_modules,
+    load_checkpoint, losses_of, read_log)
 
-import benchmarks
 import configurator
-import files
-import processes
-import sampling
+from flatgpt import benchmarks, files, processes, sampling
 
 
 @pytest.fixture(scope='module')
@@ -306,9 +303,7 @@ def test_a_platform_that_sets_world_size_alone_changes_no_number(
 
 def test_nothing_is_needed_that_windows_or_a_torch_without_distributed_lacks(
         works, train, tmp_path, out, monkeypatch):
-    for path in REPO.glob('*.py'):
-        monkeypatch.setitem(sys.modules, path.stem, None)  # restored after the test
-        del sys.modules[path.stem]  # imported again
+    forget_modules(monkeypatch)
     for name in ('fcntl', 'resource', 'torch.distributed.device_mesh', 'torch.distributed.fsdp'):
         monkeypatch.setitem(sys.modules, name, None)
     for name in ('SIGHUP', 'SIGPIPE', 'SIGUSR1'):

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from configurator import InputError
-from files import check_not_lfs_pointer, first_line, read_json
-from model import NANOGPT
-from tokenizer import (
+from flatgpt.files import check_not_lfs_pointer, first_line, read_json
+from flatgpt.tokenizer import (
     ASSISTANT_END, GPT2_STATE, PATTERN, Tokenizer, bytes_to_unicode, import_package, package_errors,
     pre_tokenizer_of, without_surrogates)
+from model import NANOGPT
 
 # -----------------------------------------------------------------------------
 # names: ours, theirs

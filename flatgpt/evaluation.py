@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from configurator import process_ranks
-from processes import all_reduce_sum, to_device
+from flatgpt.processes import all_reduce_sum, to_device
 
 
 @torch.no_grad()

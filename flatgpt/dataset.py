@@ -30,11 +30,11 @@ import shlex
 import numpy as np
 
 from configurator import InputError
-from files import first_line
-from tokenizer import GPT2_STATE, check_vocab_size, make_tokenizer, read_tokenizer_files, token_bytes
+from flatgpt.files import first_line
+from flatgpt.tokenizer import GPT2_STATE, check_vocab_size, make_tokenizer, read_tokenizer_files, token_bytes
 
 
-DATA_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
+DATA_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'data')
 MAKE_AGAIN = "Run its prepare.py command again with --overwrite."
 
 
@@ -69,7 +69,7 @@ class Dataset:
         self.vocab_size = padded_vocab_size(self.meta['vocab_size'], self.tokenizer_state)
         kind = Tokens
         if 'chat' in self.meta:
-            from conversations import Conversations
+            from flatgpt.conversations import Conversations
             kind = Conversations
         self.splits = {}
         self.fingerprint = {'name': name}

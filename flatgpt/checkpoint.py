@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from configurator import INVALID, InputError, fit_value, print0, process_ranks
-from dataset import folder_of, padded_vocab_size, read_meta
-from files import check_not_lfs_pointer, first_line, read_rows, replacing, write_rows
+from flatgpt.dataset import folder_of, padded_vocab_size, read_meta
+from flatgpt.files import check_not_lfs_pointer, first_line, read_rows, replacing, write_rows
+from flatgpt.processes import broadcast, innermost
+from flatgpt.tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
 from model import GPT, NANOGPT, GPTConfig
 from optim import MuonAdamW
-from processes import broadcast, innermost
-from tokenizer import make_tokenizer, read_tokenizer_files, same_tokenizer
 
 LINKS = ['ckpt.pt', 'ckpt_best.pt']
 MODEL_FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
@@ -75,7 +75,7 @@ def find(source):
     for path in [source, os.path.join(source, 'ckpt.pt'), newest(source)]:
         if path and os.path.isfile(path):
             return path
-    import huggingface
+    from flatgpt import huggingface
     if os.path.exists(os.path.join(source, 'config.json')) or huggingface.is_hub_name(source):
         return source
     raise InputError(f"no checkpoint found: {source}. Name a run's folder, a checkpoint, or a Hugging Face "
@@ -174,7 +174,7 @@ def read(path, verify=True, strict=True):
         if os.path.isfile(path):
             content = unpack(path, verify)
         else:
-            import huggingface
+            from flatgpt import huggingface
             content = huggingface.read(path)
         ckpt = {**content, **checked_fields(content), 'path': path}
         if not isinstance(ckpt['given'], dict):  # nanoGPT's; dtype and compile depend on the machine

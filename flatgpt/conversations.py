@@ -23,8 +23,8 @@ import os
 import numpy as np
 
 from configurator import InputError
-from dataset import MAKE_AGAIN, ORDER, Tokens, hash64, shuffled
-from tokenizer import ASSISTANT_END, make_tokenizer, without_surrogates
+from flatgpt.dataset import MAKE_AGAIN, ORDER, Tokens, hash64, shuffled
+from flatgpt.tokenizer import ASSISTANT_END, make_tokenizer, without_surrogates
 
 
 # -----------------------------------------------------------------------------

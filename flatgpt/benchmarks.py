@@ -34,11 +34,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import InputError, print0, process_ranks
-from dataset import DATA_DIR
-from evaluation import share_of_range
-from files import first_line
-from processes import all_reduce_sum
-from sampling import without_cudnn_attention
+from flatgpt.dataset import DATA_DIR
+from flatgpt.evaluation import share_of_range
+from flatgpt.files import first_line
+from flatgpt.processes import all_reduce_sum
+from flatgpt.sampling import without_cudnn_attention
 
 # -----------------------------------------------------------------------------
 # reading

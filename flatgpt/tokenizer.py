@@ -28,7 +28,7 @@ import reprlib
 import numpy as np
 
 from configurator import InputError
-from files import first_line, write_whole
+from flatgpt.files import first_line, write_whole
 
 
 END_OF_TEXT = '<|endoftext|>'
@@ -317,7 +317,7 @@ def make_tokenizer(state):
                         "Use char, byte, bpe:8192, a tokenizer.json, or an encoding of tiktoken's, such as "
                         "gpt2, which is downloaded once (docs/data.md)."):
         if state['kind'] == 'hf':
-            from huggingface import HFTokenizer  # here, as most datasets do not need it
+            from flatgpt.huggingface import HFTokenizer  # here, as most datasets do not need it
             return HFTokenizer(state)
         return KINDS[state['kind']](state)
 

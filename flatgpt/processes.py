@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 
 from configurator import InputError, launched_by_torchrun, print0, process_ranks
-from files import commit, first_line
+from flatgpt.files import commit, first_line
 
 if torch.__version__ < '2.11.0a0':  # a TorchVersion, which compares numbers
     raise InputError(f"torch {torch.__version__} is too old. Install 2.11 or newer: "

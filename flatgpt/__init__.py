@@ -1,0 +1,1 @@
+"""What the scripts import. From top to bottom, see AGENTS.md."""
