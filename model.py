@@ -494,7 +494,7 @@ class GPT(nn.Module):
         return losses.sum() / (targets >= 0).sum().clamp(min=1)
 
     def cross_entropy(self, logits, targets, reduction):
-        """Return the loss of logits (..., V), of N positions in total, and targets (N). Edit the loss here."""
+        """Return the loss of logits (..., V), of N positions in total, and targets (N). Edit it here."""
         # float32 whatever autocast says: bfloat16 would round the loss to three digits
         flat = logits.float().view(-1, logits.size(-1))  # (N, V)
         return F.cross_entropy(flat, targets, ignore_index=-1, reduction=reduction)

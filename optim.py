@@ -186,8 +186,8 @@ def orthogonalize(updates, p, dtype):
 
 
 def orthogonalize_in_shares(matrices, dtype):
-    """Return the orthogonalized `matrices`, (n, ..., rows, columns), of a list that is the same in all processes.
-    Each process works on its share and sends the results to all."""
+    """Return the orthogonalized `matrices`, (n, ..., rows, columns), of a list that is the same in all
+    processes. Each process works on its share and sends the results to all."""
     n_own = math.ceil(len(matrices) / n_processes())
     if n_own == len(matrices):
         return zeropower_via_newtonschulz(torch.stack(matrices).to(dtype))

@@ -12,7 +12,8 @@ import os
 import textwrap
 
 from configurator import InputError, configure, print0
-from flatgpt.files import format_count, format_duration, read_json, read_rows, run_flags, script_path, write_whole
+from flatgpt.files import (
+    format_count, format_duration, read_json, read_rows, run_flags, script_path, write_whole)
 
 # -----------------------------------------------------------------------------
 runs = ['out']  # folders of runs; words without --

@@ -276,7 +276,7 @@ def get_batch(it, micro_step):
 
 
 def seed_everything(number):
-    """Seed the generators of Python, numpy and torch on all devices, for this project's draws and for yours."""
+    """Seed the generators of Python, numpy and torch, for what this project draws and for what you add."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
@@ -467,8 +467,8 @@ def wall_seconds():
 
 
 def run_state(it):
-    """Return what a checkpoint contains: nanoGPT's six keys, and what an exact resume and an offline sample.py
-    need. Numbers, texts, lists, dicts and tensors can be read again; numpy's become these."""
+    """Return what a checkpoint contains: nanoGPT's six keys, and what an exact resume and an offline
+    sample.py need. Numbers, texts, lists, dicts and tensors can be read again."""
     return checkpoint.plain({
         'model': model.state_dict(keep_vars=True),  # keep_vars: a tied matrix is recognized, and saved once
         'optimizer': optimizer.state_dict(),
@@ -745,11 +745,10 @@ for it in itertools.count(start_iter):
         loss = loss / divisor
         scaler.scale(loss).backward()
         loss_sum += loss.detach()
-
     n_new_samples = batch_size * grad_accum_steps * ddp_world_size
 
-    # the update
-    seed_everything(hash_seed(seed, UPDATE, it))  # draws are equal in all processes, so their models stay equal
+    # the update; what it draws is equal in all processes, so that their models stay equal
+    seed_everything(hash_seed(seed, UPDATE, it))
     lr = get_lr(it)
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_scale']

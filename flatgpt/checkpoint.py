@@ -46,15 +46,21 @@ def numbered(out_dir):
 
 
 def candidates(out_dir):
-    """Return the paths of a run's checkpoints in the order in which a resume tries them: the one with the
-    highest iteration first, whatever its name. ckpt.pt may be nanoGPT's, or a newer one from elsewhere."""
+    """Return the paths of a run's checkpoints in the order in which a resume tries them.
+
+    The one with the highest iteration is first, whatever its name: ckpt.pt may be nanoGPT's, or a newer one
+    from elsewhere. Links that are damaged are last.
+    """
     paths = numbered(out_dir)[::-1]
     for name in LINKS:
         path = os.path.join(out_dir, name)
         if os.path.exists(path) and not any(os.path.samefile(path, other) for other in paths):
             paths.append(path)
-    iterations = {path: iteration_of(path) for path in paths}
-    return sorted(paths, key=lambda path: iterations[path] if iterations[path] < math.inf else -1, reverse=True)
+    iterations = {}
+    for path in paths:
+        it = iteration_of(path)
+        iterations[path] = -1 if it == math.inf else it
+    return sorted(paths, key=iterations.get, reverse=True)
 
 
 def newest(out_dir):
@@ -246,8 +252,7 @@ def empty_model(config):
     """Return a GPT on the meta device: its weights have shapes but no values, so it is made quickly."""
     with torch.device('meta'):
         model = GPT(config)
-    # Tensors that no checkpoint contains, such as a mask that an edit has added, need their values. model.py's
-    # own are computed on the CPU in any case
+    # tensors that no checkpoint contains, such as a mask that an edit has added, need their values
     others = list(model.buffers())
     for module in model.modules():
         others += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
@@ -275,10 +280,12 @@ def fit_weights(ckpt, strict):
     weights = ckpt['model']
     ckpt['model_args'] = complete_args(ckpt['model_args'], weights)
     config = GPTConfig(**ckpt['model_args'])
-    if config.n_layer > len(weights) or config.block_size > MAX_BLOCK_SIZE:  # it would take forever, or all memory
+    # to build this network would take forever, or all memory
+    if config.n_layer > len(weights) or config.block_size > MAX_BLOCK_SIZE:
         raise InputError(f"{path} has fewer weights than layers ({config.n_layer}), or a block_size above "
                          f"{MAX_BLOCK_SIZE} ({config.block_size}). Use another checkpoint.")
-    network = empty_model(config).state_dict(keep_vars=True)  # a shared tensor is one object with several names
+    # keep_vars: a tensor that the network shares is one object with several names
+    network = empty_model(config).state_dict(keep_vars=True)
 
     # a name is changed or dropped only if the network does not have it
     fitted = {}
@@ -296,15 +303,16 @@ def fit_weights(ckpt, strict):
         if first_name in fitted:
             shared = fitted.setdefault(name, fitted[first_name])  # transformers saves a tied head once
             if shared is not fitted[first_name] and not torch.equal(shared, fitted[first_name]):
-                raise InputError(f"{path} does not match model.py: {first_name!r} and {name!r} are the same "
-                                 "parameter in model.py, but not in the file. Use the code that it was trained "
+                raise InputError(f"{path} does not match model.py: {first_name!r} and {name!r} are one "
+                                 "parameter there, but differ in the file. Use the code that it was trained "
                                  "with.")
     missing = [name for name in network if name not in fitted]
     if missing or unused:
         difference = f"missing in the file: {listing(missing)}; missing in model.py: {listing(unused)}"
         if strict:
-            raise InputError(f"{path} does not match model.py. {difference}. Use the code that it was trained "
-                             f"with, or start a new run from what matches: train.py --init_from={path}.")
+            raise InputError(f"{path} does not match model.py. {difference}. Use the code that it was "
+                             "trained with, or start a new run from what matches: train.py "
+                             f"--init_from={path}.")
         print0(f"note: what matches model.py is used of {path}. {difference}")
     for name, p in fitted.items():
         if p.shape != network[name].shape:
@@ -312,8 +320,8 @@ def fit_weights(ckpt, strict):
                              f"file, {tuple(network[name].shape)} in model.py. Use the code that it was "
                              "trained with.")
         if p.numel() * p.element_size() > p.untyped_storage().nbytes():
-            raise InputError(f"{path} is damaged: {name!r} has fewer numbers than its shape says. Use another "
-                             "checkpoint.")
+            raise InputError(f"{path} is damaged: {name!r} has fewer numbers than its shape says. Use "
+                             "another checkpoint.")
         # not a buffer, such as a mask with minus infinity
         if isinstance(network[name], torch.nn.Parameter) and not torch.isfinite(p).all():
             raise InputError(f"{path} has a weight that is not finite: {name!r}. Use an earlier checkpoint.")
@@ -554,8 +562,8 @@ def best_so_far(ckpt, evaluation, out_dir):
     has_best = broadcast(iteration_of(os.path.join(out_dir, 'ckpt_best.pt'))) == ckpt['best_iter']
     if math.isinf(before) or (has_best and ckpt['evaluation'] == evaluation):
         return before, ckpt['best_iter']
-    print0("note: the best validation loss so far is discarded: its checkpoint is gone, or it was measured on "
-           "other sequences")
+    print0("note: the best validation loss so far is discarded: its checkpoint is gone, or it was measured "
+           "on other sequences")
     return math.inf, None
 
 
@@ -571,9 +579,9 @@ def load_optimizer(optimizer, ckpt):
     except InputError:
         raise
     except Exception as e:  # a file may contain anything
-        raise InputError(f"the optimizer's state in {ckpt['path']} does not match {type(optimizer).__name__}, "
-                         f"or is damaged ({type(e).__name__}: {first_line(e)}). Start a new run from the "
-                         f"weights: --init_from={ckpt['path']}.") from e
+        raise InputError(f"the optimizer's state in {ckpt['path']} does not match this optimizer, or is "
+                         f"damaged ({type(e).__name__}: {first_line(e)}). Start a new run from the weights: "
+                         f"--init_from={ckpt['path']}.") from e
 
 
 def restore_state(optimizer, ckpt):
@@ -633,8 +641,8 @@ def is_usable(optimizer, group, p, values):
         expected = () if key == 'step' else p.shape
         shape = torch.as_tensor(value).shape
         if shape != expected:
-            raise InputError(f"the optimizer's {key!r} has shape {tuple(shape)}, not {tuple(expected)}. Start a "
-                             "new run from the weights.")
+            raise InputError(f"the optimizer's {key!r} has shape {tuple(shape)}, not {tuple(expected)}. "
+                             "Start a new run from the weights.")
     return True
 
 
@@ -647,7 +655,7 @@ def names_of(groups):
 
 
 def on_shards(p, value):
-    """Return a copy of `value`, which may be a mapped file; sharded like the parameter p if FSDP shards it."""
+    """Return a copy of `value`, which may be mapped from a file; sharded as FSDP shards the parameter p."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     if not hasattr(p, 'to_local') or value.shape != p.shape:
@@ -727,8 +735,8 @@ def check_readable(state):
         except Exception as e:  # such as a function, which cannot be saved at all
             reason = first_line(e)
         if reason:
-            raise InputError(f"a checkpoint cannot contain {name!r} as it is: {reason}. Store numbers, texts, "
-                             "lists, dicts and tensors only.")
+            raise InputError(f"a checkpoint cannot contain {name!r} as it is: {reason}. Store numbers, "
+                             "texts, lists, dicts and tensors only.")
 
 
 def save(out_dir, state, best, only_best, keep):

@@ -218,9 +218,9 @@ class Sampler:
         # without autocast's cache of weights, which would be freed before the graph reads it
         precision = torch.autocast('cuda', torch.get_autocast_dtype('cuda'), cache_enabled=False,
                                    enabled=torch.is_autocast_enabled('cuda'))
-        # A stream that no other Sampler uses now, as the end of a graph frees the workspaces that other graphs of
-        # the same stream use (https://github.com/pytorch/pytorch/issues/193402); but not always a new one, as
-        # each keeps a workspace
+        # a stream that no other Sampler uses now, as the end of a graph frees workspaces that other graphs of
+        # the stream use (https://github.com/pytorch/pytorch/issues/193402); not always a new one, as each
+        # keeps a workspace
         free_streams = FREE_STREAMS.setdefault(self.ids.device, [])
         stream = free_streams.pop() if free_streams else torch.cuda.Stream(self.ids.device)
         weakref.finalize(self, free_streams.append, stream)

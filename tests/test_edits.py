@@ -86,7 +86,8 @@ def test_what_the_network_shares_stays_shared(edited, tmp_path, change):
 
 
 HEAD = ('        # not saved in checkpoints; on the CPU',
-        '        self.value_head = nn.Linear(config.n_embd, 1)\n        # not saved in checkpoints; on the CPU')
+        '        self.value_head = nn.Linear(config.n_embd, 1)\n'
+        '        # not saved in checkpoints; on the CPU')
 
 
 def test_weights_start_a_run_of_a_network_with_more_or_fewer_parts_but_do_not_resume_it(
@@ -96,8 +97,8 @@ def test_weights_start_a_run_of_a_network_with_more_or_fewer_parts_but_do_not_re
     run = edited({'model.py': [HEAD]})
     assert 'value_head' in run('more', f"--init_from={tmp_path / 'base'}", '--eval_only').out
     more = run('more', f"--init_from={tmp_path / 'base'}")
-    base_loss = re.search('^step 0: (.*)', run('x', f"--init_from={tmp_path / 'base'}", '--eval_only').out, re.M)
-    assert base_loss[1] in more.out
+    base = run('x', f"--init_from={tmp_path / 'base'}", '--eval_only')
+    assert re.search('^step 0: .*', base.out, re.M)[0] in more.out
     assert script(run.folder / 'train.py', f"--out_dir={tmp_path / 'base'}", '--init_from=resume').status == 2
     run = edited({'model.py': [HEAD[::-1]]})  # taken out again
     run('fewer', f"--init_from={tmp_path / 'more'}")
@@ -105,10 +106,11 @@ def test_weights_start_a_run_of_a_network_with_more_or_fewer_parts_but_do_not_re
 
 
 def test_a_term_of_the_loss_counts_also_where_memory_is_small(edited, tmp_path):
-    run = edited({'model.py': [('        return logits, loss\n\n    def attention_mask',
-                                '        return logits, loss + x.square().mean()\n\n    def attention_mask')]})
+    run = edited({'model.py': [('        return logits, loss\n\n    def att',
+                                '        return logits, loss + x.square().mean()\n\n    def att')]})
     run('a')
-    run = edited({'flatgpt/processes.py': [('    bytes_per_logit = 4 if', '    memory = 2**10\n    bytes_per_logit = 4 if')]})
+    run = edited({'flatgpt/processes.py': [('    bytes_per_logit = 4',
+                                            '    memory = 2**10\n    bytes_per_logit = 4')]})
     assert run('b').globals['model'].loss_chunk_size > 0
     losses = [[float(row[1]) for row in losses_of(tmp_path / name)] for name in 'ab']
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and losses[0][0] > 3.5
@@ -118,14 +120,15 @@ def test_a_term_of_the_loss_counts_also_where_memory_is_small(edited, tmp_path):
 # random numbers
 
 
+READ = '    x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)\n'
 DRAWS = {
     'dropout of attention': ('model.activation_checkpointing = activation_checkpointing\n',
                              'model.activation_checkpointing = activation_checkpointing\n'
                              'for block in model.transformer.h:\n    block.attn.dropout = 0.3\n'),
-    'batches by torch': ('    x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)\n',
+    'batches by torch': (READ,
                          '    starts = torch.randint(data.train.n - block_size, (batch_size,)).numpy()\n'
                          '    x, y, doc_ids = data.train.read_sequences(starts, block_size)\n'),
-    'batches by numpy': ('    x, y, doc_ids = data.train.batch(seed, range(first, first + batch_size), block_size)\n',
+    'batches by numpy': (READ,
                          '    starts = np.random.randint(data.train.n - block_size, size=batch_size)\n'
                          '    x, y, doc_ids = data.train.read_sequences(starts, block_size)\n'),
     'noise': ('    scaler.step(optimizer)\n',
@@ -177,7 +180,8 @@ def test_a_batch_that_grows_or_shrinks_reads_each_sample_once(edited, tmp_path, 
 
 
 def stored(value):
-    return "        'wandb_run_id': wandb_run_id,\n", f"        'wandb_run_id': wandb_run_id,\n        'mine': {value},\n"
+    last = "        'wandb_run_id': wandb_run_id,\n"
+    return last, f"{last}        'mine': {value},\n"
 
 
 def test_numpy_values_in_a_checkpoint_become_tensors_and_numbers(edited, tmp_path):
@@ -189,7 +193,8 @@ def test_numpy_values_in_a_checkpoint_become_tensors_and_numbers(edited, tmp_pat
 
 
 @pytest.mark.parametrize('value', ["__import__('pathlib').Path('a')", 'lambda: 0', '[{1: data}]'])
-def test_a_value_that_could_not_be_read_ends_the_start_and_is_named(edited, script, tmp_path, data_dir, value):
+def test_a_value_that_could_not_be_read_ends_the_start_and_is_named(
+        edited, script, tmp_path, data_dir, value):
     run = edited({'train.py': [stored(value)]})
     result = script(run.folder / 'train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}',
                     f"--out_dir={tmp_path / 'out'}")

@@ -146,7 +146,8 @@ def test_moments_that_do_not_fit_are_refused(name, value):
         load_optimizer(optimizer, {'path': 'x', 'optimizer': state, 'optimizer_class': 'MuonAdamW'})
 
 
-@pytest.mark.parametrize('state', [{'state': 5, 'param_groups': [{'params': [0]}]}, {'param_groups': [3]}, {'state': {}}])
+@pytest.mark.parametrize('state', [
+    {'state': 5, 'param_groups': [{'params': [0]}]}, {'param_groups': [3]}, {'state': {}}])
 def test_a_damaged_state_is_one_error(state):
     net = small('llama')
     with pytest.raises(InputError):
