@@ -138,17 +138,39 @@ def zeropower_via_newtonschulz(G, steps=5):
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.size(-2) > G.size(-1)
-    X = G.flatten(0, -3)  # (n, rows, columns)
+    X = G.flatten(0, -3)
     if tall:
-        X = X.mT
+        X = X.mT  # (n, rows, columns) with rows <= columns
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
-    for _ in range(steps):
-        A = X @ X.mT
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A A
-        X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
+    if X.device.type == 'cpu' and X.dtype == torch.float32 and X.size(-1) >= 2 * X.size(-2):
+        X = newtonschulz_polynomial(X @ X.mT, steps, a, b, c) @ X
+    else:
+        for _ in range(steps):
+            A = X @ X.mT
+            B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A A
+            X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
     if tall:
         X = X.mT
     return X.reshape(G.shape)
+
+
+def newtonschulz_polynomial(A, steps, a, b, c):
+    """
+    Return the matrix by which the iteration multiplies X, from A = X X^T (n, rows, rows).
+
+    A step multiplies X by P = a I + b A + c A A, and thereby A by P P. So the whole iteration can run on square
+    matrices: if X is 4 times as wide as high, as in an MLP, it takes 50 instead of 90 rows^3 FLOPs; if X is
+    square, 38 instead of 30. It needs float32. The eigenvalues of A are squares, but rounding can make small
+    ones negative, and a step multiplies these by up to a^2: harmless for -1e-7, in bfloat16 they diverge.
+    """
+    product = None
+    for step in range(steps):
+        P = torch.baddbmm(A, A, A, beta=b, alpha=c)
+        P.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = P if product is None else P @ product
+        if step < steps - 1:
+            A = A @ (P @ P)
+    return product
 
 
 # -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from conftest import assert_equal
 from configurator import InputError
 from flatgpt.checkpoint import load_optimizer
 from model import GPT, GPTConfig
-from optim import MuonAdamW, create_optimizer
+from optim import MuonAdamW, create_optimizer, zeropower_via_newtonschulz
 
 OPTIONS = dict(learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
 
@@ -54,6 +54,25 @@ def test_muon_is_torchs_muon_on_the_matrices_of_the_blocks_and_adamw_on_the_rest
         tolerance = 0.03 if name.startswith('transformer.h.') else 1e-4  # torch's Muon computes in bfloat16
         assert moved > 0.003, name
         assert (p - q).abs().max().item() < tolerance * moved, name
+
+
+def newtonschulz_of_torch(G, steps=5):
+    """Return the result of torch.optim.Muon's iteration for a wide matrix, in its own dtype."""
+    X = G / G.norm()
+    for _ in range(steps):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    return X
+
+
+@pytest.mark.parametrize('rank', [48, 2])
+def test_the_newton_schulz_iteration_on_the_small_square_is_the_iteration(rank):
+    torch.manual_seed(0)
+    G = torch.randn(2, 48, rank) @ torch.randn(2, rank, 192)
+    G += 1e-4 * torch.randn(2, 48, 192)  # small singular values, of which the square has the squares
+    expected = torch.stack([newtonschulz_of_torch(matrix) for matrix in G.double()])
+    for orthogonal in (zeropower_via_newtonschulz(G), zeropower_via_newtonschulz(G.mT).mT):
+        assert (orthogonal - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
 def test_a_gradscaler_skips_updates_that_are_not_finite_and_no_others():
