@@ -1,5 +1,5 @@
-"""A complete training run: train.py without what makes it fast, exact and safe. The model learns to
-write the text of model.py.
+"""The first of three scripts that train a GPT; it learns to write the text of model.py. It leaves the rest,
+such as checkpoints, to docs/middle_loop.py and train.py.
 
     $ python docs/minimal_loop.py
 """
