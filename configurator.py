@@ -1,5 +1,5 @@
 """
-The knobs at the top of a script, set by config files and by --key=value. This file needs no other.
+Set the knobs at the top of a script by config files and --key=value.
 
     $ python train.py config/train_gpt2.py --batch_size=32 --compile=False     # all knobs: --help
 
@@ -10,7 +10,8 @@ over config files, wherever they stand; of two files the later one wins. A confi
 executed: run only what you would run as a program. It sees the flags, so `n_head = n_embd // 64` agrees with
 --n_embd.
 
-`exec(open('configurator.py').read())` in place of that call works as in nanoGPT.
+`exec(open('configurator.py').read())` in place of that call works as in nanoGPT. This file needs no
+other.
 """
 
 import ast

@@ -1,13 +1,13 @@
 """
-Evaluate a model: loss, perplexity and bits per byte of a text, a sample, and accuracy on benchmarks. The
-results are written to eval_ITERATION.json in the folder of the run; an earlier file of that name is replaced.
+Evaluate a model: the loss of a text, a sample, and accuracy on benchmarks.
 
     $ python eval.py out-quickstart
     $ python eval.py --init_from=gpt2 --dataset=openwebtext --tasks=hellaswag
     $ torchrun --standalone --nproc_per_node=8 eval.py out --tasks=hellaswag,core --max_per_task=500
 
 The loss is in nats per token and depends on the tokenizer. Use bits per byte to compare models with different
-tokenizers.
+tokenizers. The results are written to eval_ITERATION.json in the folder of the run; an earlier file of that
+name is replaced.
 """
 
 from configurator import InputError, configure, launched_by_torchrun, print0, process_ranks

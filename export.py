@@ -1,5 +1,5 @@
 """
-Write a checkpoint as a Hugging Face folder, for transformers and other programs that read its format.
+Write a checkpoint as a Hugging Face folder, which transformers and other programs read.
 
     $ pip install safetensors huggingface_hub tokenizers
     $ python export.py out --to=out-hf

@@ -1,8 +1,9 @@
 """
-The model: GPTConfig and GPT. With arch='gpt2', its parameter names, initial weights and outputs are those of
-nanoGPT. From top to bottom: settings, positions, attention, the block, the GPT with its loss.
-flatgpt/sampling.py generates faster, with a KV cache. This file can be copied alone: only from_pretrained()
-imports other files.
+The model: its settings, GPTConfig, and the network, GPT.
+
+With arch='gpt2', its parameter names, initial weights and outputs are those of nanoGPT. From top to bottom:
+settings, positions, attention, the block, the GPT with its loss. flatgpt/sampling.py generates faster, with a
+KV cache. This file works when it is copied alone: only from_pretrained() imports other files.
 
 Letters for shapes: B batch, T positions, C channels (n_embd), H heads, K key/value heads (n_kv_head), D
 channels of a head (C = H * D), S positions of the keys, V vocabulary.

@@ -1,7 +1,9 @@
 """
-The optimizer: AdamW for all parameters, as in nanoGPT; or Muon for the matrices inside the blocks and AdamW
-for the rest (embeddings, head, norms, biases). From top to bottom: the parameter groups, the update, the
-Newton-Schulz iteration, how the processes share its work. This file works when it is copied alone.
+The optimizer: AdamW, or Muon for the matrices inside the blocks.
+
+With Muon, AdamW updates the rest: embeddings, head, norms, biases. From top to bottom: the parameter groups,
+the update, the Newton-Schulz iteration, how the processes share its work. This file works when it is copied
+alone.
 """
 
 import math

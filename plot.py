@@ -1,10 +1,11 @@
 """
-Draw the curves of runs from their log.csv, and write the report of a run. Pictures need matplotlib.
+Draw the curves of runs, and write the report of a run.
 
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
 
-train.py calls write_report(), which writes report.md and loss.png into the folder of the run.
+Pictures need matplotlib. train.py calls write_report(), which writes report.md and loss.png into the folder of
+the run.
 """
 
 import math

@@ -1,5 +1,5 @@
 """
-Turn text into a dataset: the folder data/<name>/ with train.bin, val.bin and meta.json, which train.py reads.
+Turn text into a dataset: token ids in the folder data/<name>/, for train.py.
 
     $ python prepare.py                        # the source code of Python's standard library, no download
     $ python prepare.py shakespeare_char       # a built-in dataset, from the table below

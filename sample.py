@@ -1,12 +1,13 @@
 """
-Write text with a trained model. The checkpoint contains all that is needed, including the tokenizer.
+Write text with a trained model.
 
     $ python sample.py out-quickstart
     $ python sample.py --init_from=gpt2 --start='The answer is' --num_samples=3 --max_new_tokens=100
     $ python sample.py out-quickstart --prompts=prompts.txt --temperature=0
     $ python sample.py out-chat --chat
 
-A single sample is printed while it is generated. Ctrl-C ends it and keeps the text so far.
+The checkpoint contains all that is needed, including the tokenizer. A single sample is printed while it is
+generated. Ctrl-C ends it and keeps the text so far.
 """
 
 from configurator import InputError, configure

@@ -1,8 +1,10 @@
 """
-Train a GPT. This script runs from top to bottom: settings; processes and device; resume, or start from
-weights; data; model and optimizer; helper functions; the printed plan; the run's folder; the training loop.
+Train a GPT.
 
-    $ python train.py config/quickstart.py                                    # a laptop, five minutes
+This script runs from top to bottom: settings; processes and device; resume, or start from weights; data;
+model and optimizer; helper functions; the printed plan; the run's folder; the training loop.
+
+    $ python train.py config/quickstart.py                                    # a laptop, four minutes
     $ python train.py config/train_gpt2.py --batch_size=32                    # one GPU
     $ torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py  # eight; more: docs/cluster.md
 """

@@ -1,5 +1,5 @@
 """
-Measure the speed on this machine, compared with nanoGPT or with another version of this project.
+Measure the speed on this machine, compared with nanoGPT or another version.
 
     $ python dev/bench.py --peer=NANOGPT                # training steps of two small networks
     $ python dev/bench.py --ours=CHECKOUT               # did a change cost speed?

@@ -1,5 +1,5 @@
 """
-Print the table of depths in docs/gpus.md: what config/depth.py trains, and its cost on one H100.
+Print the table of depths in docs/gpus.md, and what they cost.
 
     $ python dev/depths.py
 

@@ -1,5 +1,5 @@
 """
-Check the results on a GPU in about five minutes, then measure its speed in about thirteen.
+Check the results on a GPU, in five minutes, then its speed, in thirteen.
 
     $ bash runs/gpu_check.sh --only=right                  # are the results right?
     $ bash runs/gpu_check.sh --only=fast --peer=NANOGPT    # how fast are they computed?

@@ -1,5 +1,5 @@
 """
-Check whether two versions of this project train alike, on small synthetic data, in a few minutes.
+Check in a few minutes whether two versions of this project train alike.
 
     $ python dev/same_bits.py --old=CHECKOUT           # a folder, compared with the one that has this file
     $ python dev/same_bits.py --old=67db31c --only=llama,modern  # or a commit of this repository

@@ -1,5 +1,7 @@
-"""The first of three scripts that train a GPT; it learns to write the text of model.py. It leaves the rest,
-such as checkpoints, to docs/middle_loop.py and train.py.
+"""
+The first of three scripts that train a GPT; it learns to write model.py.
+
+It leaves the rest, such as checkpoints, to docs/middle_loop.py and train.py.
 
     $ python docs/minimal_loop.py
 """

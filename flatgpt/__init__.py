@@ -1,1 +1,1 @@
-"""What the scripts import. From top to bottom, see AGENTS.md."""
+"""What the scripts import; AGENTS.md lists the files."""

@@ -1,5 +1,7 @@
 """
-Accuracy on HellaSwag, CORE and tasks of your own. Names of benchmarks:
+Accuracy on HellaSwag, CORE and tasks of your own.
+
+Names of benchmarks:
 
     hellaswag         https://github.com/rowanz/hellaswag, scored as https://github.com/karpathy/build-nanogpt
     arc_easy, ...     a task of the evaluation bundle (llm-foundry's Eval Gauntlet): core.yaml lists them,

@@ -1,5 +1,7 @@
 """
-Find, read, check and write checkpoints; merge the settings when a run is resumed. A run's folder contains
+Find, read, check and write checkpoints; decide what a resume takes over.
+
+A run's folder contains
 
     out_dir/ckpt_00000500.pt    the state after 500 iterations; the newest few are kept
     out_dir/ckpt.pt             a link to the newest one, or with always_save_checkpoint=False to the best

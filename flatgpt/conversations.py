@@ -1,7 +1,7 @@
 """
-Conversations: convert rows of data to messages and messages to token ids with a loss mask, and pack them into
-sequences for training. Hold a conversation at the terminal.
+Conversations: their token ids, loss masks and order; a chat at the terminal.
 
+Rows of data become messages, and messages become token ids with a loss mask, which are packed into sequences.
 A conversation is a list of messages {'role': 'user', 'content': text}. The roles 'user' and 'assistant'
 alternate; the first message may have the role 'system'. An answer with 'weight': 0 is not trained on.
 

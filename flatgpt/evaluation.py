@@ -1,6 +1,7 @@
 """
-The loss of a text, in nats per token and in bits per byte. It does not depend on the number of processes, and
-computing it does not affect training.
+The loss of a text, in nats per token and in bits per byte.
+
+It does not depend on the number of processes, and computing it does not affect training.
 """
 
 import math

@@ -1,5 +1,5 @@
 """
-Files that are written completely or not at all, the rows of log.csv, text for messages and records.
+Files that are written completely or not at all; log.csv; texts for messages.
 """
 
 import contextlib

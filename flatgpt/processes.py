@@ -1,6 +1,7 @@
 """
-The device and its arithmetic; the processes that train one model together, by DDP or FSDP; the first step of
-a run. In a single process, the functions that communicate return at once.
+The device and its arithmetic; DDP and FSDP; the first step of a run.
+
+In a single process, the functions that communicate return at once.
 """
 
 import contextlib

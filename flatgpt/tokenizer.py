@@ -1,6 +1,7 @@
 """
-Tokenizers: characters, bytes, tiktoken's encodings, a BPE learned from your own text, and numbers for ids
-that are not text. Those of Hugging Face are in huggingface.py. A tokenizer has
+Tokenizers: characters, bytes, tiktoken's, and a BPE learned from your text.
+
+Those of Hugging Face are in huggingface.py; a tokenizer for ids that are not text writes numbers. Each has
 
     n_vocab              number of ids
     end_of_text          the id that starts each document, or None
