@@ -18,6 +18,7 @@ import inspect
 import io
 import math
 import os
+import pickle
 import re
 import shutil
 import types
@@ -734,7 +735,7 @@ def check_readable(state):
             torch.save(without_tensors(value), file)
             file.seek(0)
             reason = ', '.join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-        except Exception as e:  # such as a function, which cannot be saved at all
+        except (pickle.PickleError, AttributeError, TypeError) as e:  # such as a function
             reason = first_line(e)
         if reason:
             raise InputError(f"a checkpoint cannot contain {name!r} as it is: {reason}. Store numbers, "
@@ -748,9 +749,9 @@ def save(out_dir, state, best, only_best, keep):
 
     best: its validation loss is the lowest so far. only_best: ckpt.pt is the best one, not the newest.
     """
-    check_readable(state)
     path = os.path.join(out_dir, f"ckpt_{state['iter_num']:08d}.pt")
     try:
+        check_readable(state)
         with replacing(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as e:  # RuntimeError: torch's, raised in place of the system's

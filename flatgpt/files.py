@@ -102,12 +102,12 @@ def lock_folder(folder):
     except OSError as e:
         raise InputError(f"cannot write into the folder {folder!r}: {e.strerror}. Choose another one.")
     try:
-        if os.name == 'nt':
-            import msvcrt
-            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
+        try:
             import fcntl
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows
+            import msvcrt
+            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
     except (BlockingIOError, PermissionError):
         raise InputError(f"another process is writing into {folder}. Wait until it ends, or choose another "
                          "folder.")

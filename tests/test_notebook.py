@@ -11,7 +11,7 @@ import types
 
 import pytest
 import torch
-from conftest import REPO, TINY, char_dataset
+from conftest import REPO, TINY, char_dataset, copy_code
 
 NOTEBOOK = json.loads((REPO / 'docs' / 'colab.ipynb').read_text())
 CELLS = [''.join(cell['source']) for cell in NOTEBOOK['cells'] if cell['cell_type'] == 'code']

@@ -306,6 +306,7 @@ def test_nothing_is_needed_that_windows_or_a_torch_without_distributed_lacks(
     forget_modules(monkeypatch)
     for name in ('fcntl', 'resource', 'torch.distributed.device_mesh', 'torch.distributed.fsdp'):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, 'msvcrt', MagicMock())  # Windows has this instead of fcntl
     for name in ('SIGHUP', 'SIGPIPE', 'SIGUSR1'):
         monkeypatch.delattr(signal, name, raising=False)
     for name in ('sched_getaffinity', 'sysconf'):
