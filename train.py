@@ -401,6 +401,7 @@ def estimate_loss():
             break
         metrics[f'{split}_loss'] = result['loss']
         metrics[f'{split}_bpb'] = result['bpb']
+        record[f'{split}_targets'] = result['tokens']  # the number of tokens that the loss is the mean of
     model.train()
     return metrics
 
@@ -584,7 +585,10 @@ record = {
     **environment(used_device), 'dtype': compute_dtype, 'compile': use_compile, 'config': config,
     'given': given, 'dataset': data.fingerprint,
     'tokenizer': data.tokenizer_state.get('name', data.tokenizer_state['kind']), 'n_params': n_params,
-    'tokens_per_iter': tokens_per_iter, 'from_iter': start_iter}
+    'flops_per_token': model.flops_per_token(), 'tokens_per_iter': tokens_per_iter, 'from_iter': start_iter}
+# the text of the validation split, whatever the tokenizer; None if the dataset does not say
+for name in ['bytes', 'documents']:
+    record[f'val_{name}'] = data.val.entry.get(name) if data.val else None
 starts = []  # of this run; the first one names the weights that a finetuning started from
 if resuming:
     starts = read_json(os.path.join(out_dir, 'run.json')).get('starts') or ckpt['starts']
@@ -627,7 +631,8 @@ start_samples = n_samples
 def write_record(it, outcome=None):
     """Write run.json and report.md."""
     record.update(outcome=outcome, iterations=it, max_iters=n_iters, best_val_loss=best_val_loss,
-                  best_iter=best_iter, train_seconds=stopwatch.seconds)
+                  best_iter=best_iter, train_seconds=stopwatch.seconds,
+                  lr=get_lr(max(0, it - 1)))  # of the last update
     if it > start_iter:
         seconds = max(1e-9, stopwatch.seconds - start_seconds)
         record['tokens_per_second'] = (n_samples - start_samples) * block_size / seconds

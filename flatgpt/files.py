@@ -193,14 +193,40 @@ def run_flags(out_dir, data_dir):
     return flags
 
 
-def commit():
-    """Return the commit of this code, with '-dirty' if a file has changed since; None outside of git."""
-    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+def git(*arguments):
+    """Return what `git ARGUMENTS` prints in the repository of this code, bytes; empty if it fails."""
     folder = os.path.dirname(os.path.abspath(__file__))
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout.strip() or None
-    except OSError:  # git is not installed
+        return subprocess.run(['git', *arguments], cwd=folder, capture_output=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):  # git is not installed, or a disk does not answer
+        return b''
+
+
+def commit():
+    """Return the commit of this code, with '-dirty' if a file has changed since; None outside of git."""
+    output = git('describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
+    return output.decode('utf-8', 'replace').strip() or None
+
+
+def uncommitted_diff(limit=65536):
+    """
+    Return how this code differs from its commit, for `git apply`: '' if it does not, None outside of git.
+
+    The names of files that git does not track come first, without their content. Longer texts are cut.
+    """
+    if commit() is None:
         return None
+    # :/ is the whole repository; --directory names a folder instead of the files in it
+    untracked = git('ls-files', '--others', '--exclude-standard', '--directory', '--no-empty-directory',
+                    '--full-name', ':/')
+    text = b''
+    for name in untracked.splitlines():
+        text += b'# untracked, not in this diff: ' + name + b'\n'
+    text += git('diff', 'HEAD', '--no-color', '--no-ext-diff')
+    note = ''
+    if len(text) > limit:
+        note = f'\n# cut: these are the first {limit:,} of {len(text):,} bytes\n'
+    return text[:limit].decode('utf-8', 'replace') + note
 
 
 def format_duration(seconds):

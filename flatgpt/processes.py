@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 
 from configurator import InputError, launched_by_torchrun, print0, process_ranks
-from flatgpt.files import commit, first_line
+from flatgpt.files import commit, first_line, uncommitted_diff
 
 if torch.__version__ < '2.11.0a0':  # a TorchVersion, which compares numbers
     raise InputError(f"torch {torch.__version__} is too old. Install 2.11 or newer: "
@@ -236,7 +236,7 @@ def peak_flops_of(device):
 
 
 def environment(device):
-    """Return what a result depends on besides the settings, a dict: versions, machine, commit."""
+    """Return what a result depends on besides the settings, a dict: versions, machine, code."""
     return {
         'command': shlex.join(sys.argv),
         'python': platform.python_version(),
@@ -249,6 +249,7 @@ def environment(device):
         'threads': torch.get_num_threads(),
         'processes': process_ranks()[2],
         'commit': commit(),
+        'diff': uncommitted_diff(),
     }
 
 
