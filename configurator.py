@@ -143,6 +143,7 @@ RANGES = {
     'shard_mb': (0, math.inf, 0),
     'threads': (1, math.inf, None),
     'smooth': (0, 1, 1),
+    'noise': (0, math.inf, 0),
 }
 SWITCH_VALUES = ['true', 'false', 'auto', '1', '0']  # words that are values after a switch: --compile false
 # a single hyphen before a name, or the dash into which some editors turn two hyphens

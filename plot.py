@@ -1,8 +1,15 @@
 """
-Draw the curves of runs, and write the report of a run.
+Draw the curves of runs, compare runs, and write the report of a run.
 
     $ python plot.py out-quickstart                                # curves.png
     $ python plot.py out-a out-b --x=seconds --y=val_bpb --to=bpb.png
+
+Is an edit better? Train with several seeds before and after it, and compare (docs/comparing.md):
+
+    $ for s in 1 2 3; do python train.py config/quickstart.py --seed=$s --out_dir=out-a$s; done
+    $ for s in 1 2 3; do python train.py config/quickstart.py --seed=$s --out_dir=out-b$s; done  # edited
+    $ python plot.py --compare out-a1 out-a2 out-a3 --versus out-b1 out-b2 out-b3
+    $ python plot.py --compare out-a1 out-b1 --noise=0.012 --to=compare.png  # one run each; a picture
 
 Pictures need matplotlib. train.py calls write_report(), which writes report.md and loss.png into the folder of
 the run.
@@ -10,6 +17,7 @@ the run.
 
 import math
 import os
+import sys
 import textwrap
 
 from configurator import InputError, configure, print0
@@ -21,7 +29,12 @@ runs = ['out']  # folders of runs; words without --
 x = 'tokens'  # 'iter'; 'seconds' of training, 'wall_seconds' with everything else; or any column of log.csv
 y = 'loss'  # the validation loss is drawn with it, dashed; 'val_bpb' or any other column of log.csv
 smooth = 0.9  # decay of the exponential moving average of the column loss; 0: no smoothing
-to = 'curves.png'  # the picture
+to = 'curves.png'  # the picture; with --compare, it is drawn only if this is given
+# is run B better than run A? --compare A B, or --compare A1 A2 --versus B1 B2 if there are several runs on
+# each side, which differ in the seed
+compare: list = None
+versus: list = None
+noise: float = None  # the standard deviation of final losses over seeds. None: that of the runs
 # -----------------------------------------------------------------------------
 
 
@@ -52,10 +65,11 @@ def curve(log, x, y, smooth=0.0):
     return [row[x] for row in rows], values
 
 
-def draw(curves, path, x_label, y_label, dashed=None):
+def draw(curves, path, x_label, y_label, dashed=None, colors=None):
     """Draw curves, {name: (x values, y values)}, into a PNG file.
 
-    dashed: one more curve for each name, drawn dashed in the same color. Raise InputError if matplotlib is
+    dashed: one more curve for each name, drawn dashed in the same color. colors: {name: color} for a
+    comparison, in which the ends are marked, and the x axis is logarithmic. Raise InputError if matplotlib is
     not installed, or if the file cannot be written.
     """
     try:
@@ -65,7 +79,10 @@ def draw(curves, path, x_label, y_label, dashed=None):
     figure = Figure(figsize=(7.2, 4.3), dpi=150, layout='constrained')
     axes = figure.subplots()
     for name, (xs, ys) in curves.items():
-        line, = axes.plot(xs, ys, marker='.', markersize=3, label=name)
+        line, = axes.plot(xs, ys, marker='.', markersize=3, label=name, color=colors and colors[name])
+        if colors:
+            axes.plot(xs[-1:], ys[-1:], marker='o', color=line.get_color())
+            axes.set_xscale('log')
         if dashed:
             axes.plot(*dashed[name], '--', color=line.get_color(), marker='.', markersize=3)
     axes.set_xlabel(x_label)
@@ -90,6 +107,19 @@ def draw_logs(logs, path, x='tokens', y='loss', smooth=0.9):
         if y == 'loss':
             dashed[name] = curve(log, x, 'val_loss')
     draw(curves, path, x, y, dashed)
+
+
+def draw_comparison(result, path, x):
+    """Draw the validation losses over column x of the two sides of compare_runs(), each in one color."""
+    curves = {}
+    colors = {}
+    for side, color in (('A', 'C0'), ('B', 'C1')):
+        for run in result['runs'][side]:
+            name = f"{side}: {run['folder']}"
+            rows = [row for row in run['log'] if row.get(x, 0) > 0]  # the axis is logarithmic
+            curves[name] = curve(rows, x, result['metric'])
+            colors[name] = color
+    draw(curves, path, x, result['metric'], colors=colors)
 
 
 def write_report(out_dir, samples='', picture=True):
@@ -168,5 +198,20 @@ def report_text(out_dir, run, log, samples):
 
 if __name__ == '__main__':
     config, given = configure(globals(), positional='runs')
-    draw_logs({run: read_log(run) for run in runs}, to, x, y, smooth)
+    if compare or versus:
+        from flatgpt.compare import compare_runs, report
+        if versus is None and compare and len(compare) == 2:
+            compare, versus = compare[:1], compare[1:]
+        if not (compare and versus):
+            raise InputError("--compare needs the folders of two runs, or of several on each side: --compare "
+                             "A1 A2 --versus B1 B2.")
+        logs_a = {run: read_log(run) for run in compare}
+        logs_b = {run: read_log(run) for run in versus}
+        result = compare_runs(logs_a, logs_b, noise)
+        print0(report(result))
+        if 'to' not in given:
+            sys.exit()
+        draw_comparison(result, to, x if 'x' in given else 'compute')
+    else:
+        draw_logs({run: read_log(run) for run in runs}, to, x, y, smooth)
     print0(f"written: {to}")
