@@ -48,25 +48,7 @@ model = checkpoint.build_model(ckpt).eval()
 n_params = model.get_num_params(non_embedding=False)
 kind = huggingface.CLASSES[model.config.arch]
 chat = chat_format(tokenizer)  # None if the model only continues texts
-prompt = [{'role': 'user', 'content': 'Hello'}] if chat else 'The '
 parent, name = os.path.split(os.path.abspath(to))
-dataset_name = checkpoint.setting(ckpt, 'dataset', 'unknown data')
-card = f"""---
-library_name: transformers
-pipeline_tag: text-generation
----
-
-# {name}
-
-A language model with {n_params:,} parameters, trained on {dataset_name} for
-{ckpt['iter_num']:,} iterations. It was not trained to avoid harmful texts. License: not chosen yet.
-
-```python
-from transformers import pipeline
-generate = pipeline('text-generation', '{name}')
-print(generate({prompt!r}, max_new_tokens=50)[0]['generated_text'])
-```
-"""
 
 
 def compare(folder):
@@ -100,7 +82,7 @@ def compare(folder):
 os.makedirs(parent, exist_ok=True)
 with tempfile.TemporaryDirectory(prefix='.' + name, dir=parent) as temporary:
     folder = os.path.join(temporary, name)
-    huggingface.write_folder(folder, model.state_dict(), model.config, tokenizer, dtype, chat, card)
+    huggingface.write_folder(folder, model.state_dict(), model.config, tokenizer, dtype, chat)
     compared = compare(folder)
     os.replace(folder, os.path.join(parent, name))
 

@@ -189,12 +189,9 @@ def to_config(config, dtype):
 
 def from_config(theirs, path):
     """Return the arguments of GPTConfig for a config.json, a dict. path: the file's, for messages."""
-    kind = theirs.get('model_type') or (theirs.get('architectures') or [None])[0]
-    arch = inverse(MODEL_TYPES).get(kind) or inverse(CLASSES).get(kind)
+    arch = inverse(MODEL_TYPES).get(theirs.get('model_type'))
     if arch is None:
-        raise unsupported(path, 'model_type', kind)
-    if 'n_ctx' in theirs:  # an older name of n_positions
-        theirs = {'n_positions': theirs['n_ctx'], **theirs}
+        raise unsupported(path, 'model_type', theirs.get('model_type'))
     # transformers 5 has rope_parameters, 4 rope_scaling and rope_theta
     rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
     theirs = {**theirs, **rope}
@@ -212,8 +209,6 @@ def from_config(theirs, path):
     for ours, (name, default) in FIELDS[arch].items():
         args[ours] = theirs.get(name, default)
     activation = args['mlp']
-    if activation == 'gelu_pytorch_tanh':  # another name for the same function
-        activation = 'gelu_new'
     args['mlp'] = inverse(ACTIVATION_NAMES).get(activation)
     if args['mlp'] is None:
         raise unsupported(path, 'activation', activation)
@@ -480,11 +475,11 @@ def read_valid_json(path):
 # write
 
 
-def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None, card=''):
+def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None):
     """Write a model and its tokenizer into `folder`, the weights in files of up to 5 GB.
 
     weights, config: a GPT's state_dict() and GPTConfig. dtype: of the written weights, a name. chat: the
-    tokenizer's chat_format() of conversations.py. card: the text of README.md.
+    tokenizer's chat_format() of conversations.py.
     """
     from huggingface_hub import save_torch_state_dict
     theirs = to_config(config, dtype)
@@ -501,7 +496,6 @@ def write_folder(folder, weights, config, tokenizer, dtype='float32', chat=None,
         'generation_config.json': json.dumps(generation, indent=2),
         'tokenizer.json': tokenizer_json,
         'tokenizer_config.json': json.dumps(tokenizer_config, indent=2),
-        'README.md': card,
     }
     os.makedirs(folder, exist_ok=True)
     save_torch_state_dict(their_weights(weights, config, getattr(torch, dtype)), folder)
