@@ -20,7 +20,7 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
-from configurator import InputError, check_choice, configure
+from configurator import check_choice, configure
 
 # -----------------------------------------------------------------------------
 what = 'train'  # 'sample', 'race', 'race_cpu'
@@ -70,22 +70,15 @@ GPT2 = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304
 SIZES = {  # toy and baby are nanoGPT's for Shakespeare, on a CPU and a GPU
     'toy': TOY,
     'baby': BABY,
-    'baby64': dict(BABY, batch_size=64),
     '124M': dict(GPT2, batch_size=1),  # on a CPU, seconds per iteration. On a GPU: --batch_size=32
     '350M': dict(GPT2, n_layer=24, n_head=16, n_embd=1024, batch_size=1),
 }
 SAMPLED = {  # the network, and the number of texts in a batch
     'baby': (BABY, 1),
     'baby8': (BABY, 8),
-    'baby32': (BABY, 32),
     '124M': (GPT2, 1),
     '124M32': (GPT2, 32),
 }
-# the settings that nanoGPT has as well
-NANOGPT_KNOBS = ['n_layer', 'n_head', 'n_embd', 'block_size', 'batch_size', 'gradient_accumulation_steps',
-                 'dropout', 'learning_rate', 'beta2', 'warmup_iters', 'max_iters', 'lr_decay_iters', 'min_lr',
-                 'eval_interval', 'eval_iters', 'log_interval', 'device', 'compile', 'dataset', 'out_dir',
-                 'always_save_checkpoint', 'decay_lr']
 ITERATION = re.compile(r'iter (\d+): loss ([\d.]+|nan).*?time ([\d.]+)ms')
 EVALUATION = re.compile(r'step (\d+): .*val loss ([\d.]+)')
 
@@ -109,8 +102,7 @@ def nanogpt_command(work, knobs):
     link = os.path.join(work, 'configurator.py')
     if not os.path.exists(link):
         os.symlink(os.path.join(os.path.abspath(peer), 'configurator.py'), link)
-    theirs = {name: knobs[name] for name in knobs if name in NANOGPT_KNOBS}
-    command = [sys.executable, '-u', os.path.join(os.path.abspath(peer), 'train.py'), *flags_of(theirs)]
+    command = [sys.executable, '-u', os.path.join(os.path.abspath(peer), 'train.py'), *flags_of(knobs)]
     return command, work
 
 
@@ -332,20 +324,13 @@ def samplers(args, B):
         for p in model.parameters():
             p.data = p.data.to(getattr(torch, weight_dtype))
         few_threads = device == 'cpu' and model.get_num_params(non_embedding=False) < 50e6
-        sampler = None
-        for module_name in ['flatgpt.sampling', 'sampling']:  # up to 9257762, all files were in one folder
-            if os.path.exists(os.path.join(folder, module_name.replace('.', '/') + '.py')):
-                Sampler = import_from(folder, module_name).Sampler
-                sampler = Sampler(model, B, 1 + tokens, temperature=0.8, top_k=200, compile=compile)
-                break
+        Sampler = import_from(folder, 'flatgpt.sampling').Sampler
+        sampler = Sampler(model, B, 1 + tokens, temperature=0.8, top_k=200, compile=compile)
 
         def generate(idx):
             torch.set_num_threads(1 if few_threads else all_threads)  # as in sample.py
             with torch.inference_mode():
-                if sampler:
-                    sampler.generate(idx, tokens)
-                else:  # commit 67db31c and older
-                    model.generate(idx, tokens, temperature=0.8, top_k=200, compile=compile)
+                sampler.generate(idx, tokens)
 
         contestants[name] = generate
 
@@ -456,6 +441,7 @@ def race_cpu():
                      'log_interval': 1, 'always_save_checkpoint': False, 'out_dir': 'out-nanogpt'}
             if max_iters:
                 knobs.update(max_iters=max_iters, eval_interval=max_iters)
+            del knobs['vocab_size']  # no setting of nanoGPT; it is in meta.pkl
             contestants['nanoGPT'] = nanogpt_command(work, knobs)
         knobs = {'device': 'cpu', 'data_dir': data, 'eval_iters': 0, 'log_interval': 1, 'save_interval': 0}
         hurry = {**knobs, 'max_iters': 180, 'eval_interval': 20, 'out_dir': os.path.join(work, 'out-hurry')}
@@ -505,13 +491,6 @@ def race():
 
 PARTS = {'train': train, 'sample': sample, 'race': race, 'race_cpu': race_cpu}
 check_choice(config, 'what', list(PARTS))
-for name in ['peer', 'ours']:
-    if config[name] and not os.path.isfile(os.path.join(config[name], 'train.py')):
-        raise InputError(f"{name} must be a checkout, with a train.py: {config[name]}.")
-known_sizes = SAMPLED if what == 'sample' else SIZES
-for name in (sizes or '').split(','):
-    if name and name not in known_sizes:
-        raise InputError(f"unknown size: {name}. Use {', '.join(known_sizes)}.")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no contestant is left running
 device = choose_device(device)
 compiling = choose_compile(compile, device)
