@@ -5,13 +5,12 @@ import random
 
 import pytest
 import torch
-from conftest import TINY, char_dataset
+from conftest import char_dataset
 
 from configurator import InputError
 from flatgpt import checkpoint, huggingface
 from flatgpt.dataset import Dataset
 from model import GPT, GPTConfig
-import prepare
 
 
 def damaged(content):
@@ -59,20 +58,12 @@ def a_hugging_face_folder(folder):
     return folder / 'config.json', lambda path: checkpoint.build_model(checkpoint.read(folder))
 
 
-def a_text(folder, name, text):
-    path = folder / name
-    path.write_text(text)
-    return path, lambda path: list(prepare.read_documents([str(path)]))
-
-
 INPUTS = {
     'meta.json': lambda folder: a_dataset(folder, 'meta.json'),
     'meta.pkl': lambda folder: a_dataset(folder, 'meta.pkl'),
     'train.bin': lambda folder: a_dataset(folder, 'train.bin'),
     'ckpt.pt': a_checkpoint,
     'config.json': a_hugging_face_folder,
-    'a.txt': lambda folder: a_text(folder, 'a.txt', 'caf\u00e9 <|endoftext|> na\u00efve'),
-    'a.jsonl': lambda folder: a_text(folder, 'a.jsonl', '{"text": "caf\u00e9"}\n{"text": "tea"}\n'),
 }
 
 
@@ -91,28 +82,6 @@ def test_a_damaged_file_is_used_or_refused_in_one_line(kind, tmp_path):
             assert str(e) and '\n' not in str(e).strip()
         assert state_of(tmp_path) == before
     assert n_refused
-
-
-def test_the_scripts_print_one_line_and_end_with_status_2(script, tmp_path):
-    folder = char_dataset(tmp_path / 'data')
-    (folder / 'toy' / 'meta.json').write_text('{"vocab_size": "many"}')
-    out = tmp_path / 'out'
-    out.mkdir()
-    (out / 'ckpt.pt').write_bytes(b'PK\x03\x04 and nothing more')
-    (tmp_path / 'bad.jsonl').write_text('{"text": "a"}\n{"text": \n')
-    commands = [
-        ['train.py', *TINY, '--dataset=toy', f'--data_dir={folder}', f"--out_dir={tmp_path / 'new'}"],
-        ['train.py', *TINY, '--init_from=resume', f'--out_dir={out}'],
-        ['sample.py', str(out)],
-        ['prepare.py', str(tmp_path / 'bad.jsonl'), '--tokenizer=byte', f'--data_dir={folder}'],
-        ['plot.py', str(out)],
-    ]
-    before = state_of(tmp_path)
-    for name, *args in commands:
-        result = script(name, *args)
-        assert result.status == 2, (name, args, result.err)
-        assert result.err.startswith('error: ') and result.err.count('\n') == 1
-    assert state_of(tmp_path) == before
 
 
 @pytest.mark.parametrize('name, flags', [

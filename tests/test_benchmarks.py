@@ -86,8 +86,9 @@ def test_shots_are_those_of_nanochat(folder):
 @pytest.mark.parametrize('block_size', [256, 40])  # of the second, prompts lose their beginning
 def test_the_scores_are_those_of_alternatives_computed_one_by_one(folder, block_size):
     net = small_model(257, block_size=block_size, arch='llama')
-    text = ''.join(f'{a} plus {b} is\nAnswer: {a + b}\n\n' for a in range(6) for b in range(4))
-    learn(net, BYTES.encode(text), 80, min(block_size, 96))
+    if block_size == 256:
+        text = ''.join(f'{a} plus {b} is\nAnswer: {a + b}\n\n' for a in range(6) for b in range(4))
+        learn(net, BYTES.encode(text), 80, 96)
     for name, (task,) in load_tasks('hellaswag,who,choice,sums', 0, str(folder), BYTES).items():
         n_correct = 0
         n_long = 0

@@ -5,22 +5,11 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import REPO, TINY, assert_same_run, copy_code, load_checkpoint, losses_of, read_log, run_script
+from conftest import (
+    REPO, TINY, assert_same_run, copy_code, forget_modules, load_checkpoint, losses_of, read_log)
 
 PAGE = (REPO / 'docs' / 'hacking.md').read_text()
 SECTIONS = re.findall(r'^## \d+\. (.*?)\n(.*?)```diff\n(.*?)^```', PAGE, re.M | re.S)
-
-
-def run(*command):
-    result = run_script(*command)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def train(folder, out_dir, data_dir, *flags):
-    printed = run(folder / 'train.py', *TINY, *flags, '--dataset=toy', f'--data_dir={data_dir}',
-                  f'--out_dir={out_dir}', '--keep_checkpoints=0', '--sample_interval=6', '--sample_tokens=30')
-    assert 'samples after 6 iterations' in printed
 
 
 def results(out_dir):
@@ -30,17 +19,27 @@ def results(out_dir):
 
 
 @pytest.fixture(scope='module')
-def plain_run(data_dir, tmp_path_factory):
+def train(works, data_dir):
+    """train(folder, out_dir) runs the train.py of a folder in this process."""
+    def run(folder, out_dir, *flags):
+        flags = [*flags, f'--data_dir={data_dir}', f'--out_dir={out_dir}']
+        return works(folder / 'train.py', *TINY, '--dataset=toy', '--keep_checkpoints=0',
+                     '--sample_interval=6', '--sample_tokens=30', *flags).out
+    return run
+
+
+@pytest.fixture(scope='module')
+def plain_run(train, tmp_path_factory):
     """Return the folder of a run of the code without a diff."""
     out_dir = tmp_path_factory.mktemp('plain') / 'out'
-    train(REPO, out_dir, data_dir)
+    train(REPO, out_dir)
     return out_dir
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('title, text, diff', SECTIONS, ids=[title for title, _, _ in SECTIONS])
 def test_a_diff_applies_and_its_run_resumes_to_the_bit_and_samples(
-        data_dir, plain_run, tmp_path, title, text, diff):
+        train, plain_run, tmp_path, monkeypatch, title, text, diff):
     copy_code(tmp_path)
     subprocess.run(['git', 'init', '-q', tmp_path], check=True)
     applied = subprocess.run(['git', 'apply', '--recount', '-'], cwd=tmp_path, input=diff, text=True,
@@ -53,17 +52,17 @@ def test_a_diff_applies_and_its_run_resumes_to_the_bit_and_samples(
     if 'lora_rank' in text:
         flags.append(f'--init_from={plain_run}')
     out_dir = tmp_path / 'out'
-    train(tmp_path, out_dir, data_dir, *flags)
-    assert results(out_dir) != results(plain_run)
-
-    before = shutil.copytree(out_dir, tmp_path / 'before')
-    printed = run(tmp_path / 'train.py', '--init_from=resume', '--resume_step=3', f'--out_dir={out_dir}',
-                  f'--data_dir={data_dir}')
-    assert 'samples after 6 iterations' in printed
-    assert_same_run(out_dir, before)
+    with monkeypatch.context() as patch:
+        forget_modules(patch)
+        patch.syspath_prepend(tmp_path)
+        assert 'samples after 6 iterations' in train(tmp_path, out_dir, *flags)
+        assert results(out_dir) != results(plain_run)
+        before = shutil.copytree(out_dir, tmp_path / 'before')
+        printed = train(tmp_path, out_dir, '--init_from=resume', '--resume_step=3')
+        assert 'samples after 6 iterations' in printed
+        assert_same_run(out_dir, before)
 
     if 'lora_rank' in text:  # the checkpoint has the merged weights, which the code without the diff reads
-        printed = run('train.py', *TINY, '--dataset=toy', f'--data_dir={data_dir}', '--eval_only=True',
-                      f'--init_from={out_dir}')
+        printed = train(REPO, tmp_path / 'merged', '--eval_only=True', f'--init_from={out_dir}')
         val_loss = float(re.search(r'^step 0: .*val loss (\S+)$', printed, re.M)[1])
         assert val_loss == pytest.approx(float(read_log(out_dir)[-1]['val_loss']), abs=1e-4)

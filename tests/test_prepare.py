@@ -298,10 +298,12 @@ def test_a_character_that_the_tokenizer_of_another_dataset_lacks_is_one_line(pre
 def test_killed_at_any_file_the_same_command_resumes(prepare, made, monkeypatch):
     write_jsonl('a.jsonl', some_texts(6, 12))
     write_jsonl('b.jsonl', some_texts(7, 12))
-    old = ['mine', '--input=b.jsonl', '--shard_mb=0.005', '--overwrite', '--tokenizer=char']
     new = ['mine', '--input=a.jsonl', '--shard_mb=0.01', '--overwrite', '--tokenizer=char']
     made(*new)
     want = bins('mine')
+    made('mine', '--input=b.jsonl', '--shard_mb=0.01', '--overwrite', '--tokenizer=char')
+    before = bins('mine')
+    old = shutil.copytree('data', 'old')
     calls = []
 
     def killed(real):
@@ -313,8 +315,7 @@ def test_killed_at_any_file_the_same_command_resumes(prepare, made, monkeypatch)
         return change
 
     for k in range(1, 99):
-        made(*old)
-        before = bins('mine')
+        shutil.copytree(old, 'data', dirs_exist_ok=True)
         calls.clear()
         with monkeypatch.context() as patch:
             patch.setattr(os, 'replace', killed(os.replace))
@@ -330,7 +331,7 @@ def test_killed_at_any_file_the_same_command_resumes(prepare, made, monkeypatch)
             assert bins('mine') in (before, want)
         made(*new)
         assert bins('mine') == want
-    assert k > 15 and not Path('data/mine/plan.json').exists()
+    assert k > 12 and not Path('data/mine/plan.json').exists()
 
 
 def test_bytes_are_those_of_the_text_also_if_a_tokenizer_drops_some_of_it(made):
@@ -398,11 +399,10 @@ def test_a_text_that_is_a_program_is_read_and_not_run(made):
 LINE = json.dumps({'text': TEXT[:100]}).encode() + b'\n'
 POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 548105171\n'
 BAD = {  # file: its content, a word of the message
-    'gbk.txt': ('天地玄黄，宇宙洪荒。\n'.encode('gbk') * 50, 'offset 0'),
     'far.txt': (b'fine text\n' * 200_000 + 'café '.encode() + b'caf\xe9\n', 'offset 2000009'),
     'rows.jsonl': (LINE * 999 + b'{"text": "caf\xe9"}\n', f'offset {999 * len(LINE) + 13}'),
     'zipped.txt.gz': (gzip.compress(b'fine text\n' * 50_000 + b'\xff'), 'offset 500000'),
-    'wide.txt': (TEXT.encode('utf-16'), 'docs/data.md'),
+    'wide.txt': (TEXT.encode('utf-16-le'), 'NUL'),
     'pointer.jsonl.gz': (POINTER, 'git lfs pull'),
     'pointer.parquet': (POINTER, 'git lfs pull'),
     'cut.txt.gz': (gzip.compress(os.urandom(9000).hex().encode())[:-2000], 'cut.txt.gz'),
