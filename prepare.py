@@ -116,17 +116,6 @@ def fetch(url, path):
     write_whole(path, content)
 
 
-def fetch_benchmark(url, folder):
-    """Download a benchmark into `folder`; unpack a .zip."""
-    path = os.path.join(folder, os.path.basename(url))
-    fetch(url, path)
-    if path.endswith('.zip'):
-        import zipfile
-        with zipfile.ZipFile(path) as f:
-            f.extractall(folder)
-    print0(f"{path} is complete. To use it: python eval.py --tasks={name}")
-
-
 # -----------------------------------------------------------------------------
 # which files
 
@@ -765,7 +754,14 @@ def identity(path):
 
 def main():
     if name in BENCHMARKS:
-        fetch_benchmark(BENCHMARKS[name], data_dir or DATA_DIR)
+        url = BENCHMARKS[name]
+        path = os.path.join(data_dir or DATA_DIR, os.path.basename(url))
+        fetch(url, path)
+        if path.endswith('.zip'):
+            import zipfile
+            with zipfile.ZipFile(path) as f:
+                f.extractall(data_dir or DATA_DIR)
+        print0(f"{path} is complete. To use it: python eval.py --tasks={name}")
         return
 
     dataset = name

@@ -185,7 +185,10 @@ class TiktokenTokenizer(Tokenizer):
             # tiktoken's README uses these attributes to extend an encoding
             state = {**state, 'pat_str': encoding._pat_str, 'special_tokens': encoding._special_tokens,
                      'ranks': format_ranks(encoding._mergeable_ranks)}
-        ranks = parse_ranks(state['ranks'])
+        ranks = {}  # {token in bytes: id}. A line of a tiktoken file has a token in base64 and its id
+        for line in state['ranks'].splitlines():
+            token, rank = line.split()
+            ranks[base64.b64decode(token)] = int(rank)
         special = state.get('special_tokens', {})
         check_ranks(ranks, special)
         self.encoding = tiktoken.Encoding(state['name'], pat_str=state['pat_str'], mergeable_ranks=ranks,
@@ -208,15 +211,6 @@ class TiktokenTokenizer(Tokenizer):
 def is_only_named(state):
     """Return whether the state lacks the merges, so that tiktoken has to find or download them."""
     return state['kind'] == 'tiktoken' and 'ranks' not in state
-
-
-def parse_ranks(content):
-    """Return {token in bytes: id} of a tiktoken file. Each line has a token in base64 and its id."""
-    ranks = {}
-    for line in content.splitlines():
-        token, rank = line.split()
-        ranks[base64.b64decode(token)] = int(rank)
-    return ranks
 
 
 def check_ranks(ranks, special):

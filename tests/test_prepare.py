@@ -182,11 +182,11 @@ def test_a_text_in_a_row_is_kept_except_for_half_a_surrogate_pair(made):
     assert documents_in(data.train) == ['café \ufffd half<|endoftext|>']
 
 
-@pytest.mark.parametrize('kind', ['byte', 'learned', 'hf'])
+@pytest.mark.parametrize('kind', ['byte', 'hf'])
 def test_a_special_token_in_a_text_is_text_and_is_reported(made, kind):
     write_jsonl('a.jsonl', ['move [WHITE] <|endoftext|>' + TEXT, TEXT])
-    flags = {'byte': '--tokenizer=byte', 'learned': '--tokenizer=bpe:300', 'hf': '--tokenizer=t.json'}
-    if kind != 'byte':
+    flags = {'byte': '--tokenizer=byte', 'hf': '--tokenizer=t.json'}
+    if kind == 'hf':
         tokenizers = pytest.importorskip('tokenizers')
         tokenizer = tokenizers.ByteLevelBPETokenizer()
         tokenizer.train_from_iterator([TEXT], vocab_size=300, special_tokens=['<|endoftext|>'])

@@ -39,11 +39,3 @@ def test_the_batch_of_a_config_can_be_divided_among_the_processes_of_its_command
         if knobs['total_batch_size']:
             micro_batches = knobs['total_batch_size'] / (knobs['batch_size'] * knobs['block_size'])
         assert micro_batches % int(n) == 0
-
-
-@pytest.mark.parametrize('command, name, value', [
-    ('config/train_gpt2.py config/arch_modern.py --n_embd=1024', 'n_head', 8),
-    ('config/train_fineweb_124m.py --batch_size=8', 'eval_iters', 10485760 // (8 * 1024)),
-])
-def test_what_a_config_derives_follows_a_flag(command, name, value):
-    assert knobs_of('train.py', *command.split())[name] == value
