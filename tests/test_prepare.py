@@ -402,7 +402,7 @@ BAD = {  # file: its content, a word of the message
     'far.txt': (b'fine text\n' * 200_000 + 'café '.encode() + b'caf\xe9\n', 'offset 2000009'),
     'rows.jsonl': (LINE * 999 + b'{"text": "caf\xe9"}\n', f'offset {999 * len(LINE) + 13}'),
     'zipped.txt.gz': (gzip.compress(b'fine text\n' * 50_000 + b'\xff'), 'offset 500000'),
-    'wide.txt': (TEXT.encode('utf-16-le'), 'NUL'),
+    'wide.txt': (TEXT.encode('utf-16-le'), 'wide.txt'),
     'pointer.jsonl.gz': (POINTER, 'git lfs pull'),
     'pointer.parquet': (POINTER, 'git lfs pull'),
     'cut.txt.gz': (gzip.compress(os.urandom(9000).hex().encode())[:-2000], 'cut.txt.gz'),
