@@ -80,7 +80,7 @@ class BuiltIn:
 
 TINYSHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 BUILT_IN = {
-    'pystdlib': BuiltIn('', 'byte', config='config/quickstart.py'),
+    'pystdlib': BuiltIn('', 'bpe:2048', config='config/quickstart.py'),
     # the next two are equal to nanoGPT's, byte for byte
     'shakespeare_char': BuiltIn(TINYSHAKESPEARE, 'char', separated=False,
                                 config='config/train_shakespeare_char.py'),

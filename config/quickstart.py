@@ -13,7 +13,7 @@ out_dir = 'out-quickstart'
 dataset = 'pystdlib'
 
 arch = 'modern'
-n_layer = 4
+n_layer = 3
 n_head = 4
 n_embd = 192
 batch_size = 8
@@ -32,12 +32,12 @@ beta2 = 0.95
 adam_eps = 1e-10  # the head starts at zero, so most gradients do, too
 grad_clip = 0.0
 
-max_iters = 1400
+max_iters = 450
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
 
-eval_interval = 200
+eval_interval = 150
 eval_iters = 50
-log_interval = 20
-sample_interval = 700
+log_interval = 10
+sample_interval = 150

@@ -20,7 +20,7 @@ out_dir = 'out-book'
 dataset = 'book'
 
 arch = 'modern'
-n_layer = 4
+n_layer = 3
 n_head = 4
 n_embd = 192
 dropout = 0.1
@@ -42,7 +42,7 @@ adam_eps = 1e-10
 grad_clip = 0.0
 
 max_epochs = 8
-max_iters = 5000
+max_iters = 600
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0
@@ -50,5 +50,5 @@ warmup_iters = 0
 eval_interval = 100
 eval_iters = 50
 log_interval = 20
-sample_interval = 500
+sample_interval = 200
 always_save_checkpoint = False  # only when the validation loss improves

@@ -32,7 +32,7 @@ beta2 = 0.95
 adam_eps = 1e-10
 grad_clip = 0.0
 
-max_iters = 1400
+max_iters = 1000
 lr_schedule = 'wsd'
 decay_fraction = 0.7
 warmup_iters = 0

@@ -46,7 +46,8 @@ def test_a_diff_applies_and_its_run_resumes_to_the_bit_and_samples(
                              capture_output=True)
     assert applied.returncode == 0, applied.stderr
 
-    flags = re.findall(r'`(--\w+=[^` ]+)', text)[:1]
+    named = re.search(r'`(--\w+=[^`]+)`', text)  # the first flags that the section names
+    flags = named[1].split() if named else []
     if 'second_dataset' in text:
         flags = ['--second_dataset=toy']
     if 'lora_rank' in text:
