@@ -6,15 +6,14 @@
 #   launch   python train.py config/small_text.py --dataset=book --out_dir=out-book
 #   sample   python sample.py --out_dir=out-book
 #   batch    8 sequences x 256 tokens = 2,048 tokens per iteration
-#   budget   eight epochs, at most 5,000 iterations. The checkpoint with the lowest validation loss is kept,
-#            as the model may overfit
-#   cost     per iteration that of config/quickstart.py: about four minutes for 0.3 MB on two CPU cores
-#   loss     validation 1.3262 nats per character for a book of 0.33 MB, training 1.0141:
-#            docs/reading_logs.md, "a book". eval.py prints bits per byte, which can be compared between
-#            tokenizers
+#   budget   600 iterations, at most eight epochs: within four minutes on two CPU cores. For a better model:
+#            --max_iters=5000. The checkpoint with the lowest validation loss is kept, as it may overfit
+#   loss     validation @@STLOSS@@ nats per character for a book of 0.30 MB: docs/reading_logs.md, "a book".
+#            eval.py prints bits per byte, which can be compared between tokenizers
 #
 # If it overfits (the training loss falls, the validation loss rises): more --dropout, fewer --max_epochs.
-# If it does not, and there is time: --n_embd=384, more --max_epochs.
+# @@STDECAY@@
+# If it does not, and there is time: --n_layer=4 --n_embd=384, more --max_epochs.
 
 out_dir = 'out-book'
 dataset = 'book'

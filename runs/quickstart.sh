@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh clone to a model that writes Python, on any machine: installs into .venv, makes the default
-# dataset, trains for about five minutes on two CPU cores (23 without bfloat16), samples and evaluates. Run it again to resume.
+# dataset, trains within four minutes on two CPU cores, samples and evaluates. Run it again to resume.
 #   bash runs/quickstart.sh [train.py's flags but --out_dir]
 set -euo pipefail
 cd "$(dirname "$0")/.."
