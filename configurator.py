@@ -393,7 +393,7 @@ def local_value(name, value):
         return value
     if re.search(r'(^|,|hf:|FILE:)[a-zA-Z][a-zA-Z0-9+.-]+://', value):  # s3://, gs://, https://
         raise InputError(f"{name} is an address, not a path on this machine: {value}. Copy or mount the "
-                         "files. A setting of yours that is a text joins TEXT_KNOBS in configurator.py.")
+                         "files. If this setting may be an address, add it to TEXT_KNOBS in configurator.py.")
     # also in hellaswag,~/mine.jsonl, hf:~/model and FILE:~/prompt.txt
     return re.sub(r'(^|,|hf:|FILE:)~(?=[/\\]|$)', lambda match: match[1] + os.path.expanduser('~'), value)
 
@@ -501,7 +501,7 @@ def run_config(path, script, knobs, kinds, flags):
     except InputError:
         raise
     except Exception as e:
-        line = traceback.extract_tb(e.__traceback__)[-1].lineno
+        line = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == file][-1]
         raise InputError(f"{path} failed in line {line}: {type(e).__name__}: {e}. Correct that line.")
     changed = {}
     for name, value in names.items():

@@ -14,6 +14,7 @@ https://github.com/karpathy/nanochat
 
 import dataclasses
 import math
+import numbers
 import typing
 
 import torch
@@ -87,9 +88,11 @@ class GPTConfig:
             value = getattr(self, name)
             if value is None or not isinstance(kind, type):  # a union, in a field that you have added
                 continue
-            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-            if not fits or (kind is int and value < 0):
-                raise ValueError(f"{name} must be of type {kind.__name__}, and not negative: {value!r}.")
+            number_kinds = {int: numbers.Integral, float: numbers.Real}  # numpy's, too
+            if not isinstance(value, number_kinds.get(kind, kind)):
+                raise ValueError(f"{name} must be of type {kind.__name__}: {value!r}.")
+            if kind is int and value < 0:
+                raise ValueError(f"{name} must not be negative: {value}.")
         if self.arch not in PRESETS:
             raise ValueError(f"unknown arch: {self.arch}. Use {', '.join(PRESETS)}.")
         for name, value in PRESETS[self.arch].items():
@@ -468,9 +471,11 @@ class GPT(nn.Module):
 
     def compute_loss(self, x, targets, reduction='mean', logits=None):
         """
-        Return the loss for x (B, T, C) and targets (B * T). logits: those of x, if they exist already.
+        Return the loss for x (B, T, C) and targets (B * T).
 
-        With loss_chunk_size, the logits of that many tokens exist at a time. They are recomputed in backward.
+        logits: those of x if they exist already, or those of another head
+
+        With loss_chunk_size, only the logits of that many tokens exist at a time, and are recomputed in backward.
         """
         if logits is None and self.loss_chunk_size == 0:
             logits = self.compute_logits(x)  # (B, T, V)

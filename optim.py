@@ -140,7 +140,7 @@ def zeropower_via_newtonschulz(G, steps=5):
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.size(-2) > G.size(-1)
-    X = G.flatten(0, -3)
+    X = G.reshape(-1, *G.shape[-2:])
     if tall:
         X = X.mT  # (n, rows, columns) with rows <= columns
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above one
@@ -160,7 +160,7 @@ def newtonschulz_polynomial(A, steps, a, b, c):
     """
     Return the matrix by which the iteration multiplies X, from A = X X^T (n, rows, rows).
 
-    A step multiplies X by P = a I + b A + c A A, and thereby A by P P. So the whole iteration can run on square
+    A step multiplies X by P = a I + b A + c A A, and so A by P P. So the whole iteration can run on square
     matrices: if X is 4 times as wide as high, as in an MLP, it takes 50 instead of 90 rows^3 FLOPs; if X is
     square, 38 instead of 30. It needs float32. The eigenvalues of A are squares, but rounding can make small
     ones negative, and a step multiplies these by up to a^2: harmless for -1e-7, in bfloat16 they diverge.

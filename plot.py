@@ -11,8 +11,8 @@ Is an edit better? Train with several seeds before and after it, and compare (do
     $ python plot.py --compare out-a1 out-a2 out-a3 --versus out-b1 out-b2 out-b3
     $ python plot.py --compare out-a1 out-b1 --noise=0.012 --to=compare.png  # one run each; a picture
 
-Pictures need matplotlib. train.py calls write_report(), which writes report.md and loss.png into the folder of
-the run.
+Pictures need matplotlib. train.py calls write_report(), which writes report.md and loss.png into the folder
+of the run.
 """
 
 import math
@@ -152,9 +152,8 @@ def report_text(out_dir, run, log, samples):
     latest = {}  # {column: its last value}; a row has only some of the columns
     for row in log:
         latest.update(row)
-    tokens = run['iterations'] * run['tokens_per_iter']
     lines = [
-        f"{run['outcome'] or 'in progress'}: {run['iterations']:,} iterations, {format_count(tokens)} "
+        f"{run['outcome'] or 'in progress'}: {run['iterations']:,} iterations, {format_count(run['tokens'])} "
         f"tokens, {format_duration(run['train_seconds'])} of training",
         "",
         f"- {model}: {run['n_params']:,} parameters",

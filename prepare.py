@@ -373,8 +373,7 @@ def read_row_texts(path):
             continue
         if not isinstance(text, str):
             raise InputError(f"{position} has no text under {text_key!r}: {repr(row)[:60]}. Name another key "
-                             "with --text_key, or add --chat for conversations. An array of rows is named "
-                             ".json.")
+                             "with --text_key, or add --chat for conversations.")
         yield Passage(without_surrogates(text), True, path)
 
 
@@ -738,15 +737,22 @@ def read_conversations(paths):
 
 
 def identity(path):
-    """Return what identifies an input: for a file its name, its size and a checksum of its beginning, so that
-    a copy in another place is the same input."""
+    """Return what identifies an input, so that a copy in another folder is the same input.
+
+    For a file: its name, its size, and a checksum of its beginning and of 64 other places.
+    """
     if os.path.isfile(path):
+        size = os.path.getsize(path)
+        checksum = hashlib.sha256()
         try:
             with open(path, 'rb') as f:
-                beginning = hashlib.sha256(f.read(1 << 16)).hexdigest()
+                checksum.update(f.read(1 << 16))
+                for i in range(64):
+                    f.seek(i * size // 64)
+                    checksum.update(f.read(1024))
         except OSError as e:
             raise InputError(f"{path} cannot be read: {e.strerror}. Check its permissions.") from e
-        return f'{os.path.basename(path)} {os.path.getsize(path)} {beginning}'
+        return f'{os.path.basename(path)} {size} {checksum.hexdigest()}'
     if os.path.isdir(path):
         return os.path.basename(os.path.abspath(path))
     return path

@@ -204,7 +204,7 @@ if micro_batches % ddp_world_size:
                      "total_batch_size or gradient_accumulation_steps.")
 grad_accum_steps = int(micro_batches) // ddp_world_size  # micro-batches of this process
 samples_per_iter = batch_size * grad_accum_steps * ddp_world_size
-tokens_per_iter = samples_per_iter * block_size
+tokens_per_iter = samples_per_iter * block_size  # at the start; the batch may grow
 tokens_per_epoch = data.train.tokens_per_epoch(block_size)
 n_eval_sequences = eval_iters * batch_size or data.n_eval_sequences(block_size)
 start_iter = ckpt['iter_num'] if resuming else 0
@@ -240,6 +240,11 @@ if sample_interval:
     prompts = prompts_for_samples(sample_prompts, data.tokenizer)
 
 
+def samples_of_iter():
+    """Return the number of training samples of the current iteration, over all processes."""
+    return batch_size * grad_accum_steps * ddp_world_size
+
+
 def sample_offset(micro_step):
     """Return the number of samples of an iteration before those of a micro-batch of this process."""
     return (micro_step * ddp_world_size + ddp_rank) * batch_size
@@ -266,8 +271,7 @@ def get_batch(it, micro_step):
     divisor = grad_accum_steps
     if data.train.masked:
         n_targets = max(1, (y >= 0).sum())  # of this micro-batch
-        n_targets_of_iter = count_targets(first_of_iter, batch_size * grad_accum_steps * ddp_world_size)
-        divisor = n_targets_of_iter / (n_targets * ddp_world_size)
+        divisor = count_targets(first_of_iter, samples_of_iter()) / (n_targets * ddp_world_size)
     if doc_ids is not None:
         doc_ids = to_device(doc_ids, used_device)
     return to_device(x, used_device), to_device(y, used_device), doc_ids, divisor
@@ -313,7 +317,7 @@ optimizer = create_optimizer(
     dtype='bfloat16' if compute_dtype == 'bfloat16' else 'float32')
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == 'float16')
 if resuming:
-    # the moments only, and what else the optimizer has counted: rates, betas and weight decay are this run's
+    # the moments only, with what the optimizer counts: learning rates, betas and weight decay are this run's
     n_without_moments = checkpoint.load_optimizer(optimizer, ckpt)
     if n_without_moments and start_iter > 0:
         print0(f"note: {n_without_moments} parameters start without moments: the checkpoint has none for "
@@ -447,6 +451,7 @@ def log(it, metrics):
     tokens = n_samples * block_size
     row = {'iter': it, 'tokens': tokens, 'tokens_total': tokens_before + tokens, 'seconds': stopwatch.seconds,
            'wall_seconds': wall_seconds(), **metrics}
+    # in all processes, as they take part in reading a tensor that FSDP has sharded
     for name, value in row.items():
         if isinstance(value, torch.Tensor):
             row[name] = value.item()
@@ -587,15 +592,17 @@ record = {
     'tokenizer': data.tokenizer_state.get('name', data.tokenizer_state['kind']), 'n_params': n_params,
     'flops_per_token': model.flops_per_token(), 'tokens_per_iter': tokens_per_iter, 'from_iter': start_iter}
 # the text of the validation split, whatever the tokenizer; None if the dataset does not say
-for name in ['bytes', 'documents']:
-    record[f'val_{name}'] = data.val.entry.get(name) if data.val else None
+val_entry = data.val.entry if data.val else {}
+record['val_bytes'] = val_entry.get('bytes')
+record['val_documents'] = val_entry.get('documents')
 starts = []  # of this run; the first one names the weights that a finetuning started from
 if resuming:
     starts = read_json(os.path.join(out_dir, 'run.json')).get('starts') or ckpt['starts']
 record['starts'] = [*starts, {
     'time': time.strftime('%Y-%m-%d %H:%M:%S %z'), 'command': record['command'], 'commit': record['commit'],
     'init_from': 'resume' if resuming else init_from, 'from_iter': start_iter}]
-best_val_loss, best_iter = math.inf, None
+best_val_loss = math.inf
+best_iter = None
 evaluation = {'sequences': n_eval_sequences, 'document_mask': data.train.document_mask}
 wandb_run = None
 wandb_run_id = None
@@ -630,8 +637,8 @@ start_samples = n_samples
 
 def write_record(it, outcome=None):
     """Write run.json and report.md."""
-    record.update(outcome=outcome, iterations=it, max_iters=n_iters, best_val_loss=best_val_loss,
-                  best_iter=best_iter, train_seconds=stopwatch.seconds,
+    record.update(outcome=outcome, iterations=it, tokens=n_samples * block_size, max_iters=n_iters,
+                  best_val_loss=best_val_loss, best_iter=best_iter, train_seconds=stopwatch.seconds,
                   lr=get_lr(max(0, it - 1)))  # of the last update
     if it > start_iter:
         seconds = max(1e-9, stopwatch.seconds - start_seconds)
@@ -682,18 +689,20 @@ for it in itertools.count(start_iter):
         is_due = is_best or (metrics is not None and (always_save_checkpoint or data.val is None))
     else:
         is_due = save_interval > 0 and it % save_interval == 0
-    if it == start_iter:  # nothing is new, but a run that ends here needs a checkpoint, too
-        is_due = is_best
-        is_ending = (is_last or is_stopping) and not resuming
-    else:
-        is_ending = is_last or is_stopping
-    is_saving = (is_due or is_ending) and not eval_only
+    if eval_only:
+        is_saving = False
+    elif it > start_iter:
+        is_saving = is_due or is_last or is_stopping
+    elif resuming:  # these weights are in the checkpoint that was read
+        is_saving = is_best
+    else:  # the initial weights are saved only if the run ends with them
+        is_saving = is_last or is_stopping
     if not loss_is_finite or (is_saving and not all_finite([loss_sum, *model.parameters()])):
         outcome = 'diverged'
         break
     if is_saving:
         stopwatch.stop()
-        previous_best = best_val_loss, best_iter
+        previous_best = (best_val_loss, best_iter)
         if is_best:  # before save(), which stores both
             best_val_loss = val_loss
             best_iter = it
@@ -752,7 +761,6 @@ for it in itertools.count(start_iter):
         loss = loss / divisor
         scaler.scale(loss).backward()
         loss_sum += loss.detach()
-    n_new_samples = batch_size * grad_accum_steps * ddp_world_size
 
     # the update; what it draws is equal in all processes, so that their models stay equal
     seed_everything(hash_seed(seed, UPDATE, it))
@@ -774,9 +782,9 @@ for it in itertools.count(start_iter):
         seconds = stopwatch.stop()
         n_logged = it + 1 - logged_iter
         dt = max(1e-9, seconds - logged_seconds) / n_logged  # a clock may be coarse
-        sequences = (n_samples + n_new_samples - logged_samples) / n_logged  # per iteration
+        sequences = (n_samples + samples_of_iter() - logged_samples) / n_logged  # per iteration
         logged_iter = it + 1
-        logged_samples = n_samples + n_new_samples
+        logged_samples = n_samples + samples_of_iter()
         logged_seconds = seconds
         mfu = model.estimate_mfu(sequences / ddp_world_size, dt, peak_flops_of(used_device))
         progress = (it + 1) / n_iters
@@ -802,7 +810,7 @@ for it in itertools.count(start_iter):
         seconds_per_iter = max(1e-9, stopwatch.seconds - timing_start_seconds) / (timing_end - timing_start)
         n_iters = broadcast(it + 1 + max(0, round(seconds_left / seconds_per_iter)))
         print_budget()
-    n_samples += n_new_samples
+    n_samples += samples_of_iter()
 
 # -----------------------------------------------------------------------------
 # the end: run.json, report.md, the last line
@@ -819,9 +827,11 @@ if master_process and not eval_only:
            f"checkpoint: {newest}")
     flags = run_flags(out_dir, data_dir)
     if outcome == 'diverged':
-        print(f"error: the loss or a weight is not finite after {it} iterations. Resume from the newest "
-              f"checkpoint with a lower rate: --init_from=resume {flags} --learning_rate=...",
-              file=sys.stderr)
+        remedy = f"Start again with a lower rate: --learning_rate=..., now {learning_rate:g}."
+        if newest:
+            remedy = (f"Resume from the newest checkpoint with a lower rate: --init_from=resume {flags} "
+                      "--learning_rate=...")
+        print(f"error: the loss or a weight is not finite after {it} iterations. {remedy}", file=sys.stderr)
     elif outcome == 'done':
         chat_flag = ' --chat' if data.train.masked else ''
         print0(f"to sample from it: python {script_path('sample.py')} {flags}{chat_flag}")

@@ -135,25 +135,25 @@ def iteration_of(path):
 # finite and not negative. Other entries, such as yours, are not checked
 NONE = types.NoneType
 FIELDS = {
-    'model': (None, [dict]),
-    'model_args': (None, [dict]),
-    'optimizer': (None, [dict, NONE]),
+    'model': (None, [dict]),  # {name: tensor}
+    'model_args': (None, [dict]),  # the arguments of GPTConfig
+    'optimizer': (None, [dict, NONE]),  # its state; None if the file has weights only
     'optimizer_class': (None, [str, NONE]),
     'scaler': (None, [dict, NONE]),
     'iter_num': (0, [int]),
     'best_val_loss': (math.inf, [float]),
     'best_iter': (None, [int, NONE]),
-    'evaluation': (None, [dict, NONE]),
-    'samples': (None, [int, NONE]),
-    'tokens': (0, [int]),
+    'evaluation': (None, [dict, NONE]),  # what the validation loss depends on besides the weights
+    'samples': (None, [int, NONE]),  # training samples read so far
+    'tokens': (0, [int]),  # that the weights were trained on
     'tokens_per_iter': (None, [int, NONE]),
-    'n_iters': (None, [int, NONE]),
+    'n_iters': (None, [int, NONE]),  # the number of iterations, if it was measured for train_minutes
     'train_seconds': (0.0, [float]),
     'wall_seconds': (0.0, [float]),
-    'config': ({}, [dict]),
-    'given': (None, [dict, list, NONE]),
-    'tokenizer': (None, [dict, NONE]),
-    'data': (None, [dict, NONE]),
+    'config': ({}, [dict]),  # all settings
+    'given': (None, [dict, list, NONE]),  # those that were given
+    'tokenizer': (None, [dict, NONE]),  # its state
+    'data': (None, [dict, NONE]),  # what identifies the data
     'commit': (None, [str, NONE]),
     'starts': ([], [list]),
     'wandb_run_id': (None, [str, NONE]),
@@ -162,21 +162,10 @@ FIELDS = {
 
 def read(path, verify=True, strict=True):
     """
-    Return the checkpoint at `path` (see find), checked against model.py: a dict with the tensors on the CPU.
+    Return the checkpoint at `path` (see find), checked against model.py: a dict with the entries in FIELDS,
+    others that the file has, and `path`. The tensors are on the CPU, the weights under the network's names.
 
-    model             {name: tensor}, with the names of the network
-    model_args        the arguments of GPTConfig
-    optimizer, scaler their states; None if the file has weights only
-    iter_num, best_val_loss, best_iter, tokens_per_iter, train_seconds
-    samples           training samples read so far; None in nanoGPT's
-    evaluation        what the validation loss depends on besides the weights
-    config, given     all settings, and those that were given, {name: value}
-    n_iters           the number of iterations, if it was measured for train_minutes, or None
-    tokenizer, data   the tokenizer's state, and what identifies the data; None if unknown
-    path
-
-    strict: the weights are exactly those of the network. Otherwise, those that the file lacks are missing in
-    `model`, and those that the network lacks are dropped, with a note.
+    strict: the weights must be exactly those of the network, see fit_weights().
     """
     path = os.fspath(path)
     try:
@@ -186,7 +175,8 @@ def read(path, verify=True, strict=True):
             from flatgpt import huggingface
             content = huggingface.read(path)
         ckpt = {**content, **checked_fields(content), 'path': path}
-        if not isinstance(ckpt['given'], dict):  # nanoGPT's; dtype and compile depend on the machine
+        # nanoGPT's has none, commit 67db31c's has names only; dtype and compile depend on the machine
+        if not isinstance(ckpt['given'], dict):
             config = ckpt['config']
             ckpt['given'] = {name: config[name] for name in config if name not in ('dtype', 'compile')}
         fit_weights(ckpt, strict)
@@ -239,9 +229,8 @@ def without_prefixes(name):
 
 
 def complete_args(args, weights):
-    """Return the arguments of GPTConfig with those that a file leaves out."""
-    # without the fields of other code that are off
-    args = {name: value for name, value in args.items() if name in MODEL_FIELDS or value}
+    """Return the arguments of GPTConfig with those that a file leaves out, without those of other code."""
+    args = {name: value for name, value in args.items() if name in MODEL_FIELDS}
     if args.get('arch', 'gpt2') == 'gpt2':
         args = {**NANOGPT, **args}  # not the preset, which may have been edited
     plain_names = {without_prefixes(name): p for name, p in weights.items()}
@@ -276,11 +265,14 @@ def fit_weights(ckpt, strict):
     """
     Complete ckpt['model_args'], and give the tensors in ckpt['model'] their names in the network.
 
-    Raise InputError unless they are finite and those of the network. If not strict, the network may lack some
-    of them, and the file some of the network's.
+    Raise InputError unless they are finite and those of the network. If not strict, missing weights get their
+    initial values in build_model(), and unknown ones are dropped, with a note.
     """
     path = ckpt['path']
     weights = ckpt['model']
+    # fields of other code, unless they are off
+    unused = [f'model_args.{name}' for name, value in ckpt['model_args'].items()
+              if name not in MODEL_FIELDS and value]
     ckpt['model_args'] = complete_args(ckpt['model_args'], weights)
     config = GPTConfig(**ckpt['model_args'])
     # to build this network would take forever, or all memory
@@ -292,7 +284,6 @@ def fit_weights(ckpt, strict):
 
     # a name is changed or dropped only if the network does not have it
     fitted = {}
-    unused = []
     for name, p in weights.items():
         if name not in network:
             name = without_prefixes(name)
@@ -446,8 +437,9 @@ def newest_valid(out_dir, step):
             continue
         try:
             if read(path)['optimizer']:
-                if os.path.basename(path) in LINKS and numbered(out_dir):
-                    print0(f"note: {path} has a higher iteration than the newest numbered file")
+                others = numbered(out_dir)
+                if path not in others and others and iteration_of(path) > iteration_of(others[-1]):
+                    print0(f"note: {path} has a higher iteration than {others[-1]}")
                 return path
             print0(f"note: skipped: {path} has weights only. Start a new run from them: --init_from={path}")
         except InputError as e:
@@ -495,7 +487,7 @@ def inherit(config, given, ckpt, resuming, kinds):
     else:
         print0(f"weights of {path}")
         folder = os.path.realpath(os.path.dirname(path))
-        if config['overwrite'] and folder == os.path.realpath(config['out_dir']):
+        if config.get('overwrite') and folder == os.path.realpath(config['out_dir']):
             raise InputError(f"--overwrite would delete the weights to start from: {path}. Choose another "
                              "--out_dir.")
 
@@ -563,7 +555,8 @@ def best_so_far(ckpt, evaluation, out_dir):
     """
     before = ckpt['best_val_loss']
     has_best = broadcast(iteration_of(os.path.join(out_dir, 'ckpt_best.pt'))) == ckpt['best_iter']
-    if math.isinf(before) or (has_best and ckpt['evaluation'] == evaluation):
+    is_same = ckpt['evaluation'] in (None, evaluation)  # None: written before this was recorded
+    if math.isinf(before) or (has_best and is_same):
         return before, ckpt['best_iter']
     print0("note: the best validation loss so far is discarded: its checkpoint is gone, or it was measured "
            "on other sequences")
@@ -710,7 +703,12 @@ def plain(value):
     """Return a nested state in which numpy's arrays and numbers are tensors and Python's numbers, as reading
     numpy's classes from a file could run code."""
     if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
+        items = {}
+        for key, item in value.items():
+            if isinstance(key, np.generic):
+                key = key.item()
+            items[key] = plain(item)
+        return items
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, np.generic):

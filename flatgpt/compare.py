@@ -59,7 +59,7 @@ def read_run(folder, log):
                          "again.")
     evaluations = [row for row in log if 'val_loss' in row and row['iter'] == record['max_iters']]
     if not evaluations or record['iterations'] == 0:
-        flags = run_flags(folder, record['config']['data_dir'])
+        flags = run_flags(folder, record['config'].get('data_dir'))
         raise InputError(f"{folder} is not finished, or has no validation loss at its end: "
                          f"{record['iterations']} of {record['max_iters']} iterations, "
                          f"{record['outcome'] or 'in progress'}. Only finished runs can be compared. To "
@@ -108,13 +108,13 @@ def choose_metric(runs):
 def ends_of(runs, metric):
     """Return the ends of a side, dicts, the shortest length first. 'std' is None for a single run."""
     lengths = []
-    by_seed = sorted(runs, key=lambda run: run['record']['config']['seed'])
-    for run in sorted(by_seed, key=lambda run: run['end']['compute']):
+    for run in sorted(runs, key=lambda run: run['end']['compute']):
         if not lengths or run['end']['compute'] > SAME_LENGTH * lengths[-1][0]['end']['compute']:
             lengths.append([])
         lengths[-1].append(run)
     ends = []
     for length in lengths:
+        length.sort(key=lambda run: run['record']['config']['seed'])
         seeds = [run['record']['config']['seed'] for run in length]
         if len(set(seeds)) < len(seeds):
             folders = ', '.join(run['folder'] for run in length)
@@ -351,13 +351,13 @@ def text_of_costs(result, same_machine):
             high = same['compute'] * same['factor']
             lines.append(f"The 95% interval of this compute is {low:.3g} to {high:.3g} x A's compute.")
     elif same['relation'] == 'same':
-        lines.append(f"A loss that is A's within noise costs B {multiples(same)}.")
+        lines.append(f"B reaches about A's loss with {multiples(same)}.")
     elif same['relation'] is not None:
         run = same['end']['runs'][0]
         iterations = round(same['end']['iter'] * (0.5 if same['relation'] == 'less' else 2))
         text = command(run, f"--out_dir={shlex.quote(run['folder'])}-{iterations}", iterations)
         lines.append(f"For A's loss, B needs {same['relation']} than {multiples(same)}.")
-        lines.append("To measure how much, add runs of another length to B, one with each seed:")
+        lines.append("To measure how much, train B at another length, once with each seed:")
         lines.append(f"    {text}")
     return lines
 

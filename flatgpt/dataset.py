@@ -40,7 +40,7 @@ MAKE_AGAIN = "Run its prepare.py command again with --overwrite."
 
 class Dataset:
     """
-    A dataset folder, data_dir/name. By default, data_dir is data/ next to this file.
+    A dataset folder, data_dir/name. By default, data_dir is data/ next to train.py.
 
     block_size: if given, each split must have at least one sequence of this length
     seed: for the order in which conversations are packed

@@ -237,6 +237,7 @@ def peak_flops_of(device):
 
 def environment(device):
     """Return what a result depends on besides the settings, a dict: versions, machine, code."""
+    is_first = process_ranks()[0] == 0  # the others need not ask git
     return {
         'command': shlex.join(sys.argv),
         'python': platform.python_version(),
@@ -248,8 +249,8 @@ def environment(device):
         'device': device_name(device),
         'threads': torch.get_num_threads(),
         'processes': process_ranks()[2],
-        'commit': commit(),
-        'diff': uncommitted_diff(),
+        'commit': commit() if is_first else None,
+        'diff': uncommitted_diff() if is_first else None,
     }
 
 

@@ -53,7 +53,7 @@ def check_vocab_size(n):
     """Raise InputError if `n` is not a possible number of ids."""
     if not isinstance(n, int) or not 0 < n <= MAX_VOCAB:
         raise InputError(f"the size of the vocabulary is out of range: {n!r}. It must be from 1 to "
-                         f"{MAX_VOCAB:,} (MAX_VOCAB in tokenizer.py).")
+                         f"{MAX_VOCAB:,} (MAX_VOCAB in flatgpt/tokenizer.py).")
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ from conftest import REPO
 # each may import those before it; what a function imports when it is called is not looked at
 ORDER = [
     'configurator', 'model', 'optim', 'flatgpt.files', 'flatgpt.processes', 'flatgpt.tokenizer',
-    'flatgpt.dataset', 'flatgpt.conversations', 'flatgpt.sampling', 'flatgpt.checkpoint', 'flatgpt.evaluation',
-    'flatgpt.benchmarks', 'flatgpt.huggingface', 'flatgpt.compare', 'plot', 'prepare', 'train', 'sample', 'eval',
-    'export']
+    'flatgpt.dataset', 'flatgpt.conversations', 'flatgpt.sampling', 'flatgpt.checkpoint',
+    'flatgpt.evaluation', 'flatgpt.benchmarks', 'flatgpt.huggingface', 'flatgpt.compare', 'plot', 'prepare',
+    'train', 'sample', 'eval', 'export']
 ALONE = ['configurator', 'model', 'optim']  # they work when they are copied alone
 # reading and making data needs no torch and nothing of training
 OF_DATA = ['configurator', 'flatgpt.files', 'flatgpt.tokenizer', 'flatgpt.dataset', 'flatgpt.conversations']

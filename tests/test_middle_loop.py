@@ -1,4 +1,4 @@
-"""docs/middle_loop.py keeps the promises of its docstring: the same losses on two processes, an exact resume."""
+"""docs/middle_loop.py has the same losses on two processes, and resumes exactly."""
 
 import re
 from unittest.mock import patch
