@@ -86,65 +86,26 @@ ELSEWHERE = {
 PLAIN_TYPES = (int, float, str, list, tuple, dict, types.NoneType)
 # texts, which are used as they are; in all other knobs ~ is the home folder, and s3://... is refused
 TEXT_KNOBS = ['start', 'stop']
-# The range of each number: the lowest and the highest value, and which of the two is excluded. A name that a
-# script does not have is ignored, and so is a value that is not a number
-RANGES = {
-    'batch_size': (1, math.inf, None),
-    'block_size': (1, math.inf, None),
-    'gradient_accumulation_steps': (1, math.inf, None),
-    'total_batch_size': (1, math.inf, None),
-    'seed': (0, 2**62, None),  # sample.py adds to it, and the sum must fit in an int64
-    'n_layer': (1, math.inf, None),
-    'n_head': (1, math.inf, None),
-    'n_embd': (1, math.inf, None),
-    'n_kv_head': (1, math.inf, None),
-    'mlp_width': (1, math.inf, None),
-    'dropout': (0, 1, 1),
-    'learning_rate': (0, math.inf, 0),
-    'matrix_lr': (0, math.inf, None),
-    'embedding_lr': (0, math.inf, None),
-    'head_lr': (0, math.inf, None),
-    'min_lr': (0, math.inf, None),
-    'momentum': (0, 1, 1),
-    'weight_decay': (0, math.inf, None),
-    'matrix_weight_decay': (0, math.inf, None),
-    'beta1': (0, 1, 1),
-    'beta2': (0, 1, 1),
-    'adam_eps': (0, math.inf, None),
-    'grad_clip': (0, math.inf, None),
-    'max_iters': (0, math.inf, None),
-    'max_tokens': (0, math.inf, 0),
-    'max_epochs': (0, math.inf, 0),
-    'train_minutes': (0, math.inf, 0),
-    'max_minutes': (0, math.inf, 0),
-    'warmup_iters': (0, math.inf, None),
-    'lr_decay_iters': (0, math.inf, None),
-    'decay_fraction': (0, 1, 0),
-    'eval_interval': (0, math.inf, None),
-    'eval_iters': (0, math.inf, None),
-    'eval_tokens': (0, math.inf, None),
-    'log_interval': (0, math.inf, None),
-    'save_interval': (0, math.inf, None),
-    'keep_checkpoints': (0, math.inf, None),
-    'resume_step': (0, math.inf, None),
-    'tasks_interval': (0, math.inf, None),
-    'max_per_task': (0, math.inf, None),
-    'sample_interval': (0, math.inf, None),
-    'sample_growth': (0, math.inf, None),
-    'sample_tokens': (0, math.inf, None),
-    'max_new_tokens': (1, math.inf, None),
-    'num_samples': (1, math.inf, None),
-    'temperature': (0, math.inf, None),
-    'top_k': (1, math.inf, None),
-    'top_p': (0, 1, 0),
-    'ddp_timeout': (1, math.inf, None),
-    'shard': (0, math.inf, None),
-    'val_fraction': (0, 1, 1),
-    'shard_mb': (0, math.inf, 0),
-    'threads': (1, math.inf, None),
-    'smooth': (0, 1, 1),
-    'noise': (0, math.inf, 0),
-}
+# The ranges of numbers: the lowest and the highest value, which of the two is excluded, and the names. A name
+# that a script does not have is ignored, and so is a value that is not a number
+RANGES = [
+    (1, math.inf, None, [
+        'batch_size', 'block_size', 'gradient_accumulation_steps', 'total_batch_size', 'n_layer',
+        'n_head', 'n_embd', 'n_kv_head', 'mlp_width', 'max_new_tokens', 'num_samples', 'top_k',
+        'ddp_timeout', 'threads']),
+    (0, 2**62, None, ['seed']),  # sample.py adds to it, and the sum must fit in an int64
+    (0, 1, 1, ['dropout', 'momentum', 'beta1', 'beta2', 'val_fraction', 'smooth']),
+    (0, math.inf, 0, [
+        'learning_rate', 'max_tokens', 'max_epochs', 'train_minutes', 'max_minutes', 'shard_mb',
+        'noise']),
+    (0, math.inf, None, [
+        'matrix_lr', 'embedding_lr', 'head_lr', 'min_lr', 'weight_decay', 'matrix_weight_decay',
+        'adam_eps', 'grad_clip', 'max_iters', 'warmup_iters', 'lr_decay_iters', 'eval_interval',
+        'eval_iters', 'eval_tokens', 'log_interval', 'save_interval', 'keep_checkpoints', 'resume_step',
+        'tasks_interval', 'max_per_task', 'sample_interval', 'sample_growth', 'sample_tokens',
+        'temperature', 'shard']),
+    (0, 1, 0, ['decay_fraction', 'top_p']),
+]
 SWITCH_VALUES = ['true', 'false', 'auto', '1', '0']  # words that are values after a switch: --compile false
 # a single hyphen before a name, or the dash into which some editors turn two hyphens
 WRONG_DASH = re.compile('[-\u2010-\u2015\u2212]+[a-zA-Z_]')
@@ -243,14 +204,15 @@ def configure(script, positional=None, takes_configs=True):
 
 def check_ranges(config):
     """Raise InputError if a number in `config`, {knob: value}, is not in its range in RANGES."""
-    for name, (low, high, excluded) in RANGES.items():
-        value = config.get(name)
-        if not isinstance(value, (int, float)) or (low <= value <= high and value != excluded):
-            continue
+    for low, high, excluded, names in RANGES:
         limits = f'a number above {low}' if excluded == low else f'{low} or more'
         if high < math.inf:
             limits += f', below {high}' if excluded == high else f', at most {high}'
-        raise InputError(f"{name} is out of range: {value}. Use {limits}.")
+        for name in names:
+            value = config.get(name)
+            is_number = isinstance(value, (int, float))
+            if is_number and (not low <= value <= high or value == excluded):
+                raise InputError(f"{name} is out of range: {value}. Use {limits}.")
 
 
 def check_choice(config, name, choices):

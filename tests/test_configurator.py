@@ -166,7 +166,7 @@ def test_texts_hub_names_and_drive_letters_are_not_addresses():
 def test_the_table_of_ranges_needs_no_setting_and_takes_new_ones(configure, monkeypatch):
     configurator.check_ranges({})
     configurator.check_ranges({'top_k': None, 'batch_size': 'auto'})
-    monkeypatch.setitem(configurator.RANGES, 'offset', (-1, 1, 1))
+    monkeypatch.setattr(configurator, 'RANGES', [*configurator.RANGES, (-1, 1, 1, ['offset'])])
     for value in [-1, 0.5]:
         assert configure(f'--offset={value}')[1] == {'offset': value}
     for value in [-2, 1, 2]:
