@@ -6,9 +6,9 @@
 #   a CPU    python prepare.py
 #            python train.py config/depth.py --n_layer=4 --dataset=pystdlib --train_minutes=5
 #   cost     docs/gpus.md, "What a depth costs": tokens, hours, dollars and memory of each depth
-#   loss     depth 12: docs/reading_logs.md, "modern on FineWeb". Short runs on a CPU: validation 1.440 after
-#            400 iterations with 2 layers, where config/quickstart.py's rates, tuned by hand, reach 1.445;
-#            1.456 and 1.428 after 200 with 4 layers (dev/results.md)
+#   loss     depth 12: docs/reading_logs.md, "modern on FineWeb". Short runs on a CPU, on bytes: validation
+#            1.440 after 400 iterations with 2 layers, where config/quickstart.py's rates, tuned by hand, reach
+#            1.445; 1.456 and 1.428 after 200 with 4 layers (dev/results.md)
 #
 # Flags win, and the settings that depend on them follow: --max_tokens=1e8 also reduces the batch, and
 # --n_embd=512 also changes heads, tokens and rates.
