@@ -244,7 +244,7 @@ def kinds_of(script, knobs):
 def annotations_of(script):
     """Return {name: kinds} from the annotations in a script's globals().
 
-    One that cannot be evaluated, or that contains a type whose values are not plain, is left out.
+    One that cannot be evaluated, or that contains a type whose values are not plain, is skipped.
     """
     annotations = script.get('__annotations__', {})
     if script.get('__annotate__'):  # since Python 3.14, they are computed when they are needed

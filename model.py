@@ -475,7 +475,7 @@ class GPT(nn.Module):
 
         logits: those of x if they exist already, or those of another head
 
-        With loss_chunk_size, only the logits of that many tokens exist at a time, and are recomputed in backward.
+        With loss_chunk_size, the logits of that many tokens exist at a time. They are recomputed in backward.
         """
         if logits is None and self.loss_chunk_size == 0:
             logits = self.compute_logits(x)  # (B, T, V)
