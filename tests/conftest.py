@@ -50,11 +50,12 @@ def copy_code(folder):
 
 def forget_modules(monkeypatch):
     """Let this project's modules be imported again, until the end of the test."""
-    own = [path.stem for path in REPO.glob('*.py')]
-    for name in list(sys.modules):
-        # not configurator, as its InputError is the one that run_here() expects
-        if name.partition('.')[0] in [*own, 'flatgpt'] and name != 'configurator':
-            monkeypatch.delitem(sys.modules, name)
+    names = ['flatgpt', *(path.stem for path in REPO.glob('*.py'))]
+    names += [f'flatgpt.{path.stem}' for path in REPO.glob('flatgpt/*.py')]
+    for name in names:
+        if name != 'configurator':  # its InputError is the one that run_here() expects
+            monkeypatch.setitem(sys.modules, name, None)  # restored after the test, or removed
+            del sys.modules[name]
 
 
 def run_script(name, *args, env=None, cwd=None, timeout=300):
