@@ -736,7 +736,7 @@ def check_readable(state):
         except (pickle.PickleError, AttributeError, TypeError) as e:  # such as a function
             reason = first_line(e)
         if reason:
-            raise InputError(f"a checkpoint cannot contain {name!r} as it is: {reason}. Store numbers, "
+            raise InputError(f"a checkpoint cannot contain {name!r}: {reason}. Store numbers, "
                              "texts, lists, dicts and tensors only.")
 
 
